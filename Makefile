@@ -1,0 +1,103 @@
+# evkf: everything a developer does, by name. Needs Python 3.11-3.13, make and a package index.
+
+# The interpreter the virtual environment is made with. If this one does not fit and
+# was not chosen on the command line, python3.13, python3.12 and python3.11 are tried.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Worker processes of the test run; JOBS=0 runs the tests in one process.
+JOBS ?= 2
+# More for pytest, such as PYTEST_FLAGS="-k filter -x".
+PYTEST_FLAGS ?=
+# More for the resolver, such as LOCK_FLAGS=--upgrade or LOCK_FLAGS="--upgrade-package jax".
+LOCK_FLAGS ?=
+
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/evkf/__init__.py)
+
+# Stamps: an install reruns only when what it was made from has changed.
+RUN_STAMP := $(VENV)/.stamp-run
+DEV_STAMP := $(VENV)/.stamp-dev
+PACKAGE_STAMP := $(VENV)/.stamp-package-$(VERSION)
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--fork-strategy fewest --no-emit-index-url --no-annotate \
+	--custom-compile-command 'make lock' $(LOCK_FLAGS)
+
+PYTHON_FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+ifeq ($(filter command environment,$(firstword $(origin PYTHON))),)
+PYTHONS := $(PYTHON) python3.13 python3.12 python3.11
+else
+PYTHONS := $(PYTHON)
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup dev demo test lint format lock clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+setup: $(PACKAGE_STAMP) ## make .venv with the locked run-time packages and evkf itself
+
+dev: $(DEV_STAMP) $(PACKAGE_STAMP) ## setup, and the locked development tools
+
+demo: setup ## run the demonstration
+	@$(BIN)/evkf demo
+
+test: lint ## lint, and run the tests
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PYTEST_FLAGS)
+
+lint: dev ## check style, format, types and architecture
+	@echo "== ruff check"
+	@$(BIN)/ruff check
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check
+	@echo "== pyright"
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports --no-logo
+
+format: dev ## rewrite the sources in the agreed style
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+lock: $(VENV)/pyvenv.cfg ## resolve the locks in requirements/ again
+	@test -x $(BIN)/uv || { echo "installing the resolver (uv)"; $(PIP) install uv; }
+	@mkdir -p requirements
+	@$(COMPILE) --group build -o requirements/run.txt > /dev/null
+	@$(COMPILE) --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
+	@grep -c '==' requirements/run.txt requirements/dev.txt | sed 's/:/: /; s/$$/ packages/'
+
+clean: ## remove .venv, caches and build products
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@for p in $(PYTHONS); do \
+	  if $$p -c '$(PYTHON_FITS)' > /dev/null 2>&1; then \
+	    echo "creating $(VENV) with $$($$p --version)"; \
+	    exec $$p -m venv --clear $(VENV); \
+	  fi; \
+	done; \
+	echo "evkf needs Python 3.11, 3.12 or 3.13 with the venv module; tried: $(PYTHONS)." >&2; \
+	echo "Install one of these, or name it: make setup PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+$(RUN_STAMP): requirements/run.txt $(VENV)/pyvenv.cfg
+	@echo "installing the run-time packages (requirements/run.txt)"
+	@$(PIP) install -r requirements/run.txt
+	@touch $@
+
+$(DEV_STAMP): requirements/dev.txt $(RUN_STAMP)
+	@echo "installing the development tools (requirements/dev.txt)"
+	@$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+# Named after the version, so that a new version refreshes the installed metadata.
+$(PACKAGE_STAMP): pyproject.toml $(RUN_STAMP)
+	@echo "installing evkf $(VERSION) (editable)"
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.stamp-package-*
+	@touch $@
