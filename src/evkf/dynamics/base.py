@@ -1,0 +1,73 @@
+"""What every model of the latent dynamics offers: the map $\\lambda_\\theta(z)$.
+
+Paper: the conditional exponential family of section 3.1.
+"""
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance
+from evkf.errors import InputError
+from evkf.families import Family, Gaussian, GaussianBelief
+from evkf.types import Belief, Input, Vector
+
+
+class Dynamics(eqx.Module):
+    """A conditional exponential family $p_\\theta(z_t | z_{t-1}, u_t)$.
+
+    Inputs u (a stimulus, a stimulation) are vectors of length `num_inputs`, which may be zero.
+    """
+
+    family: eqx.AbstractVar[Family]
+    """The family of $p_\\theta(z_t | z_{t-1})$."""
+    num_inputs: eqx.AbstractVar[int]
+
+    @abstractmethod
+    def transition(self, z: Vector, u: Input) -> Belief:
+        """The distribution of the next state, given this one."""
+
+    @property
+    def dim(self) -> int:
+        """Latent dimensions."""
+        return self.family.dim
+
+
+class GaussianDynamics(Dynamics):
+    """Additive Gaussian noise: $z_t \\sim N(f_\\theta(z_{t-1}, u_t), Q)$."""
+
+    noise: eqx.AbstractVar[Covariance]
+
+    @abstractmethod
+    def mean(self, z: Vector, u: Input) -> Vector:
+        """$f_\\theta(z, u)$."""
+
+    def transition(self, z: Vector, u: Input) -> GaussianBelief:
+        return GaussianBelief(self.mean(z, u), self.noise.matrix())
+
+    @property
+    def family(self) -> Gaussian:
+        return Gaussian(self.noise.var().shape[0])
+
+
+def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> Array:
+    """Check and convert a user's array; None in the shape stands for any length."""
+    array = np.asarray(value)
+    fits = array.ndim == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = tuple("any" if want is None else want for want in shape)
+        raise InputError(f"{where} of shape {array.shape}", where, f"pass shape {wanted}")
+    if not np.all(np.isfinite(array)):
+        raise InputError(f"{where} is not finite", where, "pass finite numbers")
+    return jnp.asarray(array, jnp.result_type(float))
+
+
+def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:
+    """The weight of inputs, (latents, inputs); None means that there are none."""
+    return read_array(np.zeros((dim, 0)) if value is None else value, (dim, None), "input_weight")

@@ -1,0 +1,54 @@
+"""Linear dynamics with Gaussian noise."""
+
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance, as_covariance
+from evkf.dynamics.base import GaussianDynamics, read_array, read_input_weight
+from evkf.errors import InputError
+from evkf.types import Input, Matrix, Vector
+
+
+class Linear(GaussianDynamics):
+    """$z_t \\sim N(A z_{t-1} + B u_t + c, Q)$.
+
+    Args:
+        weight: A, (latents, latents).
+        noise: Q: a variance, one per latent, or a full matrix.
+        bias: c, (latents,); zero when left out.
+        input_weight: B, (latents, inputs); no inputs when left out.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Linear([[0.9]], noise=0.1).mean(jnp.ones(1), jnp.zeros(0))
+        Array([0.9], dtype=float32)
+    """
+
+    weight: Matrix
+    noise: Covariance
+    bias: Vector
+    input_weight: Float[Array, "L U"]
+
+    def __init__(
+        self,
+        weight: ArrayLike,
+        noise: "ArrayLike | Covariance",
+        bias: ArrayLike | None = None,
+        input_weight: ArrayLike | None = None,
+    ):
+        self.weight = read_array(weight, (None, None), "weight")
+        dim = self.weight.shape[0]
+        if self.weight.shape != (dim, dim):
+            raise InputError(
+                f"weight of shape {self.weight.shape}", "weight", "pass a square matrix"
+            )
+        self.noise = as_covariance(noise, dim, "noise")
+        self.bias = read_array([0.0] * dim if bias is None else bias, (dim,), "bias")
+        self.input_weight = read_input_weight(input_weight, dim)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        return self.weight @ z + self.input_weight @ u + self.bias

@@ -1,0 +1,92 @@
+"""Dynamics learned by a small network."""
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance, as_covariance
+from evkf.dynamics.base import GaussianDynamics
+from evkf.types import Input, Key, Vector
+
+
+class Network(eqx.Module):
+    """A multilayer perceptron with SiLU units and a linear output.
+
+    Args:
+        sizes: Widths from input to output.
+        key: Randomness of the weights.
+        output_scale: Factor on the initial output weights.
+
+    Example:
+        >>> import jax
+        >>> Network([2, 32, 1], jax.random.key(0))(jax.numpy.ones(2)).shape
+        (1,)
+    """
+
+    weights: tuple[Float[Array, "out in"], ...]
+    biases: tuple[Float[Array, " out"], ...]
+
+    def __init__(self, sizes: Sequence[int], key: Key, output_scale: float = 1.0):
+        keys = jax.random.split(key, 2 * (len(sizes) - 1))
+        weights, biases = [], []
+        for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+            scale = output_scale if layer == len(sizes) - 2 else 1.0
+            limit = math.sqrt(1 / max(fan_in, 1))
+            shape = (fan_out, fan_in)
+            weight = jax.random.uniform(keys[2 * layer], shape, minval=-limit, maxval=limit)
+            bias = jax.random.uniform(keys[2 * layer + 1], (fan_out,), minval=-limit, maxval=limit)
+            weights.append(scale * weight)
+            biases.append(scale * bias)
+        self.weights, self.biases = tuple(weights), tuple(biases)
+
+    def __call__(self, x: Float[Array, " in"]) -> Float[Array, " out"]:
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = jax.nn.silu(weight @ x + bias)
+        return self.weights[-1] @ x + self.biases[-1]
+
+
+class ResidualMLP(GaussianDynamics):
+    """$z_t \\sim N(z_{t-1} + \\text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
+
+    A network whose output is near zero is a random walk: where learning starts.
+
+    Args:
+        dim: Latent dimensions.
+        noise: Q: a variance, one per latent, or a full matrix.
+        key: Randomness of the weights.
+        hidden: Width of the hidden layer, or widths of several.
+        num_inputs: Length of u.
+        output_scale: Factor on the initial output weights.
+
+    Example:
+        >>> import jax
+        >>> dynamics = ResidualMLP(2, noise=0.01, key=jax.random.key(0))
+        >>> dynamics.mean(jax.numpy.zeros(2), jax.numpy.zeros(0)).shape
+        (2,)
+    """
+
+    network: Network
+    noise: Covariance
+    num_inputs: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        dim: int,
+        noise: "ArrayLike | Covariance",
+        key: Key,
+        hidden: int | Sequence[int] = 32,
+        num_inputs: int = 0,
+        output_scale: float = 0.1,
+    ):
+        widths = [hidden] if isinstance(hidden, int) else list(hidden)
+        self.network = Network([dim + num_inputs, *widths, dim], key, output_scale)
+        self.noise = as_covariance(noise, dim, "noise")
+        self.num_inputs = num_inputs
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        return z + self.network(jnp.concatenate([z, u]))

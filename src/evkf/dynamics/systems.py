@@ -1,0 +1,195 @@
+"""Known dynamical systems, for simulation and as oracles; every one takes additive inputs $B u_t$."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance, as_covariance
+from evkf.dynamics.base import GaussianDynamics, read_array, read_input_weight
+from evkf.types import Input, Matrix, Scalar, Vector
+
+
+def _number(value: float, where: str) -> Scalar:
+    return read_array(value, (), where)
+
+
+class VanDerPol(GaussianDynamics):
+    """The Van der Pol oscillator, a stable limit cycle in the plane.
+
+    $z_1' = z_1 + \\frac{\\Delta}{\\tau_1} z_2$,
+    $z_2' = z_2 + \\frac{\\Delta}{\\tau_2}(\\gamma(1 - z_1^2)z_2 - z_1)$.
+    Paper: eq:vdp_generative_model, with its misplaced square mended.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> VanDerPol().mean(jnp.array([1.0, 0.0]), jnp.zeros(0))
+        Array([ 1.  , -0.05], dtype=float32)
+    """
+
+    gamma: Scalar
+    tau: Float[Array, "2"]
+    dt: Scalar
+    noise: Covariance
+    input_weight: Float[Array, "2 U"]
+
+    def __init__(
+        self,
+        gamma: float = 1.5,
+        tau: tuple[float, float] = (0.1, 0.1),
+        dt: float = 0.005,
+        noise: "ArrayLike | Covariance" = 0.01,
+        input_weight: ArrayLike | None = None,
+    ):
+        self.gamma, self.dt = _number(gamma, "gamma"), _number(dt, "dt")
+        self.tau = read_array(tau, (2,), "tau")
+        self.noise = as_covariance(noise, 2, "noise")
+        self.input_weight = read_input_weight(input_weight, 2)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        drift = jnp.stack([z[1], self.gamma * (1 - z[0] ** 2) * z[1] - z[0]])
+        return z + self.dt / self.tau * drift + self.input_weight @ u
+
+
+class ChaoticRNN(GaussianDynamics):
+    """A rate network, chaotic for strong coupling.
+
+    $z' = z + \\frac{\\Delta}{\\tau}(\\gamma W \\tanh z - z)$.
+    Paper: the system of table:chaotic_rnn; the defaults are the published protocol of Campbell et al. 2021.
+
+    Args:
+        weight: W, (latents, latents), usually with entries of variance 1/L.
+        gamma: Coupling.
+        tau: Time constant.
+        dt: Step $\\Delta$.
+        noise: Q.
+        input_weight: B, (latents, inputs).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ChaoticRNN(jnp.zeros((2, 2))).mean(jnp.ones(2), jnp.zeros(0))
+        Array([0.96, 0.96], dtype=float32)
+    """
+
+    weight: Matrix
+    gamma: Scalar
+    tau: Scalar
+    dt: Scalar
+    noise: Covariance
+    input_weight: Float[Array, "L U"]
+
+    def __init__(
+        self,
+        weight: ArrayLike,
+        gamma: float = 2.5,
+        tau: float = 0.025,
+        dt: float = 0.001,
+        noise: "ArrayLike | Covariance" = 0.01,
+        input_weight: ArrayLike | None = None,
+    ):
+        self.weight = read_array(weight, (None, None), "weight")
+        dim = self.weight.shape[0]
+        self.weight = read_array(weight, (dim, dim), "weight")
+        self.gamma, self.tau = _number(gamma, "gamma"), _number(tau, "tau")
+        self.dt = _number(dt, "dt")
+        self.noise = as_covariance(noise, dim, "noise")
+        self.input_weight = read_input_weight(input_weight, dim)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        drift = self.gamma * self.weight @ jnp.tanh(z) - z
+        return z + self.dt / self.tau * drift + self.input_weight @ u
+
+
+class Lorenz(GaussianDynamics):
+    """The Lorenz system in units of `scale`, so that its states are of order one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Lorenz().mean(jnp.zeros(3), jnp.zeros(0))
+        Array([0., 0., 0.], dtype=float32)
+    """
+
+    sigma: Scalar
+    rho: Scalar
+    beta: Scalar
+    dt: Scalar
+    scale: Scalar
+    noise: Covariance
+    input_weight: Float[Array, "3 U"]
+
+    def __init__(
+        self,
+        sigma: float = 10.0,
+        rho: float = 28.0,
+        beta: float = 8 / 3,
+        dt: float = 0.01,
+        scale: float = 10.0,
+        noise: "ArrayLike | Covariance" = 1e-4,
+        input_weight: ArrayLike | None = None,
+    ):
+        self.sigma, self.rho = _number(sigma, "sigma"), _number(rho, "rho")
+        self.beta, self.dt = _number(beta, "beta"), _number(dt, "dt")
+        self.scale = _number(scale, "scale")
+        self.noise = as_covariance(noise, 3, "noise")
+        self.input_weight = read_input_weight(input_weight, 3)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        x, y, w = z
+        drift = jnp.stack(
+            [
+                self.sigma * (y - x),
+                x * (self.rho - self.scale * w) - y,
+                self.scale * x * y - self.beta * w,
+            ]
+        )
+        return z + self.dt * drift + self.input_weight @ u
+
+
+class RingAttractor(GaussianDynamics):
+    """A circle of fixed points in the plane: states fall onto it and drift along it by noise alone.
+
+    $z' = z + \\Delta \\kappa (1 - |z|^2 / r^2) z$.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> RingAttractor().mean(jnp.array([0.0, 1.0]), jnp.zeros(0))
+        Array([0., 1.], dtype=float32)
+    """
+
+    radius: Scalar
+    pull: Scalar
+    dt: Scalar
+    noise: Covariance
+    input_weight: Float[Array, "2 U"]
+
+    def __init__(
+        self,
+        radius: float = 1.0,
+        pull: float = 10.0,
+        dt: float = 0.01,
+        noise: "ArrayLike | Covariance" = 1e-3,
+        input_weight: ArrayLike | None = None,
+    ):
+        self.radius, self.pull = _number(radius, "radius"), _number(pull, "pull")
+        self.dt = _number(dt, "dt")
+        self.noise = as_covariance(noise, 2, "noise")
+        self.input_weight = read_input_weight(input_weight, 2)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        drift = self.pull * (1 - z @ z / self.radius**2) * z
+        return z + self.dt * drift + self.input_weight @ u

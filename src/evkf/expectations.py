@@ -1,0 +1,363 @@
+"""How $E_q[\\log p(y|z)]$ and its derivatives are computed, for every family and likelihood.
+
+| family | likelihood | way |
+|---|---|---|
+| Gaussian, diagonal Gaussian | Gaussian, Poisson with exponential link | closed form |
+| Gaussian, diagonal Gaussian | any other linear readout | quadrature, one dimension a channel |
+| any product | Gaussian | closed form, from mean and variance |
+| Gamma, continuous Bernoulli, Bernoulli | Poisson with exponential link | closed form, from $A$ |
+| Bernoulli up to 10 dimensions | any other | exact sum over its states |
+| any other pair | | sampling, the same samples throughout an update |
+
+`way(family, likelihood)` answers with the word of the last column. Sums of likelihoods (`Joint`) take
+each part its own way.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, Int
+
+from evkf import families as fam
+from evkf import likelihoods as lik
+from evkf.likelihoods.base import Channels, Site, safe
+from evkf.quadrature import LEVELS, REACH, gauss_hermite
+from evkf.types import Key, Mask, Matrix, Nat, Observation, Scalar, Vector
+
+MAX_SUM = 10
+"""Most Bernoulli dimensions whose states are summed over."""
+
+
+class Ell(NamedTuple):
+    """Expected log-likelihood with its gradient and expected Hessian in whitened coordinates."""
+
+    value: Scalar
+    grad: Vector
+    curv: Matrix
+
+
+Evaluate = Callable[[Vector, Matrix], Ell]
+
+
+class Whitened(NamedTuple):
+    """The expected log-likelihood as a function of u with $z = \\bar m + \\bar S u$.
+
+    Both functions take the mean of u and a root of its covariance. `start` is `evaluate` for the first
+    site of an update (see `ReadoutLikelihood.each_start`).
+    """
+
+    start: Evaluate
+    evaluate: Evaluate
+
+
+def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
+    """Name how the expectation is computed: closed form, quadrature, exact sum or sampling.
+
+    Example:
+        >>> way(fam.Gaussian(2), lik.StudentT([[1.0, 0.0]]))
+        'quadrature'
+    """
+    if isinstance(likelihood, lik.Joint):
+        return ", ".join(dict.fromkeys(way(family, part) for part in likelihood.parts))
+    if isinstance(likelihood, lik.Gaussian):
+        return "closed form"
+    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(
+        family, fam.Gaussian | fam.DiagonalGaussian
+    ):
+        one = jnp.ones_like(likelihood.b)
+        return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and type(family) in _TILT:
+        return "closed form"
+    if isinstance(family, fam.Bernoulli) and family.dim <= MAX_SUM:
+        return "exact sum"
+    return "sampling"
+
+
+def is_conjugate(likelihood: lik.Likelihood) -> bool:
+    """Whether a Gaussian belief stays Gaussian under this likelihood."""
+    if isinstance(likelihood, lik.Joint):
+        return all(is_conjugate(part) for part in likelihood.parts)
+    return isinstance(likelihood, lik.Gaussian)
+
+
+# ---------------------------------------------------------------- full Gaussian, whitened by q-bar
+
+
+def whitened(
+    likelihood: lik.Likelihood,
+    mean: Vector,
+    root: Matrix,
+    y: Observation,
+    mask: Mask,
+    key: Key,
+    num_samples: int,
+) -> Whitened:
+    """Prepare one update of a Gaussian belief: everything that does not change between iterations.
+
+    Args:
+        likelihood: The observation model.
+        mean: Predicted mean $\\bar m$.
+        root: Root $\\bar S$ of the predicted covariance.
+        y: Observation.
+        mask: Which channels were observed.
+        key: Randomness for the sampled way; the same samples serve the whole update.
+        num_samples: How many, in antithetic pairs.
+    """
+    if isinstance(likelihood, lik.Joint):
+        keys = jax.random.split(key, len(likelihood.parts))
+        pieces = zip(likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True)
+        parts = [whitened(p, mean, root, ys, m, k, num_samples) for p, ys, m, k in pieces]
+        return Whitened(_total([p.start for p in parts]), _total([p.evaluate for p in parts]))
+    if isinstance(likelihood, lik.ReadoutLikelihood):
+        return _readout(likelihood, mean, root, y, mask)
+    if isinstance(likelihood, lik.Gaussian):
+        evaluate = _conjugate(likelihood, mean, root, y, mask)
+    else:
+        evaluate = _sampled(likelihood, mean, root, y, mask, key, num_samples)
+    return Whitened(evaluate, evaluate)
+
+
+def _total(parts: list[Evaluate]) -> Evaluate:
+    def evaluate(u: Vector, spread: Matrix) -> Ell:
+        return jax.tree.map(lambda *terms: sum(terms), *[part(u, spread) for part in parts])
+
+    return evaluate
+
+
+def _conjugate(
+    likelihood: lik.Gaussian, mean: Vector, root: Matrix, y: Observation, mask: Mask
+) -> Evaluate:
+    residual = safe(y, mask, likelihood.b) - likelihood.mean(mean)
+    white, loads, constant = likelihood.whiten(residual, likelihood.C @ root, mask)
+    curv = -loads.T @ loads
+
+    def evaluate(u: Vector, spread: Matrix) -> Ell:
+        rest = white - loads @ u
+        value = constant - 0.5 * (rest @ rest + jnp.sum((loads @ spread) ** 2))
+        return Ell(value, loads.T @ rest, curv)
+
+    return evaluate
+
+
+def _readout(
+    likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix, y: Observation, mask: Mask
+) -> Whitened:
+    observed = safe(y, mask, likelihood.b)
+    centre = likelihood.readout(mean)
+    loads = jnp.where(mask[:, None], likelihood.C @ root, 0)
+    level = choose_level(likelihood, jnp.sum(loads**2, axis=-1))
+
+    def site_at(u: Vector, spread: Matrix) -> tuple[Site, Channels, Channels]:
+        a = centre + loads @ u
+        v = jnp.sum((loads @ spread) ** 2, axis=-1)
+        return site(likelihood, a, v, observed, level), a, v
+
+    def gather(terms: Site) -> Ell:
+        value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
+        return Ell(jnp.sum(value), slope @ loads, (loads * curvature[:, None]).T @ loads)
+
+    def start(u: Vector, spread: Matrix) -> Ell:
+        terms, a, v = site_at(u, spread)
+        return gather(likelihood.each_start(terms, a, v, observed))
+
+    def evaluate(u: Vector, spread: Matrix) -> Ell:
+        return gather(site_at(u, spread)[0])
+
+    return Whitened(start, evaluate)
+
+
+def _sampled(
+    likelihood: lik.Likelihood,
+    mean: Vector,
+    root: Matrix,
+    y: Observation,
+    mask: Mask,
+    key: Key,
+    num_samples: int,
+) -> Evaluate:
+    half = jax.random.normal(key, (num_samples // 2, mean.shape[0]), mean.dtype)
+    noise = jnp.concatenate([half, -half])
+
+    def log_prob(u: Vector) -> Scalar:
+        return likelihood.log_prob(mean + root @ u, y, mask)
+
+    def evaluate(u: Vector, spread: Matrix) -> Ell:
+        points = u + noise @ spread.T
+        values, grads = jax.vmap(jax.value_and_grad(log_prob))(points)
+        curvs = jax.vmap(jax.hessian(log_prob))(points)
+        return Ell(jnp.mean(values), jnp.mean(grads, 0), jnp.mean(curvs, 0))
+
+    return evaluate
+
+
+# ------------------------------------------------------------------------- one-dimensional sites
+
+
+def choose_level(likelihood: lik.ReadoutLikelihood, v: Channels) -> Int[Array, ""]:
+    """Which of the quadrature `LEVELS` serves the widest channel."""
+    ratio = jnp.max(jnp.sqrt(v) / likelihood.each_scale())
+    return jnp.sum(ratio > jnp.asarray(REACH, v.dtype)).astype(jnp.int32)
+
+
+def site(
+    likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels, y: Channels, level: Int[Array, ""]
+) -> Site:
+    """Expectations over $N(a, v)$ in closed form, else by Gauss–Hermite of the given level."""
+    closed = likelihood.each_site(a, v, y)
+    if closed is not None:
+        return closed
+
+    std = jnp.sqrt(v)
+    narrow = std < 0.1 * likelihood.each_scale()
+
+    def with_nodes(num: int) -> Site:
+        nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
+        points = a + std * nodes[:, None]
+
+        def slope(x: Array) -> tuple[Array, Array]:
+            return jax.jvp(lambda x: likelihood.each_log_prob(x, y), (x,), (jnp.ones_like(x),))
+
+        (value, first), (_, second) = jax.jvp(slope, (points,), (jnp.ones_like(points),))
+        # Stein's form of the curvature is the exact derivative of the rule itself, so that the fixed
+        # point is the maximum of the computed bound; it cancels for narrow beliefs, where both agree.
+        stein = (weights * nodes) @ first / jnp.where(narrow, 1, std)
+        return Site(weights @ value, weights @ first, jnp.where(narrow, weights @ second, stein))
+
+    return lax.switch(level, [lambda num=num: with_nodes(num) for num in LEVELS])
+
+
+# ---------------------------------------------------------------------- products of univariates
+
+
+def product_ell(
+    family: fam.Family,
+    likelihood: lik.Likelihood,
+    y: Observation,
+    mask: Mask,
+    key: Key,
+    num_samples: int,
+    prior: Nat,
+) -> Callable[[Nat], Scalar]:
+    """The expected log-likelihood as a differentiable function of the natural parameters.
+
+    It is $-\\infty$ where the expectation does not exist. The prior decides the quadrature level.
+    """
+    if isinstance(likelihood, lik.Joint):
+        keys = jax.random.split(key, len(likelihood.parts))
+        pieces = zip(likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True)
+        parts = [product_ell(family, p, ys, m, k, num_samples, prior) for p, ys, m, k in pieces]
+        return lambda nat: jnp.sum(jnp.stack([part(nat) for part in parts]))
+    if isinstance(likelihood, lik.Gaussian):
+        return _product_gaussian(family, likelihood, y, mask)
+    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(family, fam.DiagonalGaussian):
+        return _product_readout(family, likelihood, y, mask, prior)
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and type(family) in _TILT:
+        return _product_poisson(family, likelihood, y, mask, _TILT[type(family)])
+
+    def log_prob(z: Vector) -> Scalar:
+        return likelihood.log_prob(z, y, mask)
+
+    def exact(nat: Nat) -> Scalar:
+        points, weights = family.nodes(nat)
+        return weights @ jax.vmap(log_prob)(points)
+
+    def sampled(nat: Nat) -> Scalar:
+        return jnp.mean(jax.vmap(log_prob)(family.sample(nat, key, num_samples)))
+
+    return exact if way(family, likelihood) == "exact sum" else sampled
+
+
+def _product_gaussian(
+    family: fam.Family, likelihood: lik.Gaussian, y: Observation, mask: Mask
+) -> Callable[[Nat], Scalar]:
+    observed = safe(y, mask, likelihood.b) - likelihood.b
+    white, loads, constant = likelihood.whiten(observed, likelihood.C, mask)
+    power = jnp.sum(loads**2, axis=0)
+
+    def ell(nat: Nat) -> Scalar:
+        rest = white - loads @ family.mean(nat)
+        return constant - 0.5 * (rest @ rest + power @ family.var(nat))
+
+    return ell
+
+
+def _product_readout(
+    family: fam.Family, likelihood: lik.ReadoutLikelihood, y: Observation, mask: Mask, prior: Nat
+) -> Callable[[Nat], Scalar]:
+    observed = safe(y, mask, likelihood.b)
+    squares = jnp.where(mask[:, None], likelihood.C**2, 0)
+    level = choose_level(likelihood, squares @ family.var(prior))
+
+    def ell(nat: Nat) -> Scalar:
+        a, v = likelihood.readout(family.mean(nat)), squares @ family.var(nat)
+        return jnp.sum(jnp.where(mask, site(likelihood, a, v, observed, level).value, 0))
+
+    return ell
+
+
+def _product_poisson(
+    family: fam.Family, likelihood: lik.Poisson, y: Observation, mask: Mask, tilt: Callable
+) -> Callable[[Nat], Scalar]:
+    counts = safe(y, mask, likelihood.b)
+    log_bin = jnp.log(likelihood.bin_width)
+    loads = jnp.where(mask[:, None], likelihood.C, 0)
+
+    def ell(nat: Nat) -> Scalar:
+        log_rate = likelihood.b + log_bin + jnp.sum(tilt(nat, loads), axis=-1)
+        linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) - gammaln(counts + 1)
+        return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
+
+    return ell
+
+
+def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+    """$\\log E[e^{cz}] = -\\alpha \\log(1 - c/\\beta)$, infinite unless $c < \\beta$."""
+    shape, rate = nat[:, 0] + 1, -nat[:, 1]
+    ratio = C / rate
+    feasible = ratio < 1
+    return jnp.where(feasible, -shape * jnp.log1p(-jnp.where(feasible, ratio, 0)), jnp.inf)
+
+
+def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
+    """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient statistic."""
+    family = fam.ContinuousBernoulli(nat.shape[0])
+    shifted = jax.vmap(lambda row: family.each_log_partition(nat + row[:, None]))(C)
+    return shifted - family.each_log_partition(nat)
+
+
+def _tilt_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
+    return jax.nn.softplus(nat[:, 0] + C) - jax.nn.softplus(nat[:, 0])
+
+
+_TILT = {
+    fam.Gamma: _tilt_gamma,
+    fam.ContinuousBernoulli: _tilt_continuous_bernoulli,
+    fam.Bernoulli: _tilt_bernoulli,
+}
+
+
+def feasible_start(
+    family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask
+) -> Nat:
+    """Where an update can begin: the prediction, unless its expected rate is infinite.
+
+    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum may exist though
+    the prediction is infeasible: begin from the same mean with a rate that is.
+    """
+    if not isinstance(family, fam.Gamma):
+        return prior
+    parts = [likelihood]
+    masks = [mask]
+    if isinstance(likelihood, lik.Joint):
+        parts, masks = list(likelihood.parts), likelihood.split(mask)
+    for part, seen in zip(parts, masks, strict=True):
+        if isinstance(part, lik.Poisson) and part.link == "exp":
+            steepest = jnp.max(jnp.where(seen[:, None], part.C, 0), axis=0)
+            rate = -prior[:, 1]
+            feasible = jnp.maximum(rate, 1.5 * steepest)
+            prior = jnp.stack([(prior[:, 0] + 1) / rate * feasible - 1, -feasible], axis=-1)
+    return prior

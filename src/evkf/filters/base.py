@@ -1,0 +1,186 @@
+"""What every filter offers: one `step`, and a scan of it over a sequence.
+
+`step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the next
+step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.model import Model
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
+
+
+class State(NamedTuple):
+    """All that the next step needs: the filtering belief $q(z_t)$."""
+
+    belief: Belief
+
+
+class Info(NamedTuple):
+    """What a step can say about itself.
+
+    Attributes:
+        elbo: $L_t$, expected log-likelihood minus divergence from the prediction.
+        single_step: $M_t$, the bound of methods that skip the prediction step.
+        gap: $L_t - M_t$; not negative when the variance correction is off.
+        evaluations: Evaluations of gradient and curvature the update took.
+        residual: Relative residual of the fixed point at which the update stopped.
+        status: Bits of `evkf.Status`.
+    """
+
+    elbo: Scalar
+    single_step: Scalar
+    gap: Scalar
+    evaluations: Int[Array, ""]
+    residual: Scalar
+    status: Int[Array, ""]
+
+
+class Trace(NamedTuple):
+    """Beliefs and infos of a sequence, time first."""
+
+    belief: Belief
+    info: Info
+
+
+class Filter(eqx.Module):
+    """An online filter."""
+
+    @abstractmethod
+    def init(self, model: Model) -> State:
+        """The state before the first bin."""
+
+    @abstractmethod
+    def step(
+        self,
+        model: Model,
+        state: State,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[State, Info]:
+        """Take in one bin."""
+
+
+def scan_filter(
+    filter: Filter,
+    model: Model,
+    ys: ArrayLike,
+    masks: ArrayLike | None = None,
+    us: ArrayLike | None = None,
+    state: State | None = None,
+    key: Key | None = None,
+) -> tuple[State, Trace]:
+    """Filter a sequence, and return the state to go on from.
+
+    Args:
+        filter: Any filter.
+        model: The model.
+        ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
+        masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
+        us: Inputs, (bins, inputs).
+        state: Where to go on from; `filter.init(model)` when left out.
+        key: Randomness, for filters and expectations that sample.
+
+    Returns:
+        The last state, and the beliefs and infos of exactly the bins given.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter
+        >>> from evkf.likelihoods import Poisson
+        >>> from evkf.model import Model, simulate
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
+        >>> zs, ys = simulate(model, jax.random.key(0), 50)
+        >>> state, trace = scan_filter(VariationalKalmanFilter(), model, ys)
+        >>> trace.belief.mean.shape, trace.belief.cov.shape
+        ((50, 2), (50, 2, 2))
+    """
+    observed, seen = read_observations(model, ys, masks)
+    inputs = read_inputs(model, us, observed.shape[0])
+    state = filter.init(model) if state is None else state
+    key = jax.random.key(0) if key is None else key
+    return _scan(filter, model, observed, seen, inputs, state, key)
+
+
+@jax.jit
+def _scan(
+    filter: Filter,
+    model: Model,
+    ys: Array,
+    masks: Array,
+    us: Array,
+    state: State,
+    key: Key,
+) -> tuple[State, Trace]:
+    def body(carry: tuple[State, Int[Array, ""]], inputs: tuple) -> tuple:
+        state, t = carry
+        y, mask, u = inputs
+        state, info = filter.step(model, state, y, mask, jax.random.fold_in(key, t), u)
+        return (state, t + 1), Trace(state.belief, info)
+
+    (state, _), trace = jax.lax.scan(body, (state, jnp.asarray(0)), (ys, masks, us))
+    return state, trace
+
+
+def read_observations(
+    model: Model, ys: ArrayLike, masks: ArrayLike | None
+) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
+    """Check a recording against the model; nothing is reshaped, cast away or dropped."""
+    array = np.asarray(ys)
+    channels = model.likelihood.num_channels
+    if array.ndim != 2 or array.shape[1] != channels:
+        raise InputError(
+            f"observations of shape {array.shape} for {channels} channels",
+            "ys",
+            f"pass (bins, {channels}); transpose or select channels first",
+        )
+    if array.dtype.kind not in "buif":
+        raise InputError(f"observations of type {array.dtype}", "ys", "pass numbers")
+    mask = np.ones(array.shape, bool) if masks is None else np.asarray(masks)
+    if mask.dtype != bool:
+        raise InputError(f"mask of type {mask.dtype}", "masks", "pass booleans, True = observed")
+    if mask.shape == array.shape[:1]:
+        mask = np.broadcast_to(mask[:, None], array.shape)
+    if mask.shape != array.shape:
+        raise InputError(
+            f"mask of shape {mask.shape} for observations of shape {array.shape}",
+            "masks",
+            f"pass shape {array.shape}, or ({array.shape[0]},) for whole bins",
+        )
+    bad = mask & ~np.isfinite(array)
+    if bad.any():
+        t, n = (int(i) for i in np.argwhere(bad)[0])
+        raise InputError(
+            f"observation {array[t, n]} that is not masked",
+            f"ys[{t}, {n}]",
+            "mark missing entries with masks[t, n] = False",
+        )
+    model.likelihood.check(array, mask, "ys")
+    return jnp.asarray(np.where(mask, array, 0), jnp.result_type(float)), jnp.asarray(mask)
+
+
+def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
+    """Check the inputs of a recording."""
+    size = model.dynamics.num_inputs
+    array = np.zeros((num_bins, 0)) if us is None else np.asarray(us)
+    if array.shape != (num_bins, size):
+        raise InputError(
+            f"inputs of shape {array.shape}" if us is not None else "no inputs",
+            "us",
+            f"pass shape ({num_bins}, {size}): the dynamics take {size} inputs",
+        )
+    if not np.all(np.isfinite(array)):
+        raise InputError("inputs that are not finite", "us", "pass finite numbers")
+    return jnp.asarray(array, jnp.result_type(float))

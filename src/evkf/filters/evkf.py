@@ -1,0 +1,270 @@
+"""The exponential family variational Kalman filter.
+
+Paper: alg:evkf, without the learning of dynamics, which lives in `evkf.learning`.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from evkf.errors import InputError
+from evkf.expectations import feasible_start, is_conjugate, product_ell, way, whitened
+from evkf.families import Gaussian, GaussianBelief
+from evkf.filters.base import Filter, Info, State
+from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
+from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
+from evkf.filters.product_update import product_update
+from evkf.model import Model
+from evkf.numerics import cholesky, jitter
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
+
+SOLVERS = ("auto", "cvi", "newton")
+
+
+class Updated(NamedTuple):
+    belief: Belief
+    elbo: Scalar
+    gap: Scalar
+    evaluations: Array
+    residual: Scalar
+    converged: Bool[Array, ""]
+
+
+class VariationalKalmanFilter(Filter):
+    """eVKF: predict by averaging natural parameters, update by conjugate-computation VI.
+
+    With linear dynamics, a Gaussian likelihood and the variance correction it is the Kalman filter.
+
+    Args:
+        rule: How the prediction's expectation is taken: "cubature" (deterministic, the default),
+            "monte_carlo" as in the paper, or "moment_matching" (averages mean parameters instead of natural
+            ones, on the cubature's nodes).
+        correct: Whether to add the variance that averaging natural parameters loses; None means
+            wherever the family can hold it. Moment matching needs none.
+        solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for the Gaussian,
+            Newton for the others. Conjugate models are always solved exactly.
+        max_evaluations: Bound on evaluations of gradient and curvature in an update.
+        tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
+            1e-3 in float32, where the bound is within rounding of its optimum.
+        num_samples: Samples, where a prediction or an expectation is sampled.
+        max_std: Bound on mean and standard deviation of a Gaussian prediction, so that unstable
+            dynamics stay finite while nothing is observed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> from evkf.model import Model
+        >>> model = Model(Linear([[0.9]], noise=0.1), Poisson([[1.0], [-1.0]]))
+        >>> filter = VariationalKalmanFilter()
+        >>> state, info = jax.jit(filter.step)(model, filter.init(model), jnp.array([3.0, 0.0]))
+        >>> bool(state.belief.mean[0] > 0), int(info.status)
+        (True, 0)
+    """
+
+    rule: str = eqx.field(static=True)
+    correct: bool | None = eqx.field(static=True)
+    solver: str = eqx.field(static=True)
+    max_evaluations: int = eqx.field(static=True)
+    tolerance: float | None = eqx.field(static=True)
+    num_samples: int = eqx.field(static=True)
+    max_std: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rule: str = "cubature",
+        correct: bool | None = None,
+        solver: str = "auto",
+        max_evaluations: int = 50,
+        tolerance: float | None = None,
+        num_samples: int = 64,
+        max_std: float = 1e4,
+    ):
+        _check_choice(rule, RULES, "rule")
+        _check_choice(solver, SOLVERS, "solver")
+        if num_samples < 2 or num_samples % 2:
+            raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
+        if max_evaluations < 2:
+            raise InputError(f"max_evaluations = {max_evaluations}", "max_evaluations", "allow 2")
+        self.rule, self.correct, self.solver = rule, correct, solver
+        self.max_evaluations, self.tolerance = max_evaluations, tolerance
+        self.num_samples, self.max_std = num_samples, max_std
+
+    def init(self, model: Model) -> State:
+        return State(model.prior)
+
+    def predict(
+        self, model: Model, state: State, key: Key | None = None, u: Input | None = None
+    ) -> Prediction:
+        """The belief about the next bin before it is observed. The state is not changed."""
+        family = model.family
+        if self.correct and not family.correctable:
+            raise InputError(
+                f"{type(family).__name__} fixes its variance by its mean",
+                "correct",
+                "pass correct=False, or rule='moment_matching'",
+            )
+        u = _read_input(model, u)
+        if key is None:
+            if self.rule == "monte_carlo":
+                raise InputError("no key", "key", "pass a key: monte_carlo prediction samples")
+            key = jax.random.key(0)
+        correct = family.correctable if self.correct is None else self.correct
+        return predict(
+            model, state.belief, u, key, self.rule, self.num_samples, correct, self.max_std
+        )
+
+    def update(
+        self,
+        model: Model,
+        prediction: Prediction,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+    ) -> tuple[State, Info]:
+        """Take an observation into a prediction."""
+        channels = model.likelihood.num_channels
+        if y.shape != (channels,):
+            raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")
+        mask = jnp.ones(channels, bool) if mask is None else mask
+        if mask.shape != (channels,):
+            raise InputError(f"mask of shape {mask.shape}", "mask", f"pass shape ({channels},)")
+        if key is None:
+            if "sampling" in way(model.family, model.likelihood):
+                raise InputError("no key", "key", "pass a key: this likelihood is sampled")
+            key = jax.random.key(0)
+        solve = self._gaussian if isinstance(model.family, Gaussian) else self._product
+        updated = solve(model, prediction, y, mask, key)
+        return _settle(model, prediction, updated, mask)
+
+    def step(
+        self,
+        model: Model,
+        state: State,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[State, Info]:
+        """Predict, then update."""
+        predict_key, update_key = (None, None) if key is None else jax.random.split(key)
+        return self.update(model, self.predict(model, state, predict_key, u), y, mask, update_key)
+
+    def _tolerance(self, dtype: jnp.dtype) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        return 5e-7 if dtype == jnp.float64 else 1e-3
+
+    def _gaussian(
+        self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
+    ) -> Updated:
+        if self.solver == "newton":
+            raise InputError("solver='newton' for a Gaussian", "solver", "use 'auto' or 'cvi'")
+        mean, cov = prediction.belief
+        dtype, dim = mean.dtype, mean.shape[0]
+        root = cholesky(jitter(cov))
+        ell = whitened(model.likelihood, mean, root, y, mask, key, self.num_samples)
+        if is_conjugate(model.likelihood):
+            found = conjugate_update(ell, dim, dtype)
+        else:
+            concave = model.likelihood.log_concave
+            limits = (self.max_evaluations, self._tolerance(dtype))
+            found = cvi_update(ell, dim, dtype, concave, *limits)
+        spread = root @ found.root
+        belief = GaussianBelief(mean + root @ found.mean, spread @ spread.T)
+        gap = _gaussian_gap(model, prediction, root, found, belief, spread)
+        return Updated(
+            belief,
+            found.elbo,
+            gap,
+            found.evaluations,
+            found.residual,
+            found.converged,
+        )
+
+    def _product(
+        self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
+    ) -> Updated:
+        family, prior = model.family, prediction.belief
+        ell = product_ell(family, model.likelihood, y, mask, key, self.num_samples, prior)
+        start = feasible_start(family, model.likelihood, prior, mask)
+        dtype = jax.tree.leaves(prior)[0].dtype
+        newton = self.solver != "cvi"
+        limits = (self.max_evaluations, self._tolerance(dtype))
+        found = product_update(family, ell, prior, start, newton, *limits)
+        gap = _natural_gap(model, prediction, found.nat)
+        return Updated(
+            found.nat,
+            found.elbo,
+            gap,
+            found.evaluations,
+            found.residual,
+            found.converged,
+        )
+
+
+def _gaussian_gap(
+    model: Model,
+    prediction: Prediction,
+    root: Array,
+    found: Solution,
+    belief: GaussianBelief,
+    spread: Array,
+) -> Scalar:
+    """$L_t - M_t = E_q[\\log \\bar q] - E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$."""
+    cross = prediction.cross
+    if not isinstance(cross, AdditiveCross):
+        return _natural_gap(model, prediction, model.family.nat(belief))
+    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
+    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+    predicted = log_det + 0.5 * (jnp.sum(found.root**2) + found.mean @ found.mean)
+    shift = noise.whiten(belief.mean - cross.mean)
+    square = jnp.sum(noise.whiten(spread) ** 2) + shift @ shift + cross.spread
+    return noise.log_det_root() + 0.5 * square - predicted
+
+
+def _natural_gap(model: Model, prediction: Prediction, nat: Belief) -> Scalar:
+    family, cross = model.family, prediction.cross
+    assert isinstance(cross, NaturalCross)
+    mean_params = family.to_mean(nat)
+    prior = family.nat(prediction.belief)
+    terms = jax.tree.map(lambda a, b, mu: jnp.sum((a - b) * mu), prior, cross.nat, mean_params)
+    return sum(jax.tree.leaves(terms)) - family.log_partition(prior) + cross.log_partition
+
+
+def _settle(
+    model: Model, prediction: Prediction, updated: Updated, mask: Mask
+) -> tuple[State, Info]:
+    """Keep the update if it is sound, else the prediction; say what happened."""
+    seen = jnp.any(mask)
+    sound = model.family.valid(updated.belief) & jnp.isfinite(updated.elbo)
+    keep = sound & seen
+    belief = jax.tree.map(lambda a, b: jnp.where(keep, a, b), updated.belief, prediction.belief)
+    status = (
+        jnp.where(updated.converged | ~sound | ~seen, 0, int(Status.NOT_CONVERGED))
+        + jnp.where((sound | ~seen) & ~prediction.failed, 0, int(Status.FELL_BACK))
+        + jnp.where(prediction.capped, int(Status.CAPPED), 0)
+    )
+    elbo = jnp.where(seen, updated.elbo, 0)
+    info = Info(
+        elbo, elbo - updated.gap, updated.gap, updated.evaluations, updated.residual, status
+    )
+    return State(belief), info
+
+
+def _read_input(model: Model, u: Input | None) -> Input:
+    size = model.dynamics.num_inputs
+    if u is None and size == 0:
+        return jnp.zeros(0)
+    if u is None or u.shape != (size,):
+        got = "no input" if u is None else f"input of shape {u.shape}"
+        raise InputError(got, "u", f"pass shape ({size},): the dynamics take {size} inputs")
+    return u
+
+
+def _check_choice(value: str, choices: tuple[str, ...], where: str) -> None:
+    if value not in choices:
+        raise InputError(f"unknown {where} {value!r}", where, f"choose one of {choices}")

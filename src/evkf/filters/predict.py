@@ -1,0 +1,148 @@
+"""The variational prediction $\\bar\\lambda = E_q[\\lambda_\\theta(z)]$ and its variance correction.
+
+Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated variance.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from evkf.dynamics import GaussianDynamics
+from evkf.families import Family, Gaussian, GaussianBelief, Nodes
+from evkf.model import Model
+from evkf.numerics import symmetrize
+from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
+
+RULES = ("cubature", "monte_carlo", "moment_matching")
+
+
+class AdditiveCross(NamedTuple):
+    """What $E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$ needs when the noise is additive and Gaussian."""
+
+    mean: Vector
+    """$E[f]$ over the nodes."""
+    spread: Scalar
+    """$\\text{tr}(Q^{-1} \\text{Cov} f)$ over the nodes."""
+
+
+class NaturalCross(NamedTuple):
+    """The same for any family: $\\langle E[\\lambda_\\theta], \\mu \\rangle - E[A(\\lambda_\\theta)]$."""
+
+    nat: Nat
+    log_partition: Scalar
+
+
+class Prediction(NamedTuple):
+    """The belief before the observation, and what the bounds need to know of how it was made."""
+
+    belief: Belief
+    cross: AdditiveCross | NaturalCross
+    capped: Bool[Array, ""]
+    failed: Bool[Array, ""]
+
+
+def predict(
+    model: Model,
+    belief: Belief,
+    u: Input,
+    key: Key,
+    rule: str,
+    num_samples: int,
+    correct: bool,
+    max_std: float,
+) -> Prediction:
+    """Push a belief through the dynamics.
+
+    Without correction the mean of natural parameters is taken, which loses the variance the belief had.
+    With it, mean and covariance follow the law of total variance, the dynamics linearised:
+    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean. (For Gamma this
+    keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment matching averages mean
+    parameters, and so propagates the variance by itself.
+    """
+    nodes = _nodes(model.family, belief, key, rule, num_samples)
+    if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
+        new, cross = _additive(model.dynamics, belief, u, nodes, rule, correct)
+    else:
+        new, cross = _general(model, belief, u, nodes, rule, correct)
+    failed = ~_finite(new)
+    fallback = model.family.from_moments(model.family.mean(belief), model.family.cov(belief))
+    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, fallback)
+    if isinstance(new, GaussianBelief):
+        new, capped = _cap(new, max_std)
+    else:
+        capped = jnp.asarray(False)
+    return Prediction(new, cross, capped, failed)
+
+
+def _nodes(family: Family, belief: Belief, key: Key, rule: str, num_samples: int) -> Nodes:
+    if rule != "monte_carlo":
+        return family.nodes(belief)
+    points = family.sample(belief, key, num_samples)
+    return Nodes(points, jnp.full(num_samples, 1 / num_samples, points.dtype))
+
+
+def _additive(
+    dynamics: GaussianDynamics,
+    belief: GaussianBelief,
+    u: Input,
+    nodes: Nodes,
+    rule: str,
+    correct: bool,
+) -> tuple[GaussianBelief, AdditiveCross]:
+    noise = dynamics.noise
+    images = jax.vmap(dynamics.mean, in_axes=(0, None))(nodes.points, u)
+    mean = nodes.weights @ images
+    deviations = (images - mean) * jnp.sqrt(nodes.weights)[:, None]
+    spread = jnp.sum(noise.whiten(deviations.T) ** 2)
+    cov = noise.matrix()
+    if rule == "moment_matching":
+        cov = cov + deviations.T @ deviations
+    elif correct:
+        jacobian = jax.jacfwd(dynamics.mean)(belief.mean, u)
+        cov = cov + symmetrize(jacobian @ belief.cov @ jacobian.T)
+    return GaussianBelief(mean, cov), AdditiveCross(mean, spread)
+
+
+def _general(
+    model: Model, belief: Belief, u: Input, nodes: Nodes, rule: str, correct: bool
+) -> tuple[Belief, NaturalCross]:
+    family = model.family
+
+    def average(trees: Nat) -> Nat:
+        return jax.tree.map(lambda leaf: jnp.tensordot(nodes.weights, leaf, 1), trees)
+
+    conditionals = jax.vmap(model.transition, in_axes=(0, None))(nodes.points, u)
+    nats = jax.vmap(family.nat)(conditionals)
+    nat = average(nats)
+    cross = NaturalCross(nat, average(jax.vmap(family.log_partition)(nats)))
+    if rule == "moment_matching":
+        mean_params = average(jax.vmap(family.to_mean)(nats))
+        return family.from_nat(family.to_nat(mean_params)), cross
+    if not correct:
+        return family.from_nat(nat), cross
+
+    def mean_of(z: Vector) -> Vector:
+        return family.mean(model.transition(z, u))
+
+    jacobian = jax.jacfwd(mean_of)(family.mean(belief))
+    mean = average(jax.vmap(family.mean)(conditionals))
+    cov: Matrix = average(jax.vmap(family.cov)(conditionals))
+    cov = cov + symmetrize(jacobian @ family.cov(belief) @ jacobian.T)
+    return family.from_moments(mean, cov), cross
+
+
+def _finite(tree: Belief) -> Bool[Array, ""]:
+    leaves = [jnp.all(~jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves))
+
+
+def _cap(belief: GaussianBelief, max_std: float) -> tuple[GaussianBelief, Bool[Array, ""]]:
+    """Bring mean and standard deviations into $[-max, max]$, correlations unchanged."""
+    mean = jnp.clip(belief.mean, -max_std, max_std)
+    var = jnp.diagonal(belief.cov)
+    over = var > max_std**2
+    shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
+    cov = belief.cov * shrink[:, None] * shrink
+    return GaussianBelief(mean, cov), jnp.any(over) | jnp.any(mean != belief.mean)

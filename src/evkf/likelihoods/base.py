@@ -1,0 +1,163 @@
+"""What every observation model offers.
+
+Most models of neural data see the latent state through a linear readout: channel n depends on z only
+through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional, and a
+new model is one function, `each_log_prob`.
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.types import Key, Mask, Observation, Scalar, Vector
+
+Channels = Float[Array, " N"]
+
+
+class Site(NamedTuple):
+    """Per channel: $E[\\ell]$, $E[\\ell']$ and $E[\\ell'']$ of $\\ell(a) = \\log p(y|a)$.
+
+    By the identities of Bonnet and Price these are also the value and the derivatives of the expected
+    log-likelihood: $\\partial_a = E[\\ell']$ and $\\partial_v = \\tfrac12 E[\\ell'']$.
+    """
+
+    value: Channels
+    slope: Channels
+    curvature: Channels
+
+
+class Likelihood(eqx.Module):
+    """An observation model $p_\\psi(y|z)$."""
+
+    num_channels: eqx.AbstractVar[int]
+    log_concave: eqx.AbstractVar[bool]
+    """Whether $\\log p(y|z)$ is concave in z for every y."""
+
+    @abstractmethod
+    def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
+        """Log density of the channels that the mask marks as observed."""
+
+    @abstractmethod
+    def mean(self, z: Vector) -> Channels:
+        """Expected observation of every channel at z."""
+
+    @abstractmethod
+    def sample(self, z: Vector, key: Key) -> Channels:
+        """Draw one observation at z."""
+
+    @abstractmethod
+    def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+        """Raise `InputError` if observed entries of `ys` (bins x channels) are impossible."""
+
+
+class ReadoutLikelihood(Likelihood):
+    """A model of independent channels behind a linear readout $a = Cz + b$."""
+
+    C: eqx.AbstractVar[Float[Array, "N L"]]
+    b: eqx.AbstractVar[Channels]
+
+    @abstractmethod
+    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+        """Log density of every channel given its readout a."""
+
+    @abstractmethod
+    def each_mean(self, a: Channels) -> Channels:
+        """Expected observation of every channel given its readout a."""
+
+    @abstractmethod
+    def each_sample(self, a: Channels, key: Key) -> Channels:
+        """Draw every channel given its readout a."""
+
+    def each_scale(self) -> Channels:
+        """Length scale of `each_log_prob` in a, which decides how many quadrature nodes are used."""
+        return jnp.ones_like(self.b)
+
+    def each_site(self, a: Channels, v: Channels, y: Channels) -> Site | None:
+        """The closed form of the three expectations over $a \\sim N(a, v)$, if there is one."""
+        return None
+
+    def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
+        """The first site of an update, made at the prediction; a model whose Newton step from there can
+        overshoot by far returns a tamer one."""
+        return site
+
+    @property
+    def num_channels(self) -> int:
+        return self.C.shape[0]
+
+    def readout(self, z: Vector) -> Channels:
+        """$a = Cz + b$."""
+        return self.C @ z + self.b
+
+    def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
+        terms = self.each_log_prob(self.readout(z), safe(y, mask, self.b))
+        return jnp.sum(jnp.where(mask, terms, 0))
+
+    def mean(self, z: Vector) -> Channels:
+        return self.each_mean(self.readout(z))
+
+    def sample(self, z: Vector, key: Key) -> Channels:
+        return self.each_sample(self.readout(z), key)
+
+
+def safe(y: Observation, mask: Mask, like: Channels) -> Channels:
+    """Observations as floats, with one in place of what is masked (so that NaN there does no harm)."""
+    return jnp.where(mask, y, 1).astype(like.dtype)
+
+
+def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"], Channels]:
+    """Check and convert a readout matrix and its offset (zero when None)."""
+    matrix = np.asarray(C)
+    if matrix.ndim != 2:
+        raise InputError(
+            f"readout C of shape {matrix.shape}", "C", "pass a (channels, latents) matrix"
+        )
+    offset = np.zeros(matrix.shape[0]) if b is None else np.asarray(b)
+    if offset.shape != (matrix.shape[0],):
+        raise InputError(
+            f"offset b of shape {offset.shape} for {matrix.shape[0]} channels",
+            "b",
+            f"pass a vector of length {matrix.shape[0]}",
+        )
+    for name, array in (("C", matrix), ("b", offset)):
+        if not np.all(np.isfinite(array)):
+            raise InputError(f"readout {name} is not finite", name, "pass finite numbers")
+    dtype = jnp.result_type(float)
+    return jnp.asarray(matrix, dtype), jnp.asarray(offset, dtype)
+
+
+def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
+    """Check and convert positive numbers, broadcast to a shape."""
+    array = np.asarray(value)
+    if array.shape not in ((), shape):
+        raise InputError(f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}")
+    if not np.all(np.isfinite(array)) or np.any(array <= 0):
+        raise InputError(
+            f"{where} must be positive and finite, got {array.tolist()}", where, "pass values above 0"
+        )
+    return jnp.asarray(np.broadcast_to(array, shape), jnp.result_type(float))
+
+
+def refuse(bad: Bool[np.ndarray, "T N"], ys: np.ndarray, where: str, what: str, remedy: str) -> None:
+    """Raise for the first bad entry, naming its index and value."""
+    if np.any(bad):
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise InputError(f"{what} {ys[first]}", f"{where}{list(first)}", remedy)
+
+
+def check_counts(ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+    """Counts are whole numbers, zero or more."""
+    refuse(mask & (ys < 0), ys, where, "negative count", "pass spike counts, or mask the entry")
+    refuse(mask & (ys != np.floor(ys)), ys, where, "fractional count", "pass whole spike counts")
+
+
+def rates_sample(key: Key, rate: Channels) -> Channels:
+    """Poisson draws in the dtype of the rate."""
+    return jax.random.poisson(key, rate).astype(rate.dtype)

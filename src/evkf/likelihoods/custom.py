@@ -1,0 +1,128 @@
+"""Any observation model a user can write down, and sums of models over parts of y."""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from evkf.errors import InputError
+from evkf.likelihoods.base import Channels, Likelihood, safe
+from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
+
+
+class Custom(Likelihood):
+    """An observation model given by functions of z.
+
+    Expectations are taken by reparameterised sampling, so any differentiable function will do.
+
+    Args:
+        log_prob_fn: `log_prob(params, z, y)`, one log density per channel (channels,), so that single
+            channels can be masked; or a scalar, which counts only when no channel is masked.
+        num_channels: The length of y.
+        params: A tree of arrays handed to the functions (and learned, where learning is on).
+        mean_fn: `mean(params, z)`, the expected observation; needed for predicted observations.
+        sample_fn: `sample(params, z, key)`; needed for simulation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def log_prob(params, z, y):
+        ...     return -jnp.abs(y - params * z[0])
+        >>> likelihood = Custom(log_prob, 1, params=jnp.array(2.0))
+        >>> float(likelihood.log_prob(jnp.ones(1), jnp.array([2.5]), jnp.array([True])))
+        -0.5
+    """
+
+    params: PyTree
+    log_prob_fn: Callable = eqx.field(static=True)
+    num_channels: int = eqx.field(static=True)
+    mean_fn: Callable | None = eqx.field(static=True, default=None)
+    sample_fn: Callable | None = eqx.field(static=True, default=None)
+    log_concave: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        log_prob_fn: Callable,
+        num_channels: int,
+        params: PyTree = None,
+        mean_fn: Callable | None = None,
+        sample_fn: Callable | None = None,
+    ):
+        self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
+        self.mean_fn, self.sample_fn = mean_fn, sample_fn
+
+    def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
+        terms = self.log_prob_fn(self.params, z, safe(y, mask, z))
+        if terms.ndim == 0:
+            return jnp.where(jnp.all(mask), terms, 0)
+        return jnp.sum(jnp.where(mask, terms, 0))
+
+    def mean(self, z: Vector) -> Channels:
+        if self.mean_fn is None:
+            raise InputError("no mean_fn was given", "Custom", "pass mean_fn=... to predict y")
+        return self.mean_fn(self.params, z)
+
+    def sample(self, z: Vector, key: Key) -> Channels:
+        if self.sample_fn is None:
+            raise InputError("no sample_fn was given", "Custom", "pass sample_fn=... to simulate")
+        return self.sample_fn(self.params, z, key)
+
+    def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+        """What can be observed is the user's to say."""
+
+
+class Joint(Likelihood):
+    """Independent models of consecutive parts of y: spikes, then LFP, then behaviour.
+
+    Args:
+        parts: The models, in the order in which their channels stand in y.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from evkf.likelihoods import Gaussian, Poisson
+        >>> both = Joint([Poisson([[1.0], [0.5]]), Gaussian([[1.0]])])
+        >>> both.num_channels
+        3
+    """
+
+    parts: tuple[Likelihood, ...]
+
+    def __init__(self, parts: Sequence[Likelihood]):
+        if not parts:
+            raise InputError("no parts", "Joint", "pass at least one likelihood")
+        self.parts = tuple(parts)
+
+    @property
+    def num_channels(self) -> int:
+        return sum(part.num_channels for part in self.parts)
+
+    @property
+    def log_concave(self) -> bool:
+        return all(part.log_concave for part in self.parts)
+
+    def split(self, array: Float[Array, "... N"]) -> list[Float[Array, "... P"]]:
+        """Cut the last axis into the parts."""
+        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
+        return jnp.split(array, ends, axis=-1)
+
+    def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
+        pairs = zip(self.parts, self.split(y), self.split(mask), strict=True)
+        return sum((part.log_prob(z, ys, m) for part, ys, m in pairs), start=jnp.zeros((), z.dtype))
+
+    def mean(self, z: Vector) -> Channels:
+        return jnp.concatenate([part.mean(z) for part in self.parts])
+
+    def sample(self, z: Vector, key: Key) -> Channels:
+        keys = jax.random.split(key, len(self.parts))
+        draws = [part.sample(z, k) for part, k in zip(self.parts, keys, strict=True)]
+        return jnp.concatenate(draws)
+
+    def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+        start = 0
+        for part in self.parts:
+            stop = start + part.num_channels
+            part.check(ys[:, start:stop], mask[:, start:stop], f"{where}[:, {start}:{stop}]")
+            start = stop

@@ -1,0 +1,94 @@
+"""Continuous signals with Gaussian noise, independent or correlated across channels."""
+
+import math
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance, DiagonalCovariance, as_covariance
+from evkf.likelihoods.base import Channels, Likelihood, read_positive, read_readout, safe
+from evkf.numerics import cholesky, solve_lower
+from evkf.types import Key, Mask, Observation, Scalar, Vector
+
+
+class Gaussian(Likelihood):
+    """$y \\sim N(Cz + b, R / \\Delta)$: the conjugate model, whose update is one Kalman step.
+
+    Args:
+        C: Readout, (channels, latents).
+        b: Offset, (channels,).
+        noise: R for a bin of width 1: a variance, one per channel, or a full matrix.
+        bin_width: Averaging over a bin of width $\\Delta$ divides the noise by it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> likelihood = Gaussian([[1.0], [1.0]], noise=0.25)
+        >>> round(float(likelihood.log_prob(jnp.zeros(1), jnp.zeros(2), jnp.array([True, True]))), 4)
+        -0.4516
+    """
+
+    C: Float[Array, "N L"]
+    b: Channels
+    noise: Covariance
+    bin_width: Scalar
+    log_concave: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        C: ArrayLike,
+        b: ArrayLike | None = None,
+        noise: "ArrayLike | Covariance" = 1.0,
+        bin_width: float = 1.0,
+    ):
+        self.C, self.b = read_readout(C, b)
+        self.noise = as_covariance(noise, self.b.shape[0], "noise")
+        self.bin_width = read_positive(bin_width, (), "bin_width")
+
+    @property
+    def num_channels(self) -> int:
+        return self.C.shape[0]
+
+    @property
+    def independent(self) -> bool:
+        """Whether the noise of different channels is independent."""
+        return isinstance(self.noise, DiagonalCovariance)
+
+    def whiten(
+        self, residual: Float[Array, "N"], readout: Float[Array, "N L"], mask: Mask
+    ) -> tuple[Float[Array, "N"], Float[Array, "N L"], Scalar]:
+        """Residual and readout in units of the noise, and its log normaliser, observed channels only."""
+        count = jnp.sum(mask)
+        if self.independent:
+            std = jnp.sqrt(self.noise.var() / self.bin_width)
+            weight = jnp.where(mask, 1 / std, 0)
+            log_det = jnp.sum(jnp.where(mask, jnp.log(std), 0))
+            white, loads = residual * weight, readout * weight[:, None]
+        else:
+            # A masked channel becomes an independent one of unit variance that is not read.
+            both = mask[:, None] & mask[None, :]
+            cov = jnp.where(both, self.noise.matrix() / self.bin_width, jnp.eye(mask.shape[0]))
+            root = cholesky(cov.astype(residual.dtype))
+            log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+            white = solve_lower(root, jnp.where(mask, residual, 0))
+            loads = solve_lower(root, jnp.where(mask[:, None], readout, 0))
+        return white, loads, -0.5 * count * math.log(2 * math.pi) - log_det
+
+    def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
+        residual = safe(y, mask, self.b) - self.mean(z)
+        white, _, constant = self.whiten(residual, self.C, mask)
+        return constant - 0.5 * white @ white
+
+    def mean(self, z: Vector) -> Channels:
+        return self.C @ z + self.b
+
+    def sample(self, z: Vector, key: Key) -> Channels:
+        noise = jax.random.normal(key, self.b.shape, self.b.dtype)
+        return self.mean(z) + self.noise.root() @ noise / jnp.sqrt(self.bin_width)
+
+    def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+        """Any finite number can be observed."""

@@ -1,0 +1,74 @@
+"""Spike counts that vary more than Poisson ones."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.likelihoods.base import (
+    Channels,
+    ReadoutLikelihood,
+    check_counts,
+    rates_sample,
+    read_positive,
+    read_readout,
+)
+from evkf.types import Key, Scalar
+
+
+class NegativeBinomial(ReadoutLikelihood):
+    """Counts with mean $\\mu = \\Delta\\exp(C_n z + b_n)$ and variance $\\mu + \\mu^2 / r_n$.
+
+    Args:
+        C: Readout, (channels, latents).
+        b: Offset of the log rate, (channels,).
+        dispersion: $r$, a number or one per channel; large means Poisson.
+        bin_width: $\\Delta$.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> NegativeBinomial([[1.0]], dispersion=3.0).mean(jnp.zeros(1))
+        Array([1.], dtype=float32)
+    """
+
+    C: Float[Array, "N L"]
+    b: Channels
+    log_dispersion: Channels
+    bin_width: Scalar
+    log_concave: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        C: ArrayLike,
+        b: ArrayLike | None = None,
+        dispersion: ArrayLike = 1.0,
+        bin_width: float = 1.0,
+    ):
+        self.C, self.b = read_readout(C, b)
+        self.log_dispersion = jnp.log(read_positive(dispersion, self.b.shape, "dispersion"))
+        self.bin_width = read_positive(bin_width, (), "bin_width")
+
+    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+        r = jnp.exp(self.log_dispersion)
+        logit = a + jnp.log(self.bin_width) - self.log_dispersion
+        normaliser = gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+        return y * logit - (y + r) * jax.nn.softplus(logit) + normaliser
+
+    def each_mean(self, a: Channels) -> Channels:
+        return self.bin_width * jnp.exp(a)
+
+    def each_sample(self, a: Channels, key: Key) -> Channels:
+        gain_key, count_key = jax.random.split(key)
+        r = jnp.exp(self.log_dispersion)
+        gain = jax.random.gamma(gain_key, r, dtype=a.dtype) / r
+        return rates_sample(count_key, gain * self.each_mean(a))
+
+    def each_scale(self) -> Channels:
+        return jnp.full_like(self.b, 2.0)
+
+    def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
+        check_counts(ys, mask, where)

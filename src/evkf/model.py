@@ -1,0 +1,167 @@
+"""The generative model: a prior, dynamics and an observation model."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from evkf.covariance import positive_root
+from evkf.dynamics import Dynamics
+from evkf.errors import InputError
+from evkf.families import Family, Gaussian, GaussianBelief
+from evkf.likelihoods import Joint, Likelihood
+from evkf.types import Belief, Input, Key, Vector
+
+
+class Model(eqx.Module):
+    """$z_0 \\sim q_0$, $z_t \\sim p_\\theta(z_t | z_{t-1}, u_t)$, $y_t \\sim p_\\psi(y_t | z_t)$.
+
+    Args:
+        dynamics: $p_\\theta$.
+        likelihood: $p_\\psi$.
+        prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)` makes it;
+            the family's standard member when left out (a standard normal for the Gaussian).
+        family: The family in which the state is inferred; the dynamics' own when left out.
+            `DiagonalGaussian` may stand in for `Gaussian`.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]], bin_width=0.005))
+        >>> zs, ys = simulate(model, jax.random.key(0), 100)
+        >>> zs.shape, ys.shape
+        ((100, 2), (100, 2))
+    """
+
+    dynamics: Dynamics
+    likelihood: Likelihood
+    prior: Belief
+    family: Family
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        likelihood: Likelihood,
+        prior: Belief | None = None,
+        family: Family | None = None,
+    ):
+        self.dynamics, self.likelihood = dynamics, likelihood
+        self.family = dynamics.family if family is None else family
+        _check_family(self.family, dynamics)
+        _check_readout(likelihood, dynamics.dim)
+        if prior is None:
+            raw = jnp.zeros(self.family.num_raw)
+            prior = self.family.from_nat(self.family.from_unconstrained(raw))
+        self.prior = _check_prior(self.family, prior)
+
+    def transition(self, z: Vector, u: Input) -> Belief:
+        """$p_\\theta(z_t | z_{t-1} = z)$ in the family of the belief."""
+        native = self.dynamics.family
+        belief = self.dynamics.transition(z, u)
+        if type(native) is type(self.family):
+            return belief
+        return self.family.from_moments(native.mean(belief), native.cov(belief))
+
+
+def simulate(
+    model: Model,
+    key: Key,
+    num_bins: int,
+    us: Float[Array, "T U"] | None = None,
+    z0: Vector | None = None,
+) -> tuple[Float[Array, "T L"], Float[Array, "T N"]]:
+    """Draw states and observations from a model.
+
+    Args:
+        model: The model.
+        key: Randomness.
+        num_bins: T.
+        us: Inputs, one row a bin; needed if the dynamics take inputs.
+        z0: The state before the first bin; drawn from the prior when left out.
+
+    Returns:
+        States (T, L) and observations (T, N).
+    """
+    dynamics = model.dynamics
+    if us is None:
+        if dynamics.num_inputs:
+            raise InputError(
+                "no inputs", "us", f"pass ({num_bins}, {dynamics.num_inputs}) inputs to simulate"
+            )
+        us = jnp.zeros((num_bins, 0))
+    if us.shape != (num_bins, dynamics.num_inputs):
+        raise InputError(
+            f"inputs of shape {us.shape}", "us", f"pass shape {(num_bins, dynamics.num_inputs)}"
+        )
+    start_key, run_key = jax.random.split(key)
+    if z0 is None:
+        z0 = model.family.sample(model.prior, start_key, 1)[0]
+    return _simulate(model, jax.random.split(run_key, num_bins), us, z0)
+
+
+@jax.jit
+def _simulate(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, Array]:
+    dynamics = model.dynamics
+
+    def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:
+        key, u = inputs
+        state_key, y_key = jax.random.split(key)
+        z = dynamics.family.sample(dynamics.transition(z, u), state_key, 1)[0]
+        return z, (z, model.likelihood.sample(z, y_key))
+
+    return jax.lax.scan(body, z0, (keys, us))[1]
+
+
+def _check_family(family: Family, dynamics: Dynamics) -> None:
+    native = dynamics.family
+    stand_in = type(native) is Gaussian and type(family).__name__ == "DiagonalGaussian"
+    if type(family) is not type(native) and not stand_in:
+        raise InputError(
+            f"{type(family).__name__} beliefs for {type(native).__name__} dynamics",
+            "family",
+            f"leave family out, or use {type(native).__name__}({native.dim})",
+        )
+    if family.dim != native.dim:
+        raise InputError(
+            f"family of {family.dim} dimensions for dynamics of {native.dim}",
+            "family",
+            f"use {type(family).__name__}({native.dim})",
+        )
+
+
+def _check_readout(likelihood: Likelihood, dim: int) -> None:
+    parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
+    for part in parts:
+        C = getattr(part, "C", None)
+        if C is not None and C.shape[1] != dim:
+            raise InputError(
+                f"readout C of shape {C.shape} for {dim} latents",
+                type(part).__name__,
+                f"let C have {dim} columns",
+            )
+
+
+def _check_prior(family: Family, prior: Belief) -> Belief:
+    shapes = jax.eval_shape(
+        lambda: family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
+    )
+    want, have = jax.tree.structure(shapes), jax.tree.structure(prior)
+    sizes = [x.shape for x in jax.tree.leaves(shapes)]
+    if want != have or sizes != [jnp.shape(x) for x in jax.tree.leaves(prior)]:
+        raise InputError(
+            f"prior is no {type(family).__name__} belief over {family.dim} dimensions",
+            "prior",
+            "make it with family.from_moments(mean, cov)",
+        )
+    if isinstance(prior, GaussianBelief):
+        positive_root(np.asarray(prior.cov), "prior.cov")
+    if not bool(family.valid(prior)):
+        raise InputError(
+            "prior is not finite or outside its family",
+            "prior",
+            "check mean and covariance before family.from_moments(mean, cov)",
+        )
+    dtype = jnp.result_type(float)
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), prior)

@@ -1,0 +1,37 @@
+"""Shape aliases and status flags shared by the whole package.
+
+Letters in shapes: `L` latent dimensions, `N` observed channels, `T` bins, `S` samples or nodes,
+`U` inputs, `K` natural parameters per dimension.
+"""
+
+from enum import IntFlag
+
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
+
+Vector = Float[Array, " L"]
+Matrix = Float[Array, "L L"]
+Scalar = Float[Array, ""]
+Observation = Shaped[Array, " N"]
+Mask = Bool[Array, " N"]
+Input = Float[Array, " U"]
+Key = PRNGKeyArray | Shaped[Array, "..."]
+Count = Int[Array, ""]
+Nat = PyTree[Float[Array, "..."]]
+Belief = PyTree[Float[Array, "..."]]
+
+
+class Status(IntFlag):
+    """What happened in a step, as bits of `Info.status`.
+
+    Example:
+        >>> Status(5)
+        <Status.NOT_CONVERGED|CAPPED: 5>
+    """
+
+    OK = 0
+    NOT_CONVERGED = 1
+    """The update stopped at its bound on evaluations; the belief is finite but not the optimum."""
+    FELL_BACK = 2
+    """The update was not finite or not positive definite; the belief is the prediction."""
+    CAPPED = 4
+    """The prediction left the box `max_std` around the origin and was brought back into it."""
