@@ -8,6 +8,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
@@ -229,10 +230,10 @@ def _gaussian_gap(
 def _natural_gap(model: Model, prediction: Prediction, nat: Belief) -> Scalar:
     family, cross = model.family, prediction.cross
     assert isinstance(cross, NaturalCross)
-    mean_params = family.to_mean(nat)
     prior = family.nat(prediction.belief)
-    terms = jax.tree.map(lambda a, b, mu: jnp.sum((a - b) * mu), prior, cross.nat, mean_params)
-    return sum(jax.tree.leaves(terms)) - family.log_partition(prior) + cross.log_partition
+    shift = ravel_pytree(prior)[0] - ravel_pytree(cross.nat)[0]
+    product = shift @ ravel_pytree(family.to_mean(nat))[0]
+    return product - family.log_partition(prior) + cross.log_partition
 
 
 def _settle(

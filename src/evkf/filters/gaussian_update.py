@@ -20,8 +20,8 @@ from evkf.types import Matrix, Scalar, Vector
 
 NEAR = 0.3
 """Residual below which steps are extrapolated."""
-SETTLED = 0.03
-"""Residual below which the residual of the next step can be foretold from the last two."""
+SETTLED = 1e-3
+"""Nats left in the mean below which the residual of the next step can be foretold from the last two."""
 
 
 class Solution(NamedTuple):
@@ -90,7 +90,7 @@ def cvi_update(
     fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's method of
     depth one). One trip of the loop is one factorisation and one evaluation. The residual of the fixed point
     falls out of it, and its decay foretells that of the next step; when this is small enough, the
-    step is taken without another look, and the bound, stationary there, is that of the point before.
+    step is taken without another look, and the bound there is extrapolated to second order.
 
     Args:
         ell: The expected log-likelihood in whitened coordinates.
@@ -124,7 +124,7 @@ def cvi_update(
         image = Nat(*jax.tree.map(jnp.add, step, change))
         contraction = jnp.sqrt(_dot(image, image) / _dot(step, step))
         decay = jnp.clip(left / carry.residual, contraction, 1)
-        foretold = jnp.where(left < SETTLED, left * decay, left)
+        foretold = jnp.where(_mean_left(there) < SETTLED, left * decay, left)
         return Carry(
             _choose(taken, there, here),
             _choose(taken, step, carry.step),
@@ -145,7 +145,9 @@ def cvi_update(
     last = _moments(Nat(*jax.tree.map(jnp.add, point.nat, point.gap)))
     sound = converged & jnp.all(jnp.isfinite(last[1]))
     mean, root = _choose(sound, last, (point.mean, point.root))
-    return Solution(mean, root, point.elbo, end.evaluations, end.foretold, converged)
+    spread = point.root.T @ point.gap.precision @ point.root
+    gain = jnp.where(sound, _mean_left(point) + 0.25 * jnp.sum(spread**2), 0)
+    return Solution(mean, root, point.elbo + gain, end.evaluations, end.foretold, converged)
 
 
 def _moments(nat: Nat) -> tuple[Vector, Matrix]:
@@ -162,6 +164,12 @@ def _look(nat: Nat, evaluate: Evaluate) -> Point:
     target = Nat(ell.grad - ell.curv @ mean, jnp.eye(mean.shape[0], dtype=mean.dtype) - ell.curv)
     size = jnp.abs(ell.value) + jnp.abs(kl)
     return Point(nat, mean, root, ell.value - kl, _minus(target, nat), size)
+
+
+def _mean_left(point: Point) -> Scalar:
+    """What the bound will gain from moving the mean, to second order."""
+    force = point.gap.linear - point.gap.precision @ point.mean
+    return 0.5 * jnp.sum((force @ point.root) ** 2)
 
 
 def _extrapolate(gap: Nat, step: Nat, change: Nat, direct: Bool[Array, ""]) -> Nat:

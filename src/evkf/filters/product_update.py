@@ -19,6 +19,9 @@ from evkf.types import Nat, Scalar
 
 Flat = Float[Array, " D"]
 
+NEAR = 0.1
+"""Residual below which Newton's step is tried again after one that failed."""
+
 
 class Solution(NamedTuple):
     """Where an update ended and how it got there."""
@@ -44,7 +47,11 @@ class Point(NamedTuple):
 
 class Carry(NamedTuple):
     point: Point
-    tries: Int[Array, ""]
+    residual: Scalar
+    newton: Bool[Array, ""]
+    """Whether to try Newton's step next."""
+    rate: Scalar
+    """Rate of the next CVI step."""
     evaluations: Int[Array, ""]
 
 
@@ -70,7 +77,6 @@ def product_update(
     """
     flat_prior, unravel = ravel_pytree(prior)
     dtype = flat_prior.dtype
-    noise = 8 * jnp.finfo(dtype).eps
 
     def step_of_cvi(nat: Flat) -> tuple[Flat, Scalar]:
         value, grad = jax.value_and_grad(ell)(unravel(nat))
@@ -91,30 +97,35 @@ def product_update(
         return jnp.linalg.norm(point.cvi) / jnp.linalg.norm(point.nat)
 
     def keep_going(carry: Carry) -> Bool[Array, ""]:
-        return ~(residual(carry.point) <= tolerance) & (carry.evaluations < max_evaluations)
+        return ~(carry.residual <= tolerance) & (carry.evaluations < max_evaluations)
 
     def body(carry: Carry) -> Carry:
-        here, tries = carry.point, carry.tries
-        direct = jnp.where(tries == 0, 1.0, 0.3)
-        damped = 0.5 ** (tries - 2).astype(dtype)
-        step = jnp.where(tries < 2, direct * here.newton, damped * here.cvi)
-        nat = here.nat + step
+        here, rate = carry.point, carry.rate
+        nat = here.nat + jnp.where(carry.newton, here.newton, rate * here.cvi)
         valid = family.valid(unravel(nat))
         # Where the step leaves the family, look again from here: the answer is not used.
         there = look(jnp.where(valid, nat, here.nat))
+        left = residual(there)
         old, new = here.ell - here.kl, there.ell - there.kl
-        slack = noise * (jnp.abs(here.ell) + jnp.abs(here.kl) + 1)
-        better = (new >= old - slack) | (jnp.isfinite(new) & ~jnp.isfinite(old))
-        better = better & valid & jnp.all(jnp.isfinite(there.cvi))
-        point = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, here)
-        return Carry(Point(*point), jnp.where(better, 0, tries + 1), carry.evaluations + 1)
+        slack = 8 * jnp.finfo(dtype).eps * (jnp.abs(here.ell) + jnp.abs(here.kl) + 1)
+        climbs = (new >= old - slack) | (jnp.isfinite(new) & ~jnp.isfinite(old))
+        taken = climbs & valid & jnp.all(jnp.isfinite(there.cvi))
+        slower = jnp.where(carry.newton, rate, 0.3 * rate)
+        return Carry(
+            Point(*jax.tree.map(lambda a, b: jnp.where(taken, a, b), there, here)),
+            jnp.where(taken, left, carry.residual),
+            taken & (carry.newton | (rate == 1) | (left < NEAR)),
+            jnp.where(taken, jnp.minimum(1, 2 * rate), slower),
+            carry.evaluations + 1,
+        )
 
-    first = Carry(look(ravel_pytree(start)[0]), jnp.asarray(0), jnp.asarray(1))
-    point, _, evaluations = lax.while_loop(keep_going, body, first)
-    left = residual(point)
-    return Solution(
-        unravel(point.nat), point.ell - point.kl, evaluations, left, left <= tolerance
-    )
+    first = look(ravel_pytree(start)[0])
+    one = jnp.ones((), dtype)
+    start_carry = Carry(first, residual(first), jnp.asarray(newton), one, jnp.asarray(1))
+    end = lax.while_loop(keep_going, body, start_carry)
+    point, converged = end.point, end.residual <= tolerance
+    elbo = point.ell - point.kl
+    return Solution(unravel(point.nat), elbo, end.evaluations, end.residual, converged)
 
 
 def _slope(family: Family, unravel: Callable, nat: Flat, cvi: Flat, step: Flat) -> Scalar:
