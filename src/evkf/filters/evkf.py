@@ -32,6 +32,7 @@ class Updated(NamedTuple):
     evaluations: Array
     residual: Scalar
     converged: Bool[Array, ""]
+    sound: Bool[Array, ""]
 
 
 class VariationalKalmanFilter(Filter):
@@ -139,7 +140,7 @@ class VariationalKalmanFilter(Filter):
             key = jax.random.key(0)
         solve = self._gaussian if isinstance(model.family, Gaussian) else self._product
         updated = solve(model, prediction, y, mask, key)
-        return _settle(model, prediction, updated, mask)
+        return _settle(prediction, updated, mask)
 
     def step(
         self,
@@ -166,7 +167,7 @@ class VariationalKalmanFilter(Filter):
             raise InputError("solver='newton' for a Gaussian", "solver", "use 'auto' or 'cvi'")
         mean, cov = prediction.belief
         dtype, dim = mean.dtype, mean.shape[0]
-        root = cholesky(jitter(cov))
+        root = cholesky(cov)
         ell = whitened(model.likelihood, mean, root, y, mask, key, self.num_samples)
         if is_conjugate(model.likelihood):
             found = conjugate_update(ell, dim, dtype)
@@ -175,7 +176,8 @@ class VariationalKalmanFilter(Filter):
             limits = (self.max_evaluations, self._tolerance(dtype))
             found = cvi_update(ell, dim, dtype, concave, *limits)
         spread = root @ found.root
-        belief = GaussianBelief(mean + root @ found.mean, spread @ spread.T)
+        belief = GaussianBelief(mean + root @ found.mean, jitter(spread @ spread.T))
+        sound = jnp.all(jnp.isfinite(belief.mean)) & jnp.all(jnp.isfinite(spread))
         gap = _gaussian_gap(model, prediction, root, found, belief, spread)
         return Updated(
             belief,
@@ -184,6 +186,7 @@ class VariationalKalmanFilter(Filter):
             found.evaluations,
             found.residual,
             found.converged,
+            sound,
         )
 
     def _product(
@@ -204,6 +207,7 @@ class VariationalKalmanFilter(Filter):
             found.evaluations,
             found.residual,
             found.converged,
+            family.valid(found.nat),
         )
 
 
@@ -236,12 +240,10 @@ def _natural_gap(model: Model, prediction: Prediction, nat: Belief) -> Scalar:
     return product - family.log_partition(prior) + cross.log_partition
 
 
-def _settle(
-    model: Model, prediction: Prediction, updated: Updated, mask: Mask
-) -> tuple[State, Info]:
+def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State, Info]:
     """Keep the update if it is sound, else the prediction; say what happened."""
     seen = jnp.any(mask)
-    sound = model.family.valid(updated.belief) & jnp.isfinite(updated.elbo)
+    sound = updated.sound & jnp.isfinite(updated.elbo)
     keep = sound & seen
     belief = jax.tree.map(lambda a, b: jnp.where(keep, a, b), updated.belief, prediction.belief)
     status = (

@@ -57,10 +57,10 @@ class Point(NamedTuple):
 
 class Carry(NamedTuple):
     point: Point
-    step: Nat
-    """The last step taken."""
-    change: Nat
-    """How the gap changed along it."""
+    steps: Nat
+    """The last steps taken, newest first."""
+    changes: Nat
+    """How the gap changed along each."""
     rate: Scalar
     evaluations: Int[Array, ""]
     residual: Scalar
@@ -87,8 +87,8 @@ def cvi_update(
     """Climb $ELL - KL$ by full natural-gradient steps, shortened until they climb.
 
     A step goes to $J = I - H$, $h = g - Hu$, with g and H the expected gradient and Hessian: the
-    fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's method of
-    depth one). One trip of the loop is one factorisation and one evaluation. The residual of the fixed point
+    fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's method;
+    along the last three where the model is not log-concave). One trip of the loop is one factorisation and one evaluation. The residual of the fixed point
     falls out of it, and its decay foretells that of the next step; when this is small enough, the
     step is taken without another look, and the bound there is extrapolated to second order.
 
@@ -107,7 +107,7 @@ def cvi_update(
     def body(carry: Carry) -> Carry:
         here, rate = carry.point, carry.rate
         direct = (rate == 1) & (carry.residual < NEAR)
-        toward = _extrapolate(here.gap, carry.step, carry.change, direct)
+        toward = _extrapolate(here.gap, carry.steps, carry.changes, direct)
         nat = Nat(*jax.tree.map(lambda x, d: x + rate * d, here.nat, toward))
         if not log_concave:
             bent = _into_cone(nat.precision, here.root, rate * toward.precision)
@@ -127,19 +127,20 @@ def cvi_update(
         foretold = jnp.where(_mean_left(there) < SETTLED, left * decay, left)
         return Carry(
             _choose(taken, there, here),
-            _choose(taken, step, carry.step),
-            _choose(taken, change, carry.change),
+            _choose(taken, _push(carry.steps, step), carry.steps),
+            _choose(taken, _push(carry.changes, change), carry.changes),
             jnp.where(taken, jnp.minimum(1, 2 * rate), 0.3 * rate),
             carry.evaluations + 1,
             jnp.where(taken, left, carry.residual),
             jnp.where(taken, foretold, carry.foretold),
         )
 
+    depth = 1 if log_concave else 3
     origin = Nat(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
-    zero = Nat(*jax.tree.map(jnp.zeros_like, origin))
+    none = Nat(jnp.zeros((depth, dim), dtype), jnp.zeros((depth, dim, dim), dtype))
     first = _look(origin, ell.start)
     left = _relative(first.gap, first.nat)
-    start = Carry(first, zero, zero, jnp.ones((), dtype), jnp.asarray(1), left, left)
+    start = Carry(first, none, none, jnp.ones((), dtype), jnp.asarray(1), left, left)
     end = lax.while_loop(keep_going, body, start)
     point, converged = end.point, end.foretold <= tolerance
     last = _moments(Nat(*jax.tree.map(jnp.add, point.nat, point.gap)))
@@ -172,12 +173,23 @@ def _mean_left(point: Point) -> Scalar:
     return 0.5 * jnp.sum((force @ point.root) ** 2)
 
 
-def _extrapolate(gap: Nat, step: Nat, change: Nat, direct: Bool[Array, ""]) -> Nat:
-    """Anderson's step: the gap, less what the last step says will be left of it."""
-    square = _dot(change, change)
-    usable = direct & (square > 0)
-    weight = jnp.where(usable, _dot(change, gap) / jnp.where(usable, square, 1), 0)
-    return Nat(*jax.tree.map(lambda g, s, c: g - weight * (s + c), gap, step, change))
+def _extrapolate(gap: Nat, steps: Nat, changes: Nat, direct: Bool[Array, ""]) -> Nat:
+    """Anderson's step: the gap, less what the last steps say will be left of it."""
+    products = jax.vmap(jax.vmap(_dot, (None, 0)), (0, None))(changes, changes)
+    along = jax.vmap(_dot, (0, None))(changes, gap)
+    sizes = jnp.diagonal(products)
+    ridge = jnp.where(sizes > 0, 1e-10 * sizes, 1)
+    if len(ridge) == 1:
+        weights = along / (sizes + ridge)
+    else:
+        weights = jnp.linalg.solve(products + jnp.diag(ridge), along)
+    weights = jnp.where(direct & jnp.all(jnp.isfinite(weights)), weights, 0)
+    move = jax.tree.map(lambda s, c: jnp.tensordot(weights, s + c, 1), steps, changes)
+    return _minus(gap, move)
+
+
+def _push(stack: Nat, newest: Nat) -> Nat:
+    return Nat(*jax.tree.map(lambda s, n: jnp.concatenate([n[None], s[:-1]]), stack, newest))
 
 
 def _into_cone(precision: Matrix, root: Matrix, step: Matrix) -> Matrix:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from evkf.dynamics import GaussianDynamics
-from evkf.families import Family, Gaussian, GaussianBelief, Nodes
+from evkf.families import Gaussian, GaussianBelief, Nodes
+from evkf.families.gaussian import cubature
 from evkf.model import Model
-from evkf.numerics import symmetrize
+from evkf.numerics import cholesky, jitter, symmetrize
 from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
@@ -61,14 +62,12 @@ def predict(
     keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment matching averages mean
     parameters, and so propagates the variance by itself.
     """
-    nodes = _nodes(model.family, belief, key, rule, num_samples)
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
-        new, cross = _additive(model.dynamics, belief, u, nodes, rule, correct)
+        new, cross = _additive(model.dynamics, belief, u, key, rule, num_samples, correct)
     else:
-        new, cross = _general(model, belief, u, nodes, rule, correct)
+        new, cross = _general(model, belief, u, key, rule, num_samples, correct)
     failed = ~_finite(new)
-    fallback = model.family.from_moments(model.family.mean(belief), model.family.cov(belief))
-    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, fallback)
+    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, belief)
     if isinstance(new, GaussianBelief):
         new, capped = _cap(new, max_std)
     else:
@@ -76,22 +75,25 @@ def predict(
     return Prediction(new, cross, capped, failed)
 
 
-def _nodes(family: Family, belief: Belief, key: Key, rule: str, num_samples: int) -> Nodes:
-    if rule != "monte_carlo":
-        return family.nodes(belief)
-    points = family.sample(belief, key, num_samples)
-    return Nodes(points, jnp.full(num_samples, 1 / num_samples, points.dtype))
+def _samples(points: Float[Array, "S L"]) -> Nodes:
+    return Nodes(points, jnp.full(len(points), 1 / len(points), points.dtype))
 
 
 def _additive(
     dynamics: GaussianDynamics,
     belief: GaussianBelief,
     u: Input,
-    nodes: Nodes,
+    key: Key,
     rule: str,
+    num_samples: int,
     correct: bool,
 ) -> tuple[GaussianBelief, AdditiveCross]:
-    noise = dynamics.noise
+    noise, root = dynamics.noise, cholesky(belief.cov)
+    if rule == "monte_carlo":
+        standard = jax.random.normal(key, (num_samples, len(root)), root.dtype)
+        nodes = _samples(belief.mean + standard @ root.T)
+    else:
+        nodes = cubature(belief.mean, root)
     images = jax.vmap(dynamics.mean, in_axes=(0, None))(nodes.points, u)
     mean = nodes.weights @ images
     deviations = (images - mean) * jnp.sqrt(nodes.weights)[:, None]
@@ -100,15 +102,27 @@ def _additive(
     if rule == "moment_matching":
         cov = cov + deviations.T @ deviations
     elif correct:
-        jacobian = jax.jacfwd(dynamics.mean)(belief.mean, u)
-        cov = cov + symmetrize(jacobian @ belief.cov @ jacobian.T)
-    return GaussianBelief(mean, cov), AdditiveCross(mean, spread)
+        # The image of a root, not of P: the sum stays positive definite in floating point.
+        _, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)
+        moved = jax.vmap(push)(root.T)
+        cov = cov + moved.T @ moved
+    return GaussianBelief(mean, jitter(cov)), AdditiveCross(mean, spread)
 
 
 def _general(
-    model: Model, belief: Belief, u: Input, nodes: Nodes, rule: str, correct: bool
+    model: Model,
+    belief: Belief,
+    u: Input,
+    key: Key,
+    rule: str,
+    num_samples: int,
+    correct: bool,
 ) -> tuple[Belief, NaturalCross]:
     family = model.family
+    if rule == "monte_carlo":
+        nodes = _samples(family.sample(belief, key, num_samples))
+    else:
+        nodes = family.nodes(belief)
 
     def average(trees: Nat) -> Nat:
         return jax.tree.map(lambda leaf: jnp.tensordot(nodes.weights, leaf, 1), trees)

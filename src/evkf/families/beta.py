@@ -1,0 +1,201 @@
+"""The Beta: states in the unit interval, peaked or saturated."""
+
+import math
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from evkf.draws import log_gamma_draw
+from evkf.families.base import Univariate
+from evkf.special import (
+    bregman,
+    digamma_rise,
+    log_gap,
+    rise,
+    stirling,
+    trigamma_drop,
+)
+from evkf.types import Belief, Key, Nat, Vector
+
+_LEAST_SHAPE = 1e-4
+
+
+class Beta(Univariate):
+    """Independent Beta states with shapes $\\alpha$ and $\\beta$.
+
+    $t(z) = (\\log z, \\log(1-z))$, $\\lambda = (\\alpha - 1, \\beta - 1)$,
+    $A = \\log B(\\alpha, \\beta)$, $\\mu = (\\psi(\\alpha) - \\psi(s), \\psi(\\beta) - \\psi(s))$
+    with $s = \\alpha + \\beta$, mean $m = \\alpha/s$, variance $m(1-m)/(s+1)$. Shapes from 1e-3 to
+    1e6 keep their digits: with $h(x) = x - 1 - \\log x$ and Stirling's remainder $r$, the log
+    density is $-\\alpha h(z/m) - \\beta h((1-z)/(1-m)) - \\log z(1-z)
+    + \\tfrac12\\log(\\alpha\\beta/2\\pi s) - r(\\alpha) - r(\\beta) + r(s)$, and so on.
+
+    In float32 the *mean* parameters of concentrated beliefs do not hold the shapes, as for `Gamma`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> family = Beta(1)
+        >>> belief = family.from_moments(jnp.array([0.25]), jnp.array([[0.0375]]))
+        >>> [round(float(x), 4) for x in belief[0]]
+        [0.0, 2.0]
+    """
+
+    dim: int = eqx.field(static=True)
+    correctable: ClassVar[bool] = True
+    num_params: ClassVar[int] = 2
+    support: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def each_log_partition(self, nat: Float[Array, "L K"]) -> Vector:
+        return _log_beta(_unpack(nat))
+
+    def each_log_prob(self, nat: Float[Array, "L K"], z: Vector) -> Vector:
+        shapes = _unpack(nat)
+        both = jnp.stack([z, 1 - z])
+        cross = z * shapes[1] - (1 - z) * shapes[0]  # s (z - m)
+        excess = jnp.stack([cross, -cross]) / shapes
+        spread = shapes * log_gap(excess, both * (jnp.sum(shapes, 0) / shapes))
+        return -jnp.sum(spread, 0) - jnp.log(z) - jnp.log1p(-z) - _saddle(shapes)
+
+    def each_entropy(self, nat: Float[Array, "L K"]) -> Vector:
+        shapes = _unpack(nat)
+        others, total = shapes[::-1], jnp.sum(shapes, 0, keepdims=True)
+        bend = shapes * rise(stirling, shapes, total, others, shapes / 3)
+        return _saddle(shapes) + 0.5 + jnp.sum(bend - digamma_rise(shapes, others), 0)
+
+    def each_kl(self, nat: Float[Array, "L K"], other: Float[Array, "L K"]) -> Vector:
+        q, p, step = _unpack(nat), _unpack(other), (other - nat).T
+        s_q, s_p = jnp.sum(q, 0), jnp.sum(p, 0)
+        # The determinant |q p|: while it is small, from the differences of the parameters.
+        near = jnp.all(jnp.abs(step) < 0.5 * q, 0)
+        cross = jnp.where(near, p[0] * step[1] - step[0] * p[1], q[0] * p[1] - p[0] * q[1])
+        cross = jnp.stack([cross, -cross])
+        means = p * log_gap(cross / s_q / p, (q / s_q) * (s_p / p))
+        # h(a_p/a_q) + h(b_p/b_q) - h(s_p/s_q), as a sum of terms that cannot cancel.
+        shapes = q[::-1] * log_gap(step / q, p / q)
+        shapes = shapes + q * log_gap(-cross / s_p / q, (p / s_p) * (s_q / q))
+        base, end, move = (jnp.concatenate([x, jnp.sum(x, 0, keepdims=True)]) for x in (q, p, step))
+        remainder = bregman(stirling, base, end, move, base / 3)
+        return jnp.sum(means + 0.5 * shapes / s_q + remainder[:2], 0) - remainder[2]
+
+    def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:
+        a, b = _unpack(nat)
+        s = a + b
+        mean = a / s
+        skew = 2 * (b - a) / (s + 2) * jnp.sqrt((s + 1) / a / b)
+        return mean, mean * (b / s) / (s + 1), skew
+
+    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
+        diagonal, off, _ = _curvature(_unpack(nat))
+        return jnp.stack([diagonal[0], -off, -off, diagonal[1]], -1).reshape(-1, 2, 2)
+
+    def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
+        return _solve(_curvature(_unpack(nat)), grad.T).T
+
+    def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
+        """Newton's method for $\\psi(s) - \\psi(\\alpha) = -\\mu_1$ and the like of $\\beta$."""
+        target = -mean_params.T
+        # Geometric means sum to less than one; rounding may hide it, so raise the smaller target.
+        eps = float(jnp.finfo(target.dtype).eps)
+        large = jnp.exp(-jnp.max(target, 0))
+        least = -jnp.log1p(-jnp.minimum((1 + 4 * eps) * large, 1 - eps))
+        target = jnp.where(target == jnp.min(target, 0), jnp.maximum(target, least), target)
+        gap = jnp.maximum(-jnp.expm1(-jnp.min(target, 0)) - large, eps * large)
+
+        def improve(_, shapes):
+            value = digamma_rise(shapes, shapes[::-1])
+            # In logarithms of shapes and targets: every regime is nearly a power law.
+            step = _solve(_curvature(shapes), value * jnp.log(value / target)) / shapes
+            return shapes * jnp.exp(step / jnp.maximum(jnp.max(jnp.abs(step), 0) / 2, 1))
+
+        start = 0.5 + 0.5 * jnp.exp(-target) / gap  # from psi(x) ~ log(x - 1/2)
+        return jnp.maximum(lax.fori_loop(0, 8, improve, start), eps).T - 1
+
+    def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
+        """Variance capped below $m(1-m)$, at $m(1-m)/(1+10^{-4})$; shapes above 1e-4."""
+        mean = self.inside(mean)
+        total = jnp.maximum(mean * (1 - mean) / var - 1, _LEAST_SHAPE)
+        shapes = jnp.stack([total * mean, total * (1 - mean)], -1)
+        return jnp.maximum(shapes, _LEAST_SHAPE) - 1
+
+    def each_valid(self, nat: Float[Array, "L K"]) -> Bool[Array, " L"]:
+        return jnp.all(nat > -1, axis=-1)
+
+    def to_mean(self, nat: Nat) -> Nat:
+        shapes = _unpack(nat)
+        return -digamma_rise(shapes, shapes[::-1]).T
+
+    def stats(self, z: Vector) -> Nat:
+        return jnp.stack([jnp.log(z), jnp.log1p(-z)], -1)
+
+    @property
+    def log_base(self) -> float:
+        return 0.0
+
+    def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
+        """Ratios of Gamma draws, with the implicit gradient; never 0 or 1 even if saturated."""
+        shapes = jnp.broadcast_to(belief + 1, (num, self.dim, 2))
+        draws = log_gamma_draw(key, shapes)
+        return self.inside(jax.nn.sigmoid(draws[..., 0] - draws[..., 1]))
+
+    def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
+        """First L entries: by sigmoid the mean; the rest: by softplus the concentration $s$.
+
+        Both shapes are then raised by 1e-3, which is what bounds them below.
+        """
+        lean, total = raw[: self.dim], jax.nn.softplus(raw[self.dim :])
+        shapes = jnp.stack([total * jax.nn.sigmoid(lean), total * jax.nn.sigmoid(-lean)], -1)
+        return shapes + 1e-3 - 1
+
+
+def _unpack(nat: Float[Array, "L 2"]) -> Float[Array, "2 L"]:
+    """The two shapes."""
+    return nat.T + 1
+
+
+def _saddle(shapes: Float[Array, "2 L"]) -> Vector:
+    """$\\log B$ less its large part $a\\log m + b\\log(1-m)$."""
+    remainder = stirling(jnp.concatenate([shapes, jnp.sum(shapes, 0, keepdims=True)]), 0)
+    return (
+        0.5 * jnp.log(2 * math.pi * jnp.sum(1 / shapes, 0))
+        + remainder[0]
+        + remainder[1]
+        - remainder[2]
+    )
+
+
+@jax.custom_jvp
+def _log_beta(shapes: Float[Array, "2 L"]) -> Vector:
+    return _saddle(shapes) - jnp.sum(shapes * jnp.log1p(shapes[::-1] / shapes), 0)
+
+
+@_log_beta.defjvp
+def _(primals, tangents):
+    (shapes,), (change,) = primals, tangents
+    return _log_beta(shapes), -jnp.sum(digamma_rise(shapes, shapes[::-1]) * change, 0)
+
+
+def _curvature(shapes: Float[Array, "2 L"]) -> tuple[Float[Array, "2 L"], Vector, Vector]:
+    """Diagonal, negated off-diagonal and determinant of the Fisher information.
+
+    The parts $1/x$ of the trigammas cancel in the determinant, so they are left out of it by hand.
+    """
+    total = jnp.sum(shapes, 0)
+    drop = trigamma_drop(shapes, shapes[::-1])
+    share = shapes[::-1] / shapes / total
+    excess = 0.5 / total**2 + stirling(total, 2)
+    off = 1 / total + excess
+    det = jnp.sum(drop * share[::-1], 0) + drop[0] * drop[1] - excess * (off + 1 / total)
+    return share + drop, off, jnp.maximum(det, jnp.finfo(det.dtype).tiny)
+
+
+def _solve(
+    curvature: tuple[Float[Array, "2 L"], Vector, Vector], right: Float[Array, "2 L"]
+) -> Float[Array, "2 L"]:
+    """$F^{-1}$ times a vector, by elimination with the exact Schur complement."""
+    diagonal, off, det = curvature
+    second = (diagonal[0] * right[1] + off * right[0]) / det
+    return jnp.stack([(right[0] + off * second) / diagonal[0], second])

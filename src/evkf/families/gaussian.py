@@ -1,0 +1,139 @@
+"""The full-covariance Gaussian, stored as mean and covariance."""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from evkf.families.base import Family, Nodes
+from evkf.numerics import cholesky, inverse_lower, solve_lower, symmetrize
+from evkf.types import Key, Matrix, Scalar, Vector
+
+
+class GaussianBelief(NamedTuple):
+    """Mean $m$ and covariance $P$."""
+
+    mean: Vector
+    cov: Matrix
+
+
+class GaussianNat(NamedTuple):
+    """Natural parameters $(P^{-1}m, -\\tfrac12 P^{-1})$ (the print's first one is an erratum)."""
+
+    linear: Vector
+    quadratic: Matrix
+
+
+class GaussianMean(NamedTuple):
+    """Mean parameters $(E[z], E[zz^\\top])$."""
+
+    first: Vector
+    second: Matrix
+
+
+class Gaussian(Family):
+    """Gaussian with full covariance.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> family = Gaussian(2)
+        >>> belief = family.from_moments(jnp.zeros(2), jnp.eye(2))
+        >>> round(float(family.entropy(belief)), 4)
+        2.8379
+    """
+
+    dim: int = eqx.field(static=True)
+    correctable: ClassVar[bool] = True
+
+    def nat(self, belief: GaussianBelief) -> GaussianNat:
+        inverse = inverse_lower(cholesky(belief.cov))
+        precision = inverse.T @ inverse
+        return GaussianNat(precision @ belief.mean, -0.5 * precision)
+
+    def from_nat(self, nat: GaussianNat) -> GaussianBelief:
+        inverse = inverse_lower(cholesky(-2 * nat.quadratic))
+        cov = inverse.T @ inverse
+        return GaussianBelief(cov @ nat.linear, cov)
+
+    def to_mean(self, nat: GaussianNat) -> GaussianMean:
+        mean, cov = self.from_nat(nat)
+        return GaussianMean(mean, cov + jnp.outer(mean, mean))
+
+    def to_nat(self, mean_params: GaussianMean) -> GaussianNat:
+        first, second = mean_params
+        return self.nat(GaussianBelief(first, symmetrize(second - jnp.outer(first, first))))
+
+    def log_partition(self, nat: GaussianNat) -> Scalar:
+        root = cholesky(-2 * nat.quadratic)
+        white = solve_lower(root, nat.linear)
+        return 0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(root)))
+
+    def stats(self, z: Vector) -> GaussianMean:
+        return GaussianMean(z, jnp.outer(z, z))
+
+    @property
+    def log_base(self) -> float:
+        return -0.5 * self.dim * math.log(2 * math.pi)
+
+    def log_prob(self, belief: GaussianBelief, z: Vector) -> Scalar:
+        root = cholesky(belief.cov)
+        white = solve_lower(root, z - belief.mean)
+        return self.log_base - 0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(root)))
+
+    def entropy(self, belief: GaussianBelief) -> Scalar:
+        log_det = jnp.sum(jnp.log(jnp.diagonal(cholesky(belief.cov))))
+        return 0.5 * self.dim - self.log_base + log_det
+
+    def kl(self, belief: GaussianBelief, other: GaussianBelief) -> Scalar:
+        root, target = cholesky(belief.cov), cholesky(other.cov)
+        spread = solve_lower(target, root)
+        shift = solve_lower(target, belief.mean - other.mean)
+        log_det = jnp.sum(jnp.log(jnp.diagonal(spread)))
+        return 0.5 * (jnp.sum(spread**2) - self.dim + shift @ shift) - log_det
+
+    def sample(self, belief: GaussianBelief, key: Key, num: int) -> Float[Array, "S L"]:
+        noise = jax.random.normal(key, (num, self.dim), belief.mean.dtype)
+        return belief.mean + noise @ cholesky(belief.cov).T
+
+    def mean(self, belief: GaussianBelief) -> Vector:
+        return belief.mean
+
+    def cov(self, belief: GaussianBelief) -> Matrix:
+        return belief.cov
+
+    def var(self, belief: GaussianBelief) -> Vector:
+        return jnp.diagonal(belief.cov)
+
+    def from_moments(self, mean: Vector, cov: Matrix) -> GaussianBelief:
+        return GaussianBelief(mean, cov)
+
+    def nodes(self, belief: GaussianBelief) -> Nodes:
+        """Spherical cubature: $m \\pm \\sqrt{L}$ times the columns of a root of P, equal weights."""
+        return cubature(belief.mean, cholesky(belief.cov))
+
+    def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
+        """First L entries: the mean; the rest: a root of the precision, its diagonal by softplus."""
+        mean, entries = raw[: self.dim], raw[self.dim :]
+        lower = jnp.zeros((self.dim, self.dim), raw.dtype).at[jnp.tril_indices(self.dim)].set(entries)
+        diagonal = jax.nn.softplus(jnp.diagonal(lower)) + 1e-4
+        root = jnp.tril(lower, -1) + jnp.diag(diagonal)
+        precision = root @ root.T
+        return GaussianNat(precision @ mean, -0.5 * precision)
+
+    @property
+    def num_raw(self) -> int:
+        return self.dim + self.dim * (self.dim + 1) // 2
+
+    def valid(self, belief: GaussianBelief) -> Bool[Array, ""]:
+        return jnp.all(jnp.isfinite(belief.mean)) & jnp.all(jnp.isfinite(cholesky(belief.cov)))
+
+
+def cubature(mean: Vector, root: Matrix) -> Nodes:
+    """The spherical cubature rule of a Gaussian given a root of its covariance."""
+    dim = mean.shape[0]
+    offsets = math.sqrt(dim) * root.T
+    points = jnp.concatenate([mean + offsets, mean - offsets])
+    return Nodes(points, jnp.full(2 * dim, 0.5 / dim, points.dtype))

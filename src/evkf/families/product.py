@@ -1,0 +1,126 @@
+"""Products of univariate families over consecutive blocks of dimensions."""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from evkf.families.base import Family, Nodes, Univariate, tensor_nodes
+from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
+
+
+class Product(Family):
+    """Independent blocks of dimensions, each with a univariate family of its own.
+
+    $q(z) = \\prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$. Beliefs, natural and mean
+    parameters are tuples with one array per part; $A$, entropy and KL are sums over the parts.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from evkf.families import Bernoulli, Gamma
+        >>> family = Product((Gamma(2), Bernoulli(1)))
+        >>> belief = family.from_moments(jnp.array([2.0, 1.0, 0.5]), jnp.eye(3))
+        >>> [x.shape for x in belief], family.correctable
+        ([(2, 2), (1, 1)], False)
+    """
+
+    parts: tuple[Univariate, ...]
+
+    @property
+    def dim(self) -> int:
+        return sum(part.dim for part in self.parts)
+
+    @property
+    def correctable(self) -> bool:
+        return all(part.correctable for part in self.parts)
+
+    def nat(self, belief: Belief) -> Nat:
+        return belief
+
+    def from_nat(self, nat: Nat) -> Belief:
+        return nat
+
+    def to_mean(self, nat: Nat) -> Nat:
+        return self._map(lambda part, x: part.to_mean(x), nat)
+
+    def to_nat(self, mean_params: Nat) -> Nat:
+        return self._map(lambda part, x: part.to_nat(x), mean_params)
+
+    def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
+        """$F(\\lambda)^{-1} g$, part by part."""
+        return self._map(lambda part, x, g: part.natural_gradient(x, g), nat, grad)
+
+    def log_partition(self, nat: Nat) -> Scalar:
+        return self._sum(lambda part, x: part.log_partition(x), nat)
+
+    def stats(self, z: Vector) -> Nat:
+        return self._map(lambda part, x: part.stats(x), self._blocks(z))
+
+    @property
+    def log_base(self) -> float:
+        return sum(part.log_base for part in self.parts)
+
+    def log_prob(self, belief: Belief, z: Vector) -> Scalar:
+        return self._sum(lambda part, x, y: part.log_prob(x, y), belief, self._blocks(z))
+
+    def entropy(self, belief: Belief) -> Scalar:
+        return self._sum(lambda part, x: part.entropy(x), belief)
+
+    def kl(self, belief: Belief, other: Belief) -> Scalar:
+        return self._sum(lambda part, x, y: part.kl(x, y), belief, other)
+
+    def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
+        keys = jax.random.split(key, len(self.parts))
+        draws = self._map(lambda part, x, k: part.sample(x, k, num), belief, keys)
+        return jnp.concatenate(draws, axis=-1)
+
+    def mean(self, belief: Belief) -> Vector:
+        return jnp.concatenate(self._map(lambda part, x: part.mean(x), belief))
+
+    def cov(self, belief: Belief) -> Matrix:
+        return jnp.diag(self.var(belief))
+
+    def var(self, belief: Belief) -> Vector:
+        return jnp.concatenate(self._map(lambda part, x: part.var(x), belief))
+
+    def from_moments(self, mean: Vector, cov: Matrix) -> Belief:
+        blocks = self._blocks(mean), self._blocks(jnp.diagonal(cov))
+        return self._map(lambda part, m, v: part.each_from_moments(m, v), *blocks)
+
+    def nodes(self, belief: Belief) -> Nodes:
+        """Tensor product of all parts' two-point rules, for up to 10 dimensions.
+
+        Raises:
+            InputError: With more dimensions.
+        """
+        points, weights = zip(*self._map(lambda part, x: part.each_rule(x), belief), strict=True)
+        return tensor_nodes(jnp.concatenate(points, -1), jnp.concatenate(weights, -1))
+
+    def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
+        """Consecutive stretches of `raw`, one per part, each by that part's own map."""
+        stretches = _split(raw, [part.num_raw for part in self.parts])
+        return self._map(lambda part, x: part.from_unconstrained(x), stretches)
+
+    @property
+    def num_raw(self) -> int:
+        return sum(part.num_raw for part in self.parts)
+
+    def valid(self, belief: Belief) -> Bool[Array, ""]:
+        return jnp.all(jnp.stack(self._map(lambda part, x: part.valid(x), belief)))
+
+    def _map(self, call: Callable[..., Any], *args: Iterable[Any]) -> tuple[Any, ...]:
+        """Apply `call` to every part with its own entry of every argument."""
+        return tuple(call(part, *own) for part, *own in zip(self.parts, *args, strict=True))
+
+    def _sum(self, call: Callable[..., Scalar], *args: Iterable[Any]) -> Scalar:
+        return jnp.sum(jnp.stack(self._map(call, *args)))
+
+    def _blocks(self, values: Vector) -> list[Array]:
+        return _split(values, [part.dim for part in self.parts])
+
+
+def _split(values: Float[Array, " R"], sizes: list[int]) -> list[Array]:
+    return jnp.split(values, list(accumulate(sizes))[:-1])

@@ -1,0 +1,86 @@
+"""What the continuous Bernoulli and the Bernoulli share."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from evkf.families.base import Univariate
+from evkf.special import bregman
+from evkf.types import Nat, Vector
+
+
+class Symmetric(Univariate):
+    """A one-parameter member on [0, 1] with $t(z) = z$ that $z \\to 1-z$ only turns over.
+
+    That is, $A(-\\lambda) = A(\\lambda) - \\lambda$. So everything is computed at $-|\\lambda|$,
+    where the mean is small and loses no digits, and mirrored.
+    """
+
+    num_params: ClassVar[int] = 1
+    support: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    correctable: ClassVar[bool] = False
+
+    reach: eqx.AbstractClassVar[float]
+    """Share of $|\\lambda|$ within which the third derivative of $A$ hardly changes."""
+
+    @staticmethod
+    @abstractmethod
+    def cumulant(nat: Vector, order: int) -> Vector:
+        """The derivative of $A$ of order 0 to 3, as a ladder of `evkf.special`."""
+
+    def each_log_partition(self, nat: Float[Array, "L K"]) -> Vector:
+        return self.cumulant(nat[:, 0], 0)
+
+    def each_log_prob(self, nat: Float[Array, "L K"], z: Vector) -> Vector:
+        folded = _fold(nat) * nat[:, 0]
+        return folded * jnp.where(nat[:, 0] > 0, 1 - z, z) - self.cumulant(folded, 0)
+
+    def each_entropy(self, nat: Float[Array, "L K"]) -> Vector:
+        folded = _fold(nat) * nat[:, 0]
+        return self.cumulant(folded, 0) - folded * self.cumulant(folded, 1)
+
+    def each_kl(self, nat: Float[Array, "L K"], other: Float[Array, "L K"]) -> Vector:
+        sign = _fold(nat)
+        folded, end, step = (sign * x[:, 0] for x in (nat, other, other - nat))
+        return bregman(self.cumulant, folded, end, step, jnp.maximum(1, -self.reach * folded))
+
+    def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:
+        mean, var, third = (self.cumulant(nat[:, 0], order) for order in (1, 2, 3))
+        safe = jnp.maximum(var, jnp.finfo(var.dtype).tiny)
+        return mean, var, third / safe / jnp.sqrt(safe)
+
+    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
+        return self.cumulant(nat, 2)[:, :, None]
+
+    def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
+        # The variance of a saturated belief underflows.
+        return grad / jnp.maximum(self.cumulant(nat, 2), jnp.finfo(nat.dtype).tiny)
+
+    def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
+        """Keeps the mean, which fixes the variance."""
+        return self.to_nat(mean[:, None])
+
+    def each_valid(self, nat: Float[Array, "L K"]) -> Bool[Array, " L"]:
+        return jnp.isfinite(nat[:, 0])
+
+    def to_mean(self, nat: Nat) -> Nat:
+        return self.cumulant(nat, 1)
+
+    def stats(self, z: Vector) -> Nat:
+        return z[:, None]
+
+    @property
+    def log_base(self) -> float:
+        return 0.0
+
+    def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
+        """The natural parameters themselves: every real number is valid."""
+        return raw[:, None]
+
+
+def _fold(nat: Float[Array, "L 1"]) -> Vector:
+    """Sign that brings $\\lambda$ to $-|\\lambda|$; +1 at 0, to keep derivatives right there."""
+    return jnp.where(nat[:, 0] > 0, -1, 1).astype(nat.dtype)

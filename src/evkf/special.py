@@ -1,0 +1,260 @@
+"""Special functions that stay accurate where the textbook forms cancel.
+
+What families need at extreme parameters are small differences of large numbers:
+$\\log\\Gamma(10^6)$ is 1.3e7, while a divergence between two such Gammas may be 1e-7. The way out,
+throughout: take the large parts away by hand (Stirling's formula, $r - 1 - \\log r$) and compute
+what remains as a sum of terms of one sign.
+
+Functions with an `order` argument are derivative ladders: `f(x, n)` is the n-th derivative for n up
+to 3, each accurate on its own, and JAX differentiates `f(x, n)` to `f(x, n + 1)`.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+Real = Float[Array, "..."]
+Ladder = Callable[[Real, int], Real]
+
+_SHIFT = 8
+
+
+def _bernoulli_numbers(last: int) -> list[float]:
+    """B_2, B_4, ... B_last, correctly rounded (SciPy's lose four digits)."""
+    numbers = [Fraction(1)]
+    for m in range(1, last + 1):
+        total = sum((math.comb(m + 1, k) * b for k, b in enumerate(numbers)), Fraction(0))
+        numbers.append(-total / (m + 1))
+    return [float(b) for b in numbers[2::2]]
+
+
+_BERNOULLI = _bernoulli_numbers(36)
+
+
+def _double(x: Real) -> bool:
+    return jnp.finfo(x.dtype).bits > 32
+
+
+def horner(x: Real, coefficients: list[float]) -> Real:
+    """Polynomial with the given coefficients, lowest first."""
+    total = jnp.full_like(x, coefficients[-1])
+    for c in coefficients[-2::-1]:
+        total = total * x + c
+    return total
+
+
+def _ladder(body: Ladder) -> Ladder:
+    """Make each order's derivative the next order, not what autodiff makes of the formula."""
+
+    @partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def ladder(x: Real, order: int) -> Real:
+        return body(x, order)
+
+    @ladder.defjvp
+    def _(order, primals, tangents):
+        (x,), (dx,) = primals, tangents
+        if order < 3:
+            return ladder(x, order), ladder(x, order + 1) * dx
+        return jax.jvp(lambda v: body(v, order), (x,), (dx,))
+
+    return ladder
+
+
+# r - 1 - log r
+
+
+def _atanh_gap(square: Real) -> Real:
+    """$\\operatorname{atanh}(y)/y - 1$ as a function of $y^2 \\le 1/9$."""
+    num = 17 if _double(square) else 8
+    return square * horner(square, [1 / (2 * k + 3) for k in range(num)])
+
+
+@jax.custom_jvp
+def log_gap(excess: Real, ratio: Real) -> Real:
+    """$h(r) = r - 1 - \\log r$, never negative and accurate relative to itself.
+
+    Args:
+        excess: $r - 1$, which callers know better than its difference from `ratio` would tell.
+            Gradients flow through this argument alone.
+        ratio: $r$.
+
+    Example:
+        >>> u = jnp.float32(1e-4)
+        >>> bool(abs(log_gap(u, 1 + u) / 4.99967e-9 - 1) < 1e-6)
+        True
+    """
+    half = excess / (1 + ratio)
+    series = half * (excess - 2 * _atanh_gap(half**2))
+    return jnp.where(jnp.abs(excess) < 0.5, series, excess - jnp.log(ratio))
+
+
+@log_gap.defjvp
+def _(primals, tangents):
+    excess, ratio = primals
+    return log_gap(excess, ratio), excess / ratio * tangents[0]
+
+
+# Stirling's remainder and the polygamma functions
+
+
+def _stirling(x: Real, order: int) -> Real:
+    # r(x) - r(x + 1) is positive, so shifting up to where the asymptotic series holds adds terms
+    # of one sign only, at any x: no branch and no cancellation.
+    shifted = x[..., None] + jnp.arange(_SHIFT, dtype=x.dtype)
+    inverse = 1 / (shifted * (shifted + 1))
+    if order < 2:
+        odd = 1 / (2 * shifted + 1)
+        direct = (shifted + 0.5) * jnp.log1p(1 / shifted) - 1
+        step = jnp.where(shifted < 1, direct, _atanh_gap(odd**2))
+        if order == 1:
+            step = 2 * odd * (step - 0.25 * inverse)
+    elif order == 2:
+        step = 0.5 * inverse**2
+    else:
+        step = -(2 * shifted + 1) * inverse * inverse * inverse  # inverse**3 would underflow
+    # The order-th derivative of sum_k B_2k / (2k (2k - 1)) x^(1 - 2k).
+    series = [
+        (-1) ** order * b * math.prod(range(2 * k - 1, 2 * k - 1 + order)) / (2 * k * (2 * k - 1))
+        for k, b in enumerate(_BERNOULLI[: 14 if _double(x) else 5], 1)
+    ]
+    far = 1 / (x + _SHIFT)
+    return jnp.sum(step, axis=-1) + far ** (order + 1) * horner(far**2, series)
+
+
+stirling = _ladder(_stirling)
+"""$r(x) = \\log\\Gamma(x) - (x - 1/2)\\log x + x - \\log(2\\pi)/2$ for $x > 0$."""
+
+
+def digamma(x: Real) -> Real:
+    """$\\psi(x)$ for $x > 0$."""
+    return jnp.log(x) - 0.5 / x + stirling(x, 1)
+
+
+def trigamma(x: Real) -> Real:
+    """$\\psi'(x)$ for $x > 0$, a sum of positive terms."""
+    return (1 + 0.5 / x) / x + stirling(x, 2)
+
+
+@jax.custom_jvp
+def digamma_rise(x: Real, step: Real) -> Real:
+    """$\\psi(x + d) - \\psi(x)$ for $x, d > 0$, accurate relative to itself."""
+    end = x + step
+    return jnp.log1p(step / x) + 0.5 * step / x / end + rise(stirling, x, end, step, x / 3)
+
+
+@digamma_rise.defjvp
+def _(primals, tangents):
+    x, step = primals
+    end = x + step
+    fall = step / x / end + trigamma_drop(x, step)
+    return digamma_rise(x, step), trigamma(end) * tangents[1] - fall * tangents[0]
+
+
+def trigamma_drop(x: Real, step: Real) -> Real:
+    """Fall of $\\psi'(x) - 1/x$ from $x$ to $x + d$, both positive, accurate relative to itself."""
+    end = x + step
+    rational = 0.5 * step / x / end * (1 / x + 1 / end)
+    return rational - rise(_stirling_slope, x, end, step, x / 3)
+
+
+def _stirling_slope(x: Real, order: int) -> Real:
+    return stirling(x, order + 1)
+
+
+# Small differences of smooth functions
+
+
+def _quadrature(f: Ladder, base: Real, step: Real, moment: int) -> Real:
+    """$\\int_0^1 (1-t)^k f''(b + t d)\\,dt$ with $k$ the moment, by Gauss–Legendre."""
+    nodes, weights = np.polynomial.legendre.leggauss(8 if _double(base) else 4)
+    t = jnp.asarray(0.5 * (1 + nodes), base.dtype)
+    w = jnp.asarray(0.5 * weights * (0.5 * (1 - nodes)) ** moment, base.dtype)
+    return f(base[..., None] + t * step[..., None], 2) @ w
+
+
+def rise(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> Real:
+    """$f'(e) - f'(b)$; within `radius` as the integral of $f''$, in which nothing cancels.
+
+    Args:
+        f: A ladder.
+        base: $b$.
+        end: $e$.
+        step: $e - b$, which callers know better than the rounded difference.
+        radius: At most a third of the distance from $b$ to the nearest singularity of f.
+    """
+    direct = f(end, 1) - f(base, 1)
+    return jnp.where(jnp.abs(step) < radius, step * _quadrature(f, base, step, 0), direct)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def bregman(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> Real:
+    """$f(e) - f(b) - (e - b) f'(b)$, accurate relative to itself; arguments as for `rise`.
+
+    Gradients flow through `base` and `end`.
+    """
+    direct = f(end, 0) - f(base, 0) - step * f(base, 1)
+    return jnp.where(jnp.abs(step) < radius, step**2 * _quadrature(f, base, step, 1), direct)
+
+
+@bregman.defjvp
+def _(f, primals, tangents):
+    base, end, step, radius = primals
+    slope = rise(f, base, end, step, radius)
+    change = slope * tangents[1] - f(base, 2) * step * tangents[0]
+    return bregman(f, base, end, step, radius), change
+
+
+# Log-partitions of the one-parameter families on [0, 1]
+
+
+def _log_uniform(x: Real, order: int) -> Real:
+    size = jnp.abs(x)
+    small = size < 2
+    # Both branches are evaluated, each kept where it is finite. First the order-th derivative of
+    # x / 2 + sum_k B_2k x^2k / (2k (2k)!).
+    near = jnp.where(small, x, 0)
+    first = max(1, (order + 1) // 2)
+    terms = [
+        b / (2 * k * math.factorial(2 * k - order))
+        for k, b in enumerate(_BERNOULLI[: 18 if _double(x) else 9], 1)
+        if k >= first
+    ]
+    series = near ** (2 * first - order) * horner(near**2, terms)
+    if order < 2:
+        series = series + 0.5 * near ** (1 - order)
+    # Then the closed form at -|x|, and from it the one at |x| by z -> 1 - z.
+    far = jnp.where(small, 2, size)
+    fall, rest = jnp.exp(-far), -jnp.expm1(-far)
+    if order == 0:
+        negative = jnp.log(rest / far)
+        positive = far + negative
+    elif order == 1:
+        negative = 1 / far - fall / rest
+        positive = 1 - negative
+    elif order == 2:
+        negative = positive = 1 / far**2 - fall / rest**2
+    else:
+        negative = 2 / far**3 - fall * (1 + fall) / rest**3
+        positive = -negative
+    return jnp.where(small, series, jnp.where(x > 0, positive, negative))
+
+
+log_uniform = _ladder(_log_uniform)
+"""$\\log\\int_0^1 e^{xz}\\,dz = \\log((e^x - 1)/x)$, smooth through 0."""
+
+
+def _softplus(x: Real, order: int) -> Real:
+    if order == 0:
+        return jax.nn.softplus(x)
+    up, down = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
+    return (up, up * down, up * down * (down - up))[order - 1]
+
+
+softplus = _ladder(_softplus)
+"""$\\log(1 + e^x)$."""

@@ -1,0 +1,142 @@
+"""The families under test, random members of them, and integrals over them."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from evkf.families import (
+    Bernoulli,
+    Beta,
+    ContinuousBernoulli,
+    DiagonalGaussian,
+    Gamma,
+    Product,
+    Univariate,
+)
+
+UNIVARIATE = [DiagonalGaussian, Gamma, Beta, ContinuousBernoulli, Bernoulli]
+TWO_PARAMETER = [DiagonalGaussian, Gamma, Beta]
+DTYPES = [np.float32, np.float64]
+SIZE = 64
+"""Members per hypothesis example: a family of this dimension is that many one-dimensional cases."""
+
+properties = settings(
+    max_examples=16,  # times SIZE: a thousand cases
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def cubes(*shape: int) -> st.SearchStrategy[np.ndarray]:
+    """Arrays in the unit cube; `member` makes natural parameters of them."""
+    return arrays(np.float64, shape, elements=st.floats(0, 1))
+
+
+def member(cls: type[Univariate], cube: np.ndarray, dtype=np.float64, wide: bool = True):
+    """Natural parameters from a unit cube of shape (L, 2): over the whole range, or its middle."""
+    x, y = cube[:, 0], cube[:, 1]
+    decades = (-3, 6) if wide else (0.2, 2.5)
+    first, second = (10 ** (decades[0] + (decades[1] - decades[0]) * v) for v in (x, y))
+    if cls is Gamma:
+        nat = np.stack([first - 1, -(10 ** (6 * y - 3) if wide else 10 ** (2 * y - 1))], -1)
+    elif cls is Beta:
+        nat = np.stack([first - 1, second - 1], -1)
+    elif cls is DiagonalGaussian:
+        var = 10 ** (7 * y - 4) if wide else 10 ** (2 * y - 1)
+        nat = np.stack([20 * (2 * x - 1) / var, -0.5 / var], -1)
+    else:
+        nat = ((100 if cls is ContinuousBernoulli and wide else 30) * (2 * x - 1) ** 3)[:, None]
+    return jnp.asarray(nat, dtype)
+
+
+def product() -> Product:
+    return Product((Gamma(2), ContinuousBernoulli(1), DiagonalGaussian(1), Beta(1)))
+
+
+@cache
+def jitted(family, name: str):
+    """One compiled function per family and method, shared by all tests."""
+    return jax.jit(getattr(family, name))
+
+
+@cache
+def gradient(family, name: str, argnums: int = 0):
+    return jax.jit(jax.grad(getattr(family, name), argnums))
+
+
+@cache
+def along(family, function):
+    """Compiled derivative of `function(family, x)` in a direction."""
+    return jax.jit(lambda x, d: jax.jvp(lambda y: function(family, y), (x,), (d,))[1])
+
+
+@cache
+def densities(family):
+    """Log densities at points of shape (S, L)."""
+    return jax.jit(jax.vmap(family.each_log_prob, (None, 0)))
+
+
+@cache
+def inverse_fisher(family):
+    """Columns of $F^{-1}$ as the natural gradients of the unit vectors."""
+
+    def inverse(nat):
+        units = jnp.eye(family.num_params, dtype=nat.dtype)
+        grads = jnp.broadcast_to(units[:, None, :], (family.num_params, *nat.shape))
+        return jax.vmap(family.natural_gradient, (None, 0), -1)(nat, grads)
+
+    return jax.jit(inverse)
+
+
+def close(got, want, relative: float, scale=0.0) -> None:
+    """Assert |got - want| <= relative (|want| + scale), naming the worst entry."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    error = np.abs(got - want) / (relative * (np.abs(want) + scale) + 1e-300)
+    error = np.where(got == want, 0, error)
+    worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), error.shape)
+    assert error[worst] <= 1, (
+        f"{got[worst]} for {want[worst]} at {worst}: {error[worst]:.3g} x bound"
+    )
+
+
+def rule(cls: type[Univariate], nat: np.ndarray, num: int = 3001) -> tuple[np.ndarray, np.ndarray]:
+    """Points and log weights, shape (num, L), of an accurate rule for integrals over the support.
+
+    The trapezoidal rule in log z (Gamma), logit z (Beta) or z (Gaussian) is exact to rounding;
+    Gauss–Legendre serves the continuous Bernoulli.
+    """
+    nat = np.asarray(nat, np.float64)
+    if cls is Bernoulli:
+        return np.stack([np.zeros(len(nat)), np.ones(len(nat))]), np.zeros((2, len(nat)))
+    if cls is ContinuousBernoulli:
+        x, w = np.polynomial.legendre.leggauss(200)
+        ones = np.ones(len(nat))
+        return 0.5 * (1 + x[:, None]) * ones, np.log(0.5 * w[:, None]) * ones
+    family = cls(len(nat))
+    if cls is DiagonalGaussian:
+        centre, width = np.asarray(family.mean(nat)), np.sqrt(np.asarray(family.var(nat)))
+        low, high = centre - 12 * width, centre + 12 * width
+    elif cls is Gamma:
+        shape = nat[:, 0] + 1
+        centre = np.log(np.asarray(family.mean(nat)))
+        low = centre - 40 / shape - 12 / np.sqrt(shape)
+        high = centre + np.log1p(40 / shape + 12 / np.sqrt(shape))
+    else:
+        a, b = nat[:, 0] + 1, nat[:, 1] + 1
+        width = 12 * np.sqrt(1 / a + 1 / b)
+        low = np.maximum(np.log(a / b) - width - 40 / a, -33)
+        high = np.minimum(np.log(a / b) + width + 40 / b, 33)
+    x = low + (high - low) * np.linspace(0, 1, num)[:, None]
+    log_step = np.log((high - low) / (num - 1))
+    if cls is DiagonalGaussian:
+        return x, np.broadcast_to(log_step, x.shape)
+    if cls is Gamma:
+        return np.exp(x), x + log_step
+    z = 1 / (1 + np.exp(-x))
+    return z, np.log(z) - np.logaddexp(0, x) + log_step
