@@ -43,7 +43,7 @@ setup: $(PACKAGE_STAMP) ## make .venv with the locked run-time packages and evkf
 dev: $(DEV_STAMP) $(PACKAGE_STAMP) ## setup, and the locked development tools
 
 demo: setup ## run the demonstration
-	@$(BIN)/evkf demo
+	@$(BIN)/evkf demo --force
 
 test: lint ## lint, and run the tests
 	@echo "== pytest"

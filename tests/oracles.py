@@ -5,7 +5,9 @@ from filterpy.kalman import KalmanFilter
 
 
 def kalman_loop(A, Q, C, b, R, m, P, ys, masks):
-    """A textbook Kalman filter in NumPy, observed channels only; also the log evidence of every bin."""
+    """A textbook Kalman filter in NumPy, observed channels only; also the log evidence of every
+    bin.
+    """
     means, covs, evidence = [], [], []
     for y, mask in zip(ys, masks, strict=True):
         m, P = A @ m, A @ P @ A.T + Q
@@ -13,7 +15,9 @@ def kalman_loop(A, Q, C, b, R, m, P, ys, masks):
         S = Co @ P @ Co.T + R[np.ix_(mask, mask)]
         gain = np.linalg.solve(S, Co @ P).T
         log_det = np.linalg.slogdet(S)[1]
-        evidence.append(-0.5 * (r @ np.linalg.solve(S, r) + log_det + mask.sum() * np.log(2 * np.pi)))
+        evidence.append(
+            -0.5 * (r @ np.linalg.solve(S, r) + log_det + mask.sum() * np.log(2 * np.pi))
+        )
         m, P = m + gain @ r, P - gain @ S @ gain.T
         P = 0.5 * (P + P.T)
         means.append(m)

@@ -97,7 +97,9 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
     if isinstance(value, Covariance):
         if value.var().shape != (dim,):
             raise InputError(
-                f"covariance of {value.var().shape[0]} components for {dim}", where, f"size it {dim}"
+                f"covariance of {value.var().shape[0]} components for {dim}",
+                where,
+                f"size it {dim}",
             )
         return value
     array = np.asarray(value)

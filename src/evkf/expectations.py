@@ -9,7 +9,8 @@
 | Bernoulli up to 10 dimensions | any other | exact sum over its states |
 | any other pair | | sampling, the same samples throughout an update |
 
-`way(family, likelihood)` answers with the word of the last column. Sums of likelihoods (`Joint`) take
+`way(family, likelihood)` answers with the word of the last column. Sums of likelihoods (`Joint`)
+take
 each part its own way.
 """
 
@@ -18,13 +19,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, Int
 
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
+from evkf.numerics import pack
 from evkf.quadrature import LEVELS, REACH, gauss_hermite
 from evkf.types import Key, Mask, Matrix, Nat, Observation, Scalar, Vector
 
@@ -32,12 +34,17 @@ MAX_SUM = 10
 """Most Bernoulli dimensions whose states are summed over."""
 
 
+PACK = 16
+"""Most latent dimensions for which products of readout weights are formed once per update."""
+
+
 class Ell(NamedTuple):
     """Expected log-likelihood with its gradient and expected Hessian in whitened coordinates."""
 
     value: Scalar
     grad: Vector
-    curv: Matrix
+    curv: Float[Array, " D"]
+    """The lower triangle of the Hessian (see `evkf.numerics.pack`)."""
 
 
 Evaluate = Callable[[Vector, Matrix], Ell]
@@ -46,7 +53,8 @@ Evaluate = Callable[[Vector, Matrix], Ell]
 class Whitened(NamedTuple):
     """The expected log-likelihood as a function of u with $z = \\bar m + \\bar S u$.
 
-    Both functions take the mean of u and a root of its covariance. `start` is `evaluate` for the first
+    Both functions take the mean of u and a root of its covariance. `start` is `evaluate` for the
+    first
     site of an update (see `ReadoutLikelihood.each_start`).
     """
 
@@ -109,7 +117,9 @@ def whitened(
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
-        pieces = zip(likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True)
+        pieces = zip(
+            likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True
+        )
         parts = [whitened(p, mean, root, ys, m, k, num_samples) for p, ys, m, k in pieces]
         return Whitened(_total([p.start for p in parts]), _total([p.evaluate for p in parts]))
     if isinstance(likelihood, lik.ReadoutLikelihood):
@@ -133,7 +143,7 @@ def _conjugate(
 ) -> Evaluate:
     residual = safe(y, mask, likelihood.b) - likelihood.mean(mean)
     white, loads, constant = likelihood.whiten(residual, likelihood.C @ root, mask)
-    curv = -loads.T @ loads
+    curv = pack(-loads.T @ loads)
 
     def evaluate(u: Vector, spread: Matrix) -> Ell:
         rest = white - loads @ u
@@ -149,25 +159,67 @@ def _readout(
     observed = safe(y, mask, likelihood.b)
     centre = likelihood.readout(mean)
     loads = jnp.where(mask[:, None], likelihood.C @ root, 0)
+    dim = len(mean)
+    project, gather = _packed(loads) if dim <= PACK else _unpacked(loads)
     level = choose_level(likelihood, jnp.sum(loads**2, axis=-1))
 
     def site_at(u: Vector, spread: Matrix) -> tuple[Site, Channels, Channels]:
-        a = centre + loads @ u
-        v = jnp.sum((loads @ spread) ** 2, axis=-1)
+        shift, v = project(u, spread)
+        a = centre + shift
         return site(likelihood, a, v, observed, level), a, v
 
-    def gather(terms: Site) -> Ell:
-        value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
-        return Ell(jnp.sum(value), slope @ loads, (loads * curvature[:, None]).T @ loads)
+    constant = jnp.sum(jnp.where(mask, likelihood.each_constant(observed), 0))
+
+    def collect(terms: Site) -> Ell:
+        value, grad, curv = gather(Site(*(jnp.where(mask, term, 0) for term in terms)))
+        return Ell(value + constant, grad, curv)
 
     def start(u: Vector, spread: Matrix) -> Ell:
         terms, a, v = site_at(u, spread)
-        return gather(likelihood.each_start(terms, a, v, observed))
+        return collect(likelihood.each_start(terms, a, v, observed))
 
     def evaluate(u: Vector, spread: Matrix) -> Ell:
-        return gather(site_at(u, spread)[0])
+        return collect(site_at(u, spread)[0])
 
     return Whitened(start, evaluate)
+
+
+def _unpacked(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
+    """From moments of u to means and variances of the readouts, and from sites back to sums over
+    them.
+    """
+
+    def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
+        return loads @ u, jnp.sum((loads @ spread) ** 2, axis=-1)
+
+    def gather(terms: Site) -> Ell:
+        curv = (loads * terms.curvature[:, None]).T @ loads
+        return Ell(jnp.sum(terms.value), terms.slope @ loads, pack(curv))
+
+    return project, gather
+
+
+def _packed(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
+    """The same by two products with one matrix of $1$, $l_i$ and $l_i l_j$: fewer kernels and
+    flops.
+    """
+    size, dim = loads.shape
+    squares = pack(loads[:, :, None] * loads[:, None, :])
+    features = jnp.concatenate([jnp.ones((size, 1), loads.dtype), loads, squares], axis=1)
+    twice = jnp.asarray(2 - np.eye(dim)[np.tril_indices(dim)], loads.dtype)
+
+    def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
+        quadratic = twice * pack(spread @ spread.T)
+        first = jnp.concatenate([jnp.zeros(1, u.dtype), u, jnp.zeros_like(quadratic)])
+        second = jnp.concatenate([jnp.zeros(1 + dim, u.dtype), quadratic])
+        both = features @ jnp.stack([first, second], axis=1)
+        return both[:, 0], jnp.maximum(both[:, 1], 0)
+
+    def gather(terms: Site) -> Ell:
+        sums = features.T @ jnp.stack(terms, axis=1)
+        return Ell(sums[0, 0], sums[1 : 1 + dim, 1], sums[1 + dim :, 2])
+
+    return project, gather
 
 
 def _sampled(
@@ -189,7 +241,7 @@ def _sampled(
         points = u + noise @ spread.T
         values, grads = jax.vmap(jax.value_and_grad(log_prob))(points)
         curvs = jax.vmap(jax.hessian(log_prob))(points)
-        return Ell(jnp.mean(values), jnp.mean(grads, 0), jnp.mean(curvs, 0))
+        return Ell(jnp.mean(values), jnp.mean(grads, 0), pack(jnp.mean(curvs, 0)))
 
     return evaluate
 
@@ -211,7 +263,8 @@ def site(
     if closed is not None:
         return closed
 
-    std = jnp.sqrt(v)
+    # A masked channel has v = 0, where the square root has no derivative.
+    std = jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
     narrow = std < 0.1 * likelihood.each_scale()
 
     def with_nodes(num: int) -> Site:
@@ -219,11 +272,13 @@ def site(
         points = a + std * nodes[:, None]
 
         def slope(x: Array) -> tuple[Array, Array]:
-            return jax.jvp(lambda x: likelihood.each_log_prob(x, y), (x,), (jnp.ones_like(x),))
+            return jax.jvp(lambda x: likelihood.each_kernel(x, y), (x,), (jnp.ones_like(x),))
 
         (value, first), (_, second) = jax.jvp(slope, (points,), (jnp.ones_like(points),))
-        # Stein's form of the curvature is the exact derivative of the rule itself, so that the fixed
-        # point is the maximum of the computed bound; it cancels for narrow beliefs, where both agree.
+        # Stein's form of the curvature is the exact derivative of the rule itself, so that the
+        # fixed
+        # point is the maximum of the computed bound; it cancels for narrow beliefs, where both
+        # agree.
         stein = (weights * nodes) @ first / jnp.where(narrow, 1, std)
         return Site(weights @ value, weights @ first, jnp.where(narrow, weights @ second, stein))
 
@@ -248,7 +303,9 @@ def product_ell(
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
-        pieces = zip(likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True)
+        pieces = zip(
+            likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True
+        )
         parts = [product_ell(family, p, ys, m, k, num_samples, prior) for p, ys, m, k in pieces]
         return lambda nat: jnp.sum(jnp.stack([part(nat) for part in parts]))
     if isinstance(likelihood, lik.Gaussian):
@@ -291,10 +348,12 @@ def _product_readout(
     observed = safe(y, mask, likelihood.b)
     squares = jnp.where(mask[:, None], likelihood.C**2, 0)
     level = choose_level(likelihood, squares @ family.var(prior))
+    constant = likelihood.each_constant(observed)
 
     def ell(nat: Nat) -> Scalar:
         a, v = likelihood.readout(family.mean(nat)), squares @ family.var(nat)
-        return jnp.sum(jnp.where(mask, site(likelihood, a, v, observed, level).value, 0))
+        value = site(likelihood, a, v, observed, level).value + constant
+        return jnp.sum(jnp.where(mask, value, 0))
 
     return ell
 
@@ -305,10 +364,11 @@ def _product_poisson(
     counts = safe(y, mask, likelihood.b)
     log_bin = jnp.log(likelihood.bin_width)
     loads = jnp.where(mask[:, None], likelihood.C, 0)
+    constant = likelihood.each_constant(counts)
 
     def ell(nat: Nat) -> Scalar:
         log_rate = likelihood.b + log_bin + jnp.sum(tilt(nat, loads), axis=-1)
-        linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) - gammaln(counts + 1)
+        linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) + constant
         return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
 
     return ell
@@ -323,7 +383,9 @@ def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array
 
 
 def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient statistic."""
+    """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient
+    statistic.
+    """
     family = fam.ContinuousBernoulli(nat.shape[0])
     shifted = jax.vmap(lambda row: family.each_log_partition(nat + row[:, None]))(C)
     return shifted - family.each_log_partition(nat)
@@ -340,12 +402,11 @@ _TILT = {
 }
 
 
-def feasible_start(
-    family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask
-) -> Nat:
+def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
     """Where an update can begin: the prediction, unless its expected rate is infinite.
 
-    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum may exist though
+    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum
+    may exist though
     the prediction is infeasible: begin from the same mean with a rate that is.
     """
     if not isinstance(family, fam.Gamma):

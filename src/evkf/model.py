@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from evkf.covariance import positive_root
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.families import Family, Gaussian, GaussianBelief
+from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief
 from evkf.likelihoods import Joint, Likelihood
 from evkf.types import Belief, Input, Key, Vector
 
@@ -20,7 +20,8 @@ class Model(eqx.Module):
     Args:
         dynamics: $p_\\theta$.
         likelihood: $p_\\psi$.
-        prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)` makes it;
+        prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)`
+            makes it;
             the family's standard member when left out (a standard normal for the Gaussian).
         family: The family in which the state is inferred; the dynamics' own when left out.
             `DiagonalGaussian` may stand in for `Gaussian`.
@@ -52,8 +53,7 @@ class Model(eqx.Module):
         _check_family(self.family, dynamics)
         _check_readout(likelihood, dynamics.dim)
         if prior is None:
-            raw = jnp.zeros(self.family.num_raw)
-            prior = self.family.from_nat(self.family.from_unconstrained(raw))
+            prior = _standard(self.family)
         self.prior = _check_prior(self.family, prior)
 
     def transition(self, z: Vector, u: Input) -> Belief:
@@ -114,9 +114,15 @@ def _simulate(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, 
     return jax.lax.scan(body, z0, (keys, us))[1]
 
 
+def _standard(family: Family) -> Belief:
+    if isinstance(family, Gaussian | DiagonalGaussian):
+        return family.from_moments(jnp.zeros(family.dim), jnp.eye(family.dim))
+    return family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
+
+
 def _check_family(family: Family, dynamics: Dynamics) -> None:
     native = dynamics.family
-    stand_in = type(native) is Gaussian and type(family).__name__ == "DiagonalGaussian"
+    stand_in = type(native) is Gaussian and type(family) is DiagonalGaussian
     if type(family) is not type(native) and not stand_in:
         raise InputError(
             f"{type(family).__name__} beliefs for {type(native).__name__} dynamics",
@@ -144,9 +150,7 @@ def _check_readout(likelihood: Likelihood, dim: int) -> None:
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:
-    shapes = jax.eval_shape(
-        lambda: family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
-    )
+    shapes = jax.eval_shape(lambda: _standard(family))
     want, have = jax.tree.structure(shapes), jax.tree.structure(prior)
     sizes = [x.shape for x in jax.tree.leaves(shapes)]
     if want != have or sizes != [jnp.shape(x) for x in jax.tree.leaves(prior)]:

@@ -1,10 +1,12 @@
 """Small dense linear algebra for positive definite matrices, with closed forms for tiny sizes.
 
-LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the factorisations are written
+LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the factorisations are
+written
 out, so that XLA fuses them with their surroundings.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Float
@@ -20,7 +22,8 @@ def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
 def jitter(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
     """Raise the diagonal by a few units of rounding, relative to itself.
 
-    Enough for a product $SS^\\top$ formed in floating point to have a Cholesky factor, and far below
+    Enough for a product $SS^\\top$ formed in floating point to have a Cholesky factor, and far
+    below
     any variance that matters: 5e-6 relative in float32 at L = 20, 1e-14 in float64.
     """
     size = matrix.shape[-1]
@@ -74,3 +77,17 @@ def _lower(rows: list[list]) -> Float[Array, "L L"]:
     zero = jnp.zeros_like(rows[0][0])
     size = len(rows)
     return jnp.stack([jnp.stack(row + [zero] * (size - len(row))) for row in rows])
+
+
+def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
+    """The lower triangle of a symmetric matrix as a vector."""
+    rows, columns = np.tril_indices(matrix.shape[-1])
+    return matrix[..., rows, columns]
+
+
+def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
+    """The symmetric matrix whose lower triangle is the vector."""
+    index = np.zeros((size, size), int)
+    rows, columns = np.tril_indices(size)
+    index[rows, columns] = index[columns, rows] = np.arange(len(rows))
+    return vector[index]

@@ -76,19 +76,20 @@ def _atanh_gap(square: Real) -> Real:
 
 
 @jax.custom_jvp
-def log_gap(excess: Real, ratio: Real) -> Real:
-    """$h(r) = r - 1 - \\log r$, never negative and accurate relative to itself.
+def log_gap(x: Real, y: Real, excess: Real) -> Real:
+    """$h(y/x)$ with $h(r) = r - 1 - \\log r$: never negative, accurate relative to itself.
 
     Args:
-        excess: $r - 1$, which callers know better than its difference from `ratio` would tell.
-            Gradients flow through this argument alone.
-        ratio: $r$.
+        x: A positive number; gradients flow through it and y.
+        y: Another.
+        excess: $y/x - 1$, which callers know better than the rounded ratio would tell.
 
     Example:
-        >>> u = jnp.float32(1e-4)
-        >>> bool(abs(log_gap(u, 1 + u) / 4.99967e-9 - 1) < 1e-6)
+        >>> x, step = jnp.float32(1.0), jnp.float32(1e-4)
+        >>> bool(abs(log_gap(x, x + step, step / x) / 4.99967e-9 - 1) < 1e-6)
         True
     """
+    ratio = y / x
     half = excess / (1 + ratio)
     series = half * (excess - 2 * _atanh_gap(half**2))
     return jnp.where(jnp.abs(excess) < 0.5, series, excess - jnp.log(ratio))
@@ -96,8 +97,23 @@ def log_gap(excess: Real, ratio: Real) -> Real:
 
 @log_gap.defjvp
 def _(primals, tangents):
-    excess, ratio = primals
-    return log_gap(excess, ratio), excess / ratio * tangents[0]
+    x, y, excess = primals
+    return log_gap(x, y, excess), excess * (tangents[1] / y - tangents[0] / x)
+
+
+@jax.custom_jvp
+def relative_entropy(x: Real, y: Real, excess: Real) -> Real:
+    """$x\\log(x/y) - x + y = x h(y/x)$; arguments as for `log_gap`."""
+    return x * log_gap(x, y, excess)
+
+
+@relative_entropy.defjvp
+def _(primals, tangents):
+    x, y, excess = primals
+    log_ratio = jnp.where(jnp.abs(excess) < 0.5, jnp.log1p(excess), jnp.log(y / x))
+    # x excess / y is 1 - x / y, without the overflow of excess where y / x is large.
+    change = x * (excess / y) * tangents[1] - log_ratio * tangents[0]
+    return relative_entropy(x, y, excess), change
 
 
 # Stirling's remainder and the polygamma functions

@@ -76,7 +76,7 @@ def test_joint_of_gaussians_equals_one():
 
 
 def test_without_correction_the_prediction_forgets_the_variance():
-    A, Q, C, b, R, m, P, ys, masks = problem(2, 32, full_noise=False)
+    A, Q, C, b, R, m, P, _ys, _masks = problem(2, 32, full_noise=False)
     model = Model(Linear(A, Q), Gaussian(C, b, np.diag(R)), GaussianFamily(2).from_moments(m, P))
     bare = VariationalKalmanFilter(correct=False)
     prediction = bare.predict(model, bare.init(model))

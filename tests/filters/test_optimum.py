@@ -1,6 +1,7 @@
 """The update lands on the optimum of its bound, in few evaluations.
 
-Against a multi-start BFGS on the same bound (same quadrature), in unconstrained coordinates of the belief.
+Against a multi-start BFGS on the same bound (same quadrature), in unconstrained coordinates of the
+belief.
 """
 
 import jax
@@ -33,7 +34,7 @@ def gaussian_bound(case, level):
 
     def bound(mean, cov):
         a, v = likelihood.readout(mean), jnp.einsum("nl,lk,nk->n", C, cov, C)
-        value = site(likelihood, a, v, y, level).value
+        value = site(likelihood, a, v, y, level).value + likelihood.each_constant(y)
         inverse = jnp.linalg.inv(prior.cov)
         d = mean - prior.mean
         log_dets = jnp.linalg.slogdet(prior.cov)[1] - jnp.linalg.slogdet(cov)[1]
@@ -44,7 +45,9 @@ def gaussian_bound(case, level):
 
 
 def gaussian_brute_force(cases, beliefs):
-    """Our bound and the best one found, one level of quadrature at a time (so that only it is computed)."""
+    """Our bound and the best one found, one level of quadrature at a time (so that only it is
+    computed).
+    """
     levels = np.asarray(jax.vmap(quadrature_level)(cases))
     ours, best = np.zeros(len(levels)), np.zeros(len(levels))
     for level in np.unique(levels):
@@ -65,7 +68,9 @@ def climb(cases, beliefs, level):
             return belief.mean + base @ x[:L], root @ root.T
 
         def run(x0):
-            result = minimize(lambda x: -bound(*unpack(x)), x0, method="BFGS", options={"maxiter": 60})
+            result = minimize(
+                lambda x: -bound(*unpack(x)), x0, method="BFGS", options={"maxiter": 60}
+            )
             return jnp.where(jnp.isfinite(result.fun), -result.fun, -jnp.inf)
 
         size = L + L * (L + 1) // 2
@@ -174,7 +179,9 @@ def product_bounds(family, case):
 
 
 def product_brute_force(family, cases, nats):
-    """BFGS in coordinates that cannot leave the family, from starts around ours and the prediction."""
+    """BFGS in coordinates that cannot leave the family, from starts around ours and the
+    prediction.
+    """
     signs = {fam.Gamma: (1, -1), fam.Beta: (1, 1), fam.DiagonalGaussian: (0, -1)}
     sign = jnp.array(signs.get(type(family), (0,)))
     shift = jnp.array({fam.Gamma: (1.0, 0.0), fam.Beta: (1.0, 1.0)}.get(type(family), 0.0))
@@ -205,7 +212,9 @@ def product_brute_force(family, cases, nats):
 
 
 def product_residual(family, cases, nats):
-    """The same residual, with grad_mu ELL from the Hessian of A rather than the family's own Fisher."""
+    """The same residual, with grad_mu ELL from the Hessian of A rather than the family's own
+    Fisher.
+    """
 
     def one(case, nat):
         ell, _ = product_bounds(family, case)

@@ -1,5 +1,6 @@
 """Dynamics learned by a small network."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ class Network(eqx.Module):
     def __init__(self, sizes: Sequence[int], key: Key, output_scale: float = 1.0):
         keys = jax.random.split(key, 2 * (len(sizes) - 1))
         weights, biases = [], []
-        for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
             scale = output_scale if layer == len(sizes) - 2 else 1.0
             limit = math.sqrt(1 / max(fan_in, 1))
             shape = (fan_out, fan_in)

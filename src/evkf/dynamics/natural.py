@@ -40,9 +40,11 @@ def _check_length(network: Callable, family: Family, num_inputs: int, length: in
 
 
 class NaturalDynamics(Dynamics):
-    """The general map $\\lambda_\\theta(z)$: a network into the valid natural parameters of any family.
+    """The general map $\\lambda_\\theta(z)$: a network into the valid natural parameters of any
+    family.
 
-    For the Gaussian the precision depends on the state; for the continuous Bernoulli and the Bernoulli the
+    For the Gaussian the precision depends on the state; for the continuous Bernoulli and the
+    Bernoulli the
     output is $\\lambda$ itself. How raw outputs become parameters is `family.from_unconstrained`.
 
     Args:
@@ -54,7 +56,8 @@ class NaturalDynamics(Dynamics):
         >>> import jax, jax.numpy as jnp
         >>> from evkf.dynamics import Network
         >>> from evkf.families import ContinuousBernoulli
-        >>> dynamics = NaturalDynamics(ContinuousBernoulli(2), Network([2, 16, 2], jax.random.key(0)))
+        >>> dynamics = NaturalDynamics(ContinuousBernoulli(2), Network([2, 16, 2],
+        jax.random.key(0)))
         >>> dynamics.transition(jnp.full(2, 0.5), jnp.zeros(0)).shape
         (2, 1)
     """

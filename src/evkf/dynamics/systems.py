@@ -1,4 +1,6 @@
-"""Known dynamical systems, for simulation and as oracles; every one takes additive inputs $B u_t$."""
+"""Known dynamical systems, for simulation and as oracles; every one takes additive inputs $B
+u_t$.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -58,7 +60,8 @@ class ChaoticRNN(GaussianDynamics):
     """A rate network, chaotic for strong coupling.
 
     $z' = z + \\frac{\\Delta}{\\tau}(\\gamma W \\tanh z - z)$.
-    Paper: the system of table:chaotic_rnn; the defaults are the published protocol of Campbell et al. 2021.
+    Paper: the system of table:chaotic_rnn; the defaults are the published protocol of Campbell et
+    al. 2021.
 
     Args:
         weight: W, (latents, latents), usually with entries of variance 1/L.

@@ -9,8 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from evkf.families.symmetric import Symmetric
-from evkf.special import softplus
-from evkf.types import Belief, Key, Vector
+from evkf.special import Real, softplus
+from evkf.types import Belief, Key
 
 
 class Bernoulli(Symmetric):
@@ -33,7 +33,7 @@ class Bernoulli(Symmetric):
     reach: ClassVar[float] = 0.0
 
     @staticmethod
-    def cumulant(nat: Vector, order: int) -> Vector:
+    def cumulant(nat: Real, order: int) -> Real:
         return softplus(nat, order)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:

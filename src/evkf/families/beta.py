@@ -15,6 +15,7 @@ from evkf.special import (
     bregman,
     digamma_rise,
     log_gap,
+    relative_entropy,
     rise,
     stirling,
     trigamma_drop,
@@ -54,10 +55,9 @@ class Beta(Univariate):
 
     def each_log_prob(self, nat: Float[Array, "L K"], z: Vector) -> Vector:
         shapes = _unpack(nat)
-        both = jnp.stack([z, 1 - z])
+        scaled = jnp.stack([z, 1 - z]) * jnp.sum(shapes, 0)
         cross = z * shapes[1] - (1 - z) * shapes[0]  # s (z - m)
-        excess = jnp.stack([cross, -cross]) / shapes
-        spread = shapes * log_gap(excess, both * (jnp.sum(shapes, 0) / shapes))
+        spread = relative_entropy(shapes, scaled, jnp.stack([cross, -cross]) / shapes)
         return -jnp.sum(spread, 0) - jnp.log(z) - jnp.log1p(-z) - _saddle(shapes)
 
     def each_entropy(self, nat: Float[Array, "L K"]) -> Vector:
@@ -73,13 +73,13 @@ class Beta(Univariate):
         near = jnp.all(jnp.abs(step) < 0.5 * q, 0)
         cross = jnp.where(near, p[0] * step[1] - step[0] * p[1], q[0] * p[1] - p[0] * q[1])
         cross = jnp.stack([cross, -cross])
-        means = p * log_gap(cross / s_q / p, (q / s_q) * (s_p / p))
+        means = relative_entropy(p, q * (s_p / s_q), cross / s_q / p)
         # h(a_p/a_q) + h(b_p/b_q) - h(s_p/s_q), as a sum of terms that cannot cancel.
-        shapes = q[::-1] * log_gap(step / q, p / q)
-        shapes = shapes + q * log_gap(-cross / s_p / q, (p / s_p) * (s_q / q))
+        shapes = q[::-1] / s_q * log_gap(q, p, step / q)
+        shapes = shapes + relative_entropy(q / s_q, p / s_p, -cross / s_p / q)
         base, end, move = (jnp.concatenate([x, jnp.sum(x, 0, keepdims=True)]) for x in (q, p, step))
         remainder = bregman(stirling, base, end, move, base / 3)
-        return jnp.sum(means + 0.5 * shapes / s_q + remainder[:2], 0) - remainder[2]
+        return jnp.sum(means + 0.5 * shapes + remainder[:2], 0) - remainder[2]
 
     def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:
         a, b = _unpack(nat)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from evkf.families.symmetric import Symmetric
-from evkf.special import log_uniform
-from evkf.types import Belief, Key, Vector
+from evkf.special import Real, log_uniform
+from evkf.types import Belief, Key
 
 
 class ContinuousBernoulli(Symmetric):
@@ -30,7 +30,7 @@ class ContinuousBernoulli(Symmetric):
     reach: ClassVar[float] = 1 / 3
 
     @staticmethod
-    def cumulant(nat: Vector, order: int) -> Vector:
+    def cumulant(nat: Real, order: int) -> Real:
         return log_uniform(nat, order)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:

@@ -50,7 +50,7 @@ class DiagonalGaussian(Univariate):
         mean, mean_o = _moments(nat)[0], _moments(other)[0]
         close = -(0.5 * step[:, 0] + mean_o * step[:, 1]) / nat[:, 1]
         shift = jnp.where(jnp.abs(excess) < 0.5, close, mean - mean_o)
-        return 0.5 * log_gap(excess, other[:, 1] / nat[:, 1]) - other[:, 1] * shift**2
+        return 0.5 * log_gap(nat[:, 1], other[:, 1], excess) - other[:, 1] * shift**2
 
     def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:
         mean, var = _moments(nat)

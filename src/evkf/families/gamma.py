@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from evkf.draws import log_gamma_draw
 from evkf.families.base import Univariate
-from evkf.special import bregman, log_gap, stirling, trigamma
+from evkf.special import bregman, log_gap, relative_entropy, stirling, trigamma
 from evkf.types import Belief, Key, Nat, Vector
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -55,7 +55,7 @@ class Gamma(Univariate):
     def each_log_prob(self, nat: Float[Array, "L K"], z: Vector) -> Vector:
         shape, rate = _unpack(nat)
         scaled = z * rate
-        spread = shape * log_gap((scaled - shape) / shape, scaled / shape)
+        spread = relative_entropy(shape, scaled, (scaled - shape) / shape)
         return 0.5 * (jnp.log(shape) - _LOG_2PI) - spread - jnp.log(z) - stirling(shape, 0)
 
     def each_entropy(self, nat: Float[Array, "L K"]) -> Vector:
@@ -69,11 +69,11 @@ class Gamma(Univariate):
         step = other - nat
         # Ratio of the means, less one: while it is small, from the differences of the parameters.
         shift, scale = -step[:, 0] / shape_o, -step[:, 1] / rate
-        ratio = (shape / shape_o) * (rate_o / rate)
+        moved = shape * (rate_o / rate)
         near = jnp.maximum(jnp.abs(shift), jnp.abs(scale)) < 0.5
-        excess = jnp.where(near, scale + shift * (rate_o / rate), ratio - 1)
-        means = shape_o * log_gap(excess, ratio)
-        shapes = 0.5 * log_gap(step[:, 0] / shape, shape_o / shape)
+        excess = jnp.where(near, scale + shift * (rate_o / rate), moved / shape_o - 1)
+        means = relative_entropy(shape_o, moved, excess)
+        shapes = 0.5 * log_gap(shape, shape_o, step[:, 0] / shape)
         return means + shapes + bregman(stirling, shape, shape_o, step[:, 0], shape / 3)
 
     def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:

@@ -12,6 +12,9 @@ from evkf.families.base import Family, Nodes
 from evkf.numerics import cholesky, inverse_lower, solve_lower, symmetrize
 from evkf.types import Key, Matrix, Scalar, Vector
 
+MAX_TILT = 2.0
+"""Longest part of a row below the diagonal, relative to the diagonal, in `from_unconstrained`."""
+
 
 class GaussianBelief(NamedTuple):
     """Mean $m$ and covariance $P$."""
@@ -111,15 +114,28 @@ class Gaussian(Family):
         return GaussianBelief(mean, cov)
 
     def nodes(self, belief: GaussianBelief) -> Nodes:
-        """Spherical cubature: $m \\pm \\sqrt{L}$ times the columns of a root of P, equal weights."""
+        """Spherical cubature: $m \\pm \\sqrt{L}$ times the columns of a root of P, equal
+        weights.
+        """
         return cubature(belief.mean, cholesky(belief.cov))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
-        """First L entries: the mean; the rest: a root of the precision, its diagonal by softplus."""
+        """First L entries: the mean; the rest: a root of the precision, row by row.
+
+        A row's length is the softplus of its diagonal entry; its entries below the diagonal are
+        bounded against that, so that the precision is well conditioned but for the scales of its
+        dimensions, and its inverse positive definite in float32 too, whatever the entries are.
+        """
         mean, entries = raw[: self.dim], raw[self.dim :]
-        lower = jnp.zeros((self.dim, self.dim), raw.dtype).at[jnp.tril_indices(self.dim)].set(entries)
-        diagonal = jax.nn.softplus(jnp.diagonal(lower)) + 1e-4
-        root = jnp.tril(lower, -1) + jnp.diag(diagonal)
+        lower = (
+            jnp.zeros((self.dim, self.dim), raw.dtype).at[jnp.tril_indices(self.dim)].set(entries)
+        )
+        length = jax.nn.softplus(jnp.diagonal(lower)) + 1e-4
+        below = jnp.tril(lower, -1)
+        square = jnp.sum(below**2, axis=-1, keepdims=True)
+        below = below / jnp.sqrt(1 + square / MAX_TILT**2)
+        root = below + jnp.eye(self.dim, dtype=raw.dtype)
+        root = root * (length / jnp.linalg.norm(root, axis=-1))[:, None]
         precision = root @ root.T
         return GaussianNat(precision @ mean, -0.5 * precision)
 

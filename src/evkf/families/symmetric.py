@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Univariate
-from evkf.special import bregman
+from evkf.special import Real, bregman
 from evkf.types import Nat, Vector
 
 
@@ -28,7 +28,7 @@ class Symmetric(Univariate):
 
     @staticmethod
     @abstractmethod
-    def cumulant(nat: Vector, order: int) -> Vector:
+    def cumulant(nat: Real, order: int) -> Real:
         """The derivative of $A$ of order 0 to 3, as a ladder of `evkf.special`."""
 
     def each_log_partition(self, nat: Float[Array, "L K"]) -> Vector:

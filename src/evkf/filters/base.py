@@ -1,6 +1,7 @@
 """What every filter offers: one `step`, and a scan of it over a sequence.
 
-`step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the next
+`step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the
+next
 step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
 """
 

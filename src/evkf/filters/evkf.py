@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
 from evkf.expectations import feasible_start, is_conjugate, product_ell, way, whitened
-from evkf.families import Gaussian, GaussianBelief
+from evkf.families import Gaussian, GaussianBelief, Product, Univariate
 from evkf.filters.base import Filter, Info, State
 from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
@@ -42,11 +42,13 @@ class VariationalKalmanFilter(Filter):
 
     Args:
         rule: How the prediction's expectation is taken: "cubature" (deterministic, the default),
-            "monte_carlo" as in the paper, or "moment_matching" (averages mean parameters instead of natural
+            "monte_carlo" as in the paper, or "moment_matching" (averages mean parameters instead
+            of natural
             ones, on the cubature's nodes).
         correct: Whether to add the variance that averaging natural parameters loses; None means
             wherever the family can hold it. Moment matching needs none.
-        solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for the Gaussian,
+        solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for the
+            Gaussian,
             Newton for the others. Conjugate models are always solved exactly.
         max_evaluations: Bound on evaluations of gradient and curvature in an update.
         tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
@@ -193,6 +195,7 @@ class VariationalKalmanFilter(Filter):
         self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
     ) -> Updated:
         family, prior = model.family, prediction.belief
+        assert isinstance(family, Univariate | Product)
         ell = product_ell(family, model.likelihood, y, mask, key, self.num_samples, prior)
         start = feasible_start(family, model.likelihood, prior, mask)
         dtype = jax.tree.leaves(prior)[0].dtype

@@ -2,7 +2,12 @@
 
 Everything happens in coordinates whitened by the prediction, $z = \\bar m + \\bar S u$ with
 $\\bar q(u) = N(0, I)$: the factorised matrix is $I$ plus the information of the data, whose
-eigenvalues are at least one for log-concave models, and the divergence needs no inverse of the prediction.
+eigenvalues are at least one for log-concave models, and the divergence needs no inverse of the
+prediction.
+
+A belief over u is one vector: $h = Jm$, then the lower triangle of the precision $J$. What XLA
+does with
+it is a handful of kernels, which is what a step costs at small sizes.
 
 Paper: eq:variational_update.
 """
@@ -11,17 +16,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations import Ell, Evaluate, Whitened
-from evkf.numerics import cholesky, inverse_lower
+from evkf.expectations import Evaluate, Whitened
+from evkf.numerics import cholesky, inverse_lower, pack, unpack
 from evkf.types import Matrix, Scalar, Vector
 
 NEAR = 0.3
 """Residual below which steps are extrapolated."""
 SETTLED = 1e-3
-"""Nats left in the mean below which the residual of the next step can be foretold from the last two."""
+"""Nats left to gain below which the residual of the next step can be foretold from the last two."""
+
+Packed = Float[Array, " D"]
 
 
 class Solution(NamedTuple):
@@ -35,31 +43,26 @@ class Solution(NamedTuple):
     converged: Bool[Array, ""]
 
 
-class Nat(NamedTuple):
-    """$(h, J)$ with $J$ the precision and $h = J m$, or a difference of two such."""
-
-    linear: Vector
-    precision: Matrix
-
-
 class Point(NamedTuple):
     """A belief over u and what was found there."""
 
-    nat: Nat
-    mean: Vector
-    root: Matrix
-    elbo: Scalar
-    gap: Nat
+    nat: Packed
+    gap: Packed
     """From here to where CVI at rate 1 goes."""
+    elbo: Scalar
     size: Scalar
     """Magnitude of the terms of the bound, which sets its rounding error."""
+    gain: Scalar
+    """What the bound will gain from moving the mean, to second order."""
+    root: Matrix
+    """Root of the covariance."""
 
 
 class Carry(NamedTuple):
     point: Point
-    steps: Nat
+    steps: Float[Array, "M D"]
     """The last steps taken, newest first."""
-    changes: Nat
+    changes: Float[Array, "M D"]
     """How the gap changed along each."""
     rate: Scalar
     evaluations: Int[Array, ""]
@@ -71,9 +74,11 @@ def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> Solution:
     """The exact posterior when the expected log-likelihood is quadratic: one step."""
     identity = jnp.eye(dim, dtype=dtype)
     first = ell.evaluate(jnp.zeros(dim, dtype), identity)
-    point = _look(Nat(first.grad, identity - first.curv), ell.evaluate)
+    nat = jnp.concatenate([first.grad, pack(identity) - first.curv])
+    mean, root = _moments(nat, dim)
+    elbo = ell.evaluate(mean, root).value - _divergence(mean, root)
     zero = jnp.zeros((), dtype)
-    return Solution(point.mean, point.root, point.elbo, jnp.asarray(1), zero, jnp.asarray(True))
+    return Solution(mean, root, elbo, jnp.asarray(1), zero, jnp.asarray(True))
 
 
 def cvi_update(
@@ -87,19 +92,32 @@ def cvi_update(
     """Climb $ELL - KL$ by full natural-gradient steps, shortened until they climb.
 
     A step goes to $J = I - H$, $h = g - Hu$, with g and H the expected gradient and Hessian: the
-    fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's method;
-    along the last three where the model is not log-concave). One trip of the loop is one factorisation and one evaluation. The residual of the fixed point
-    falls out of it, and its decay foretells that of the next step; when this is small enough, the
-    step is taken without another look, and the bound there is extrapolated to second order.
+    fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's
+    method;
+    along the last three where the model is not log-concave). One trip of the loop is one
+    factorisation and one
+    evaluation. The residual of the fixed point falls out of it, and its decay foretells that of
+    the next step;
+    when this is small enough, the step is taken without another look, and the bound there is
+    extrapolated to second order.
 
     Args:
         ell: The expected log-likelihood in whitened coordinates.
         dim: Latent dimensions.
         dtype: Of the belief.
-        log_concave: If not, H may be indefinite away from the optimum and steps are bent into the cone.
+        log_concave: If not, H may be indefinite away from the optimum and steps are bent into the
+            cone.
         max_evaluations: Bound on evaluations of gradient and curvature.
         tolerance: Relative residual at which to stop.
     """
+    # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
+    weight = jnp.asarray(
+        np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
+    )
+    weight = weight.astype(dtype)
+
+    def norm(x: Packed) -> Scalar:
+        return jnp.sqrt(jnp.sum(weight * x**2))
 
     def keep_going(carry: Carry) -> Bool[Array, ""]:
         return (carry.foretold > tolerance) & (carry.evaluations < max_evaluations)
@@ -107,110 +125,103 @@ def cvi_update(
     def body(carry: Carry) -> Carry:
         here, rate = carry.point, carry.rate
         direct = (rate == 1) & (carry.residual < NEAR)
-        toward = _extrapolate(here.gap, carry.steps, carry.changes, direct)
-        nat = Nat(*jax.tree.map(lambda x, d: x + rate * d, here.nat, toward))
+        toward = _extrapolate(here.gap, carry.steps, carry.changes, weight, direct)
+        nat = here.nat + rate * toward
         if not log_concave:
-            bent = _into_cone(nat.precision, here.root, rate * toward.precision)
-            nat = Nat(nat.linear, bent)
-        there = _look(nat, ell.evaluate)
-        left = _relative(there.gap, there.nat)
+            nat = _into_cone(nat, here.root, rate * toward)
+        there = _look(nat, dim, ell.evaluate)
+        left = norm(there.gap) / norm(there.nat)
         # A step that halves the residual may lose what rounding or quadrature make of the bound.
         halves = 2 * left < carry.residual
         slack = 8 * jnp.finfo(dtype).eps * (here.size + 1)
         slack = slack + jnp.where(halves, jnp.minimum(carry.residual, 0.1) ** 2, 0)
         climbs = there.elbo >= here.elbo - slack
         taken = climbs | (jnp.isfinite(there.elbo) & ~jnp.isfinite(here.elbo))
-        step, change = _minus(there.nat, here.nat), _minus(there.gap, here.gap)
-        image = Nat(*jax.tree.map(jnp.add, step, change))
-        contraction = jnp.sqrt(_dot(image, image) / _dot(step, step))
+        step, change = there.nat - here.nat, there.gap - here.gap
+        contraction = norm(step + change) / norm(step)
         decay = jnp.clip(left / carry.residual, contraction, 1)
-        foretold = jnp.where(_mean_left(there) < SETTLED, left * decay, left)
+        foretold = jnp.where(there.gain < SETTLED, left * decay, left)
         return Carry(
             _choose(taken, there, here),
-            _choose(taken, _push(carry.steps, step), carry.steps),
-            _choose(taken, _push(carry.changes, change), carry.changes),
+            jnp.where(taken, _push(carry.steps, step), carry.steps),
+            jnp.where(taken, _push(carry.changes, change), carry.changes),
             jnp.where(taken, jnp.minimum(1, 2 * rate), 0.3 * rate),
             carry.evaluations + 1,
             jnp.where(taken, left, carry.residual),
             jnp.where(taken, foretold, carry.foretold),
         )
 
-    depth = 1 if log_concave else 3
-    origin = Nat(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
-    none = Nat(jnp.zeros((depth, dim), dtype), jnp.zeros((depth, dim, dim), dtype))
-    first = _look(origin, ell.start)
-    left = _relative(first.gap, first.nat)
+    origin = jnp.concatenate([jnp.zeros(dim, dtype), pack(jnp.eye(dim, dtype=dtype))])
+    first = _look(origin, dim, ell.start)
+    left = norm(first.gap) / norm(first.nat)
+    none = jnp.zeros((1 if log_concave else 3, len(origin)), dtype)
     start = Carry(first, none, none, jnp.ones((), dtype), jnp.asarray(1), left, left)
     end = lax.while_loop(keep_going, body, start)
     point, converged = end.point, end.foretold <= tolerance
-    last = _moments(Nat(*jax.tree.map(jnp.add, point.nat, point.gap)))
-    sound = converged & jnp.all(jnp.isfinite(last[1]))
-    mean, root = _choose(sound, last, (point.mean, point.root))
-    spread = point.root.T @ point.gap.precision @ point.root
-    gain = jnp.where(sound, _mean_left(point) + 0.25 * jnp.sum(spread**2), 0)
-    return Solution(mean, root, point.elbo + gain, end.evaluations, end.foretold, converged)
+    nat = jnp.where(converged, point.nat + point.gap, point.nat)
+    spread = point.root.T @ unpack(point.gap[dim:], dim) @ point.root
+    gain = point.gain + 0.25 * jnp.sum(spread**2)
+    elbo = jnp.where(converged, point.elbo + gain, point.elbo)
+    mean, root = _moments(nat, dim)
+    return Solution(mean, root, elbo, end.evaluations, end.foretold, converged)
 
 
-def _moments(nat: Nat) -> tuple[Vector, Matrix]:
+def _moments(nat: Packed, dim: int) -> tuple[Vector, Matrix]:
     """Mean, and an upper triangular root of the covariance."""
-    root = inverse_lower(cholesky(nat.precision)).T
-    return root @ (nat.linear @ root), root
+    root = inverse_lower(cholesky(unpack(nat[dim:], dim))).T
+    return root @ (nat[:dim] @ root), root
 
 
-def _look(nat: Nat, evaluate: Evaluate) -> Point:
-    mean, root = _moments(nat)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-    kl = 0.5 * (jnp.sum(root**2) + mean @ mean - mean.shape[0]) - log_det
-    ell: Ell = evaluate(mean, root)
-    target = Nat(ell.grad - ell.curv @ mean, jnp.eye(mean.shape[0], dtype=mean.dtype) - ell.curv)
-    size = jnp.abs(ell.value) + jnp.abs(kl)
-    return Point(nat, mean, root, ell.value - kl, _minus(target, nat), size)
+def _divergence(mean: Vector, root: Matrix) -> Scalar:
+    """KL from N(mean, root root') to the standard normal."""
+    square = jnp.sum(root**2) + mean @ mean - mean.shape[0]
+    return 0.5 * square - jnp.sum(jnp.log(jnp.diagonal(root)))
 
 
-def _mean_left(point: Point) -> Scalar:
-    """What the bound will gain from moving the mean, to second order."""
-    force = point.gap.linear - point.gap.precision @ point.mean
-    return 0.5 * jnp.sum((force @ point.root) ** 2)
+def _look(nat: Packed, dim: int, evaluate: Evaluate) -> Point:
+    mean, root = _moments(nat, dim)
+    kl = _divergence(mean, root)
+    value, grad, curv = evaluate(mean, root)
+    identity = pack(jnp.eye(dim, dtype=mean.dtype))
+    gap = jnp.concatenate([grad - unpack(curv, dim) @ mean, identity - curv]) - nat
+    force = (grad - mean) @ root
+    return Point(nat, gap, value - kl, jnp.abs(value) + jnp.abs(kl), 0.5 * force @ force, root)
 
 
-def _extrapolate(gap: Nat, steps: Nat, changes: Nat, direct: Bool[Array, ""]) -> Nat:
+def _extrapolate(
+    gap: Packed,
+    steps: Float[Array, "M D"],
+    changes: Float[Array, "M D"],
+    weight: Packed,
+    direct: Bool[Array, ""],
+) -> Packed:
     """Anderson's step: the gap, less what the last steps say will be left of it."""
-    products = jax.vmap(jax.vmap(_dot, (None, 0)), (0, None))(changes, changes)
-    along = jax.vmap(_dot, (0, None))(changes, gap)
+    weighted = changes * weight
+    products, along = weighted @ changes.T, weighted @ gap
     sizes = jnp.diagonal(products)
     ridge = jnp.where(sizes > 0, 1e-10 * sizes, 1)
     if len(ridge) == 1:
-        weights = along / (sizes + ridge)
+        shares = along / (sizes + ridge)
     else:
-        weights = jnp.linalg.solve(products + jnp.diag(ridge), along)
-    weights = jnp.where(direct & jnp.all(jnp.isfinite(weights)), weights, 0)
-    move = jax.tree.map(lambda s, c: jnp.tensordot(weights, s + c, 1), steps, changes)
-    return _minus(gap, move)
+        shares = jnp.linalg.solve(products + jnp.diag(ridge), along)
+    shares = jnp.where(direct & jnp.all(jnp.isfinite(shares)), shares, 0)
+    return gap - shares @ (steps + changes)
 
 
-def _push(stack: Nat, newest: Nat) -> Nat:
-    return Nat(*jax.tree.map(lambda s, n: jnp.concatenate([n[None], s[:-1]]), stack, newest))
+def _push(stack: Float[Array, "M D"], newest: Packed) -> Float[Array, "M D"]:
+    return jnp.concatenate([newest[None], stack[:-1]])
 
 
-def _into_cone(precision: Matrix, root: Matrix, step: Matrix) -> Matrix:
-    """Replace $J + S$ by $J + S + \\tfrac12 S J^{-1} S$, always positive definite, where it is not."""
-    definite = jnp.all(jnp.isfinite(cholesky(precision)))
-    bent = step @ root
-    return jnp.where(definite, precision, precision + 0.5 * bent @ bent.T)
+def _into_cone(nat: Packed, root: Matrix, step: Packed) -> Packed:
+    """Replace $J + S$ by $J + S + \\tfrac12 S J^{-1} S$, always positive definite, where it is
+    not.
+    """
+    dim = len(root)
+    definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
+    bent = unpack(step[dim:], dim) @ root
+    more = jnp.where(definite, 0, 0.5 * pack(bent @ bent.T))
+    return jnp.concatenate([nat[:dim], nat[dim:] + more])
 
 
-def _relative(gap: Nat, nat: Nat) -> Scalar:
-    return jnp.sqrt(_dot(gap, gap) / _dot(nat, nat))
-
-
-def _dot(a: Nat, b: Nat) -> Scalar:
-    """Inner product of natural parameters $(h, -\\tfrac12 J)$."""
-    return a.linear @ b.linear + 0.25 * jnp.sum(a.precision * b.precision)
-
-
-def _minus(a: Nat, b: Nat) -> Nat:
-    return Nat(a.linear - b.linear, a.precision - b.precision)
-
-
-def _choose(condition: Bool[Array, ""], yes, no):
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+def _choose(condition: Bool[Array, ""], yes: Point, no: Point) -> Point:
+    return Point(*jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no))

@@ -1,6 +1,8 @@
-"""The variational prediction $\\bar\\lambda = E_q[\\lambda_\\theta(z)]$ and its variance correction.
+"""The variational prediction $\\bar\\lambda = E_q[\\lambda_\\theta(z)]$ and its variance
+correction.
 
-Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated variance.
+Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated
+variance.
 """
 
 from typing import NamedTuple
@@ -20,7 +22,9 @@ RULES = ("cubature", "monte_carlo", "moment_matching")
 
 
 class AdditiveCross(NamedTuple):
-    """What $E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$ needs when the noise is additive and Gaussian."""
+    """What $E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$ needs when the noise is additive and
+    Gaussian.
+    """
 
     mean: Vector
     """$E[f]$ over the nodes."""
@@ -29,7 +33,9 @@ class AdditiveCross(NamedTuple):
 
 
 class NaturalCross(NamedTuple):
-    """The same for any family: $\\langle E[\\lambda_\\theta], \\mu \\rangle - E[A(\\lambda_\\theta)]$."""
+    """The same for any family: $\\langle E[\\lambda_\\theta], \\mu \\rangle -
+    E[A(\\lambda_\\theta)]$.
+    """
 
     nat: Nat
     log_partition: Scalar
@@ -56,10 +62,13 @@ def predict(
 ) -> Prediction:
     """Push a belief through the dynamics.
 
-    Without correction the mean of natural parameters is taken, which loses the variance the belief had.
+    Without correction the mean of natural parameters is taken, which loses the variance the belief
+    had.
     With it, mean and covariance follow the law of total variance, the dynamics linearised:
-    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean. (For Gamma this
-    keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment matching averages mean
+    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean.
+    (For Gamma this
+    keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment matching
+    averages mean
     parameters, and so propagates the variance by itself.
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):

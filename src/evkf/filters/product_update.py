@@ -1,8 +1,11 @@
 """The variational update of a product of univariate families, by Newton's method or CVI.
 
-The optimum solves $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL(\\lambda)$, with $\\nabla_\\mu ELL$ the natural
-gradient $F^{-1} \\nabla_\\lambda ELL$. Newton's method on this equation takes a handful of evaluations where CVI
-takes dozens; where its step does not climb, CVI's, which always does for a small enough rate, is taken.
+The optimum solves $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL(\\lambda)$, with $\\nabla_\\mu ELL$
+the natural
+gradient $F^{-1} \\nabla_\\lambda ELL$. Newton's method on this equation takes a handful of
+evaluations where CVI
+takes dozens; where its step does not climb, CVI's, which always does for a small enough rate, is
+taken.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.families import Family
+from evkf.families import Product, Univariate
 from evkf.types import Nat, Scalar
 
 Flat = Float[Array, " D"]
@@ -56,7 +59,7 @@ class Carry(NamedTuple):
 
 
 def product_update(
-    family: Family,
+    family: Univariate | Product,
     ell: Callable[[Nat], Scalar],
     prior: Nat,
     start: Nat,
@@ -128,9 +131,11 @@ def product_update(
     return Solution(unravel(point.nat), elbo, end.evaluations, end.residual, converged)
 
 
-def _slope(family: Family, unravel: Callable, nat: Flat, cvi: Flat, step: Flat) -> Scalar:
-    """Derivative of the bound along a step: $(F d_{CVI})^\\top d$, with $F d$ the change of $\\mu$."""
-    _, change = jax.jvp(
-        lambda x: ravel_pytree(family.to_mean(unravel(x)))[0], (nat,), (step,)
-    )
+def _slope(
+    family: Univariate | Product, unravel: Callable, nat: Flat, cvi: Flat, step: Flat
+) -> Scalar:
+    """Derivative of the bound along a step: $(F d_{CVI})^\\top d$, with $F d$ the change of
+    $\\mu$.
+    """
+    _, change = jax.jvp(lambda x: ravel_pytree(family.to_mean(unravel(x)))[0], (nat,), (step,))
     return change @ cvi

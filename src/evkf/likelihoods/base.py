@@ -1,8 +1,10 @@
 """What every observation model offers.
 
-Most models of neural data see the latent state through a linear readout: channel n depends on z only
-through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional, and a
-new model is one function, `each_log_prob`.
+Most models of neural data see the latent state through a linear readout: channel n depends on z
+only
+through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional, and
+a
+new model is one function, `each_kernel`.
 """
 
 from abc import abstractmethod
@@ -22,9 +24,11 @@ Channels = Float[Array, " N"]
 
 
 class Site(NamedTuple):
-    """Per channel: $E[\\ell]$, $E[\\ell']$ and $E[\\ell'']$ of $\\ell(a) = \\log p(y|a)$.
+    """Per channel: $E[\\ell]$, $E[\\ell']$ and $E[\\ell'']$ of the kernel $\\ell(a)$ of $\\log
+    p(y|a)$.
 
-    By the identities of Bonnet and Price these are also the value and the derivatives of the expected
+    By the identities of Bonnet and Price these are also the value and the derivatives of the
+    expected
     log-likelihood: $\\partial_a = E[\\ell']$ and $\\partial_v = \\tfrac12 E[\\ell'']$.
     """
 
@@ -64,8 +68,12 @@ class ReadoutLikelihood(Likelihood):
     b: eqx.AbstractVar[Channels]
 
     @abstractmethod
-    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
-        """Log density of every channel given its readout a."""
+    def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+        """Log density of every channel given its readout a, but for terms in `each_constant`."""
+
+    def each_constant(self, y: Channels) -> Channels:
+        """Terms of the log density without a, which an update needs to compute only once."""
+        return jnp.zeros_like(y)
 
     @abstractmethod
     def each_mean(self, a: Channels) -> Channels:
@@ -76,7 +84,7 @@ class ReadoutLikelihood(Likelihood):
         """Draw every channel given its readout a."""
 
     def each_scale(self) -> Channels:
-        """Length scale of `each_log_prob` in a, which decides how many quadrature nodes are used."""
+        """Length scale of `each_kernel` in a, which decides how many quadrature nodes are used."""
         return jnp.ones_like(self.b)
 
     def each_site(self, a: Channels, v: Channels, y: Channels) -> Site | None:
@@ -84,9 +92,14 @@ class ReadoutLikelihood(Likelihood):
         return None
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
-        """The first site of an update, made at the prediction; a model whose Newton step from there can
+        """The first site of an update, made at the prediction; a model whose Newton step from
+        there can
         overshoot by far returns a tamer one."""
         return site
+
+    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+        """Log density of every channel given its readout a."""
+        return self.each_kernel(a, y) + self.each_constant(y)
 
     @property
     def num_channels(self) -> int:
@@ -108,7 +121,9 @@ class ReadoutLikelihood(Likelihood):
 
 
 def safe(y: Observation, mask: Mask, like: Channels) -> Channels:
-    """Observations as floats, with one in place of what is masked (so that NaN there does no harm)."""
+    """Observations as floats, with one in place of what is masked (so that NaN there does no
+    harm).
+    """
     return jnp.where(mask, y, 1).astype(like.dtype)
 
 
@@ -137,15 +152,21 @@ def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array
     """Check and convert positive numbers, broadcast to a shape."""
     array = np.asarray(value)
     if array.shape not in ((), shape):
-        raise InputError(f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}")
+        raise InputError(
+            f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}"
+        )
     if not np.all(np.isfinite(array)) or np.any(array <= 0):
         raise InputError(
-            f"{where} must be positive and finite, got {array.tolist()}", where, "pass values above 0"
+            f"{where} must be positive and finite, got {array.tolist()}",
+            where,
+            "pass values above 0",
         )
     return jnp.asarray(np.broadcast_to(array, shape), jnp.result_type(float))
 
 
-def refuse(bad: Bool[np.ndarray, "T N"], ys: np.ndarray, where: str, what: str, remedy: str) -> None:
+def refuse(
+    bad: Bool[np.ndarray, "T N"], ys: np.ndarray, where: str, what: str, remedy: str
+) -> None:
     """Raise for the first bad entry, naming its index and value."""
     if np.any(bad):
         first = tuple(int(i) for i in np.argwhere(bad)[0])

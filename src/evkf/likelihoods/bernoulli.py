@@ -15,7 +15,8 @@ from evkf.types import Key, Scalar
 class Bernoulli(ReadoutLikelihood):
     """$y_n \\in \\{0, 1\\}$ with odds $\\Delta \\exp(C_n z + b_n)$.
 
-    For short bins the probability is the Poisson rate times the bin width; with the default width of 1
+    For short bins the probability is the Poisson rate times the bin width; with the default width
+    of 1
     this is logistic regression.
 
     Args:
@@ -38,7 +39,7 @@ class Bernoulli(ReadoutLikelihood):
         self.C, self.b = read_readout(C, b)
         self.bin_width = read_positive(bin_width, (), "bin_width")
 
-    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+    def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         logit = a + jnp.log(self.bin_width)
         return y * logit - jax.nn.softplus(logit)
 

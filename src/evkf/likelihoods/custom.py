@@ -20,7 +20,8 @@ class Custom(Likelihood):
     Expectations are taken by reparameterised sampling, so any differentiable function will do.
 
     Args:
-        log_prob_fn: `log_prob(params, z, y)`, one log density per channel (channels,), so that single
+        log_prob_fn: `log_prob(params, z, y)`, one log density per channel (channels,), so that
+            single
             channels can be masked; or a scalar, which counts only when no channel is masked.
         num_channels: The length of y.
         params: A tree of arrays handed to the functions (and learned, where learning is on).

@@ -3,7 +3,6 @@
 import math
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +27,8 @@ class Gaussian(Likelihood):
     Example:
         >>> import jax.numpy as jnp
         >>> likelihood = Gaussian([[1.0], [1.0]], noise=0.25)
-        >>> round(float(likelihood.log_prob(jnp.zeros(1), jnp.zeros(2), jnp.array([True, True]))), 4)
+        >>> round(float(likelihood.log_prob(jnp.zeros(1), jnp.zeros(2), jnp.array([True, True]))),
+        4)
         -0.4516
     """
 
@@ -61,7 +61,9 @@ class Gaussian(Likelihood):
     def whiten(
         self, residual: Float[Array, "N"], readout: Float[Array, "N L"], mask: Mask
     ) -> tuple[Float[Array, "N"], Float[Array, "N L"], Scalar]:
-        """Residual and readout in units of the noise, and its log normaliser, observed channels only."""
+        """Residual and readout in units of the noise, and its log normaliser, observed channels
+        only.
+        """
         count = jnp.sum(mask)
         if self.independent:
             std = jnp.sqrt(self.noise.var() / self.bin_width)

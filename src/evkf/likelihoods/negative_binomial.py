@@ -52,11 +52,14 @@ class NegativeBinomial(ReadoutLikelihood):
         self.log_dispersion = jnp.log(read_positive(dispersion, self.b.shape, "dispersion"))
         self.bin_width = read_positive(bin_width, (), "bin_width")
 
-    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+    def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         r = jnp.exp(self.log_dispersion)
         logit = a + jnp.log(self.bin_width) - self.log_dispersion
-        normaliser = gammaln(y + r) - gammaln(r) - gammaln(y + 1)
-        return y * logit - (y + r) * jax.nn.softplus(logit) + normaliser
+        return y * logit - (y + r) * jax.nn.softplus(logit)
+
+    def each_constant(self, y: Channels) -> Channels:
+        r = jnp.exp(self.log_dispersion)
+        return gammaln(y + r) - gammaln(r) - gammaln(y + 1)
 
     def each_mean(self, a: Channels) -> Channels:
         return self.bin_width * jnp.exp(a)

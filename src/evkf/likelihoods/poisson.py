@@ -59,9 +59,12 @@ class Poisson(ReadoutLikelihood):
     def log_concave(self) -> bool:
         return True
 
-    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+    def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         log_rate = jnp.log(self.bin_width) + (a if self.link == "exp" else log_softplus(a))
-        return y * log_rate - jnp.exp(log_rate) - gammaln(y + 1)
+        return y * log_rate - jnp.exp(log_rate)
+
+    def each_constant(self, y: Channels) -> Channels:
+        return -gammaln(y + 1)
 
     def each_mean(self, a: Channels) -> Channels:
         return self.bin_width * (jnp.exp(a) if self.link == "exp" else jax.nn.softplus(a))
@@ -74,14 +77,17 @@ class Poisson(ReadoutLikelihood):
             return None
         log_bin = jnp.log(self.bin_width)
         rate = jnp.exp(a + 0.5 * v + log_bin)
-        return Site(y * (a + log_bin) - rate - gammaln(y + 1), y - rate, -rate)
+        return Site(y * (a + log_bin) - rate, y - rate, -rate)
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
         """Expand about a narrower belief, and use the chord to the count where that is far.
 
-        The posterior is narrower than a wide prediction, whose expected rate $e^{v/2}$ inflates. And a
-        Newton step from a rate of 1 towards 10,000 counts would move the log rate by 10,000, one from
-        a rate of $e^{50}$ towards none by only 1: the chord of the exponential moves it to the count.
+        The posterior is narrower than a wide prediction, whose expected rate $e^{v/2}$ inflates.
+        And a
+        Newton step from a rate of 1 towards 10,000 counts would move the log rate by 10,000, one
+        from
+        a rate of $e^{50}$ towards none by only 1: the chord of the exponential moves it to the
+        count.
         """
         if self.link != "exp":
             return site
@@ -101,4 +107,5 @@ class Poisson(ReadoutLikelihood):
 def log_softplus(a: Float[Array, "..."]) -> Float[Array, "..."]:
     """log(softplus(a)), which tends to a for very negative a."""
     low = a < -15
-    return jnp.where(low, a, jnp.log(jax.nn.softplus(jnp.where(low, 0.0, a))))
+    tail = a - 0.5 * jnp.exp(jnp.minimum(a, 0))
+    return jnp.where(low, tail, jnp.log(jax.nn.softplus(jnp.where(low, 0.0, a))))

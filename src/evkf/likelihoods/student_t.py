@@ -52,12 +52,15 @@ class StudentT(ReadoutLikelihood):
     def each_scale(self) -> Channels:
         return jnp.exp(self.log_scale) / jnp.sqrt(self.bin_width)
 
-    def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
+    def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         scale = self.each_scale()
+        square = ((y - a) / scale) ** 2 / self.df
+        return -0.5 * (self.df + 1) * jnp.log1p(square)
+
+    def each_constant(self, y: Channels) -> Channels:
         half = 0.5 * (self.df + 1)
         normaliser = gammaln(half) - gammaln(0.5 * self.df) - 0.5 * jnp.log(self.df * jnp.pi)
-        square = ((y - a) / scale) ** 2 / self.df
-        return normaliser - jnp.log(scale) - half * jnp.log1p(square)
+        return normaliser - jnp.log(self.each_scale()) * jnp.ones_like(y)
 
     def each_mean(self, a: Channels) -> Channels:
         """The centre, which is the mean where one exists (`df` above 1)."""

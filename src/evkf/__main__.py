@@ -1,0 +1,5 @@
+"""`python -m evkf` is `evkf`."""
+
+from evkf.cli import main
+
+main()

@@ -1,0 +1,297 @@
+"""The command line: `evkf COMMAND`.
+
+Every command has `--quiet`, `--json` and `--seed`, refuses to overwrite without `--force`, and
+writes its resolved configuration with its output. Bad input is answered in one line.
+"""
+
+import json
+import math
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import jax
+import typer
+from rich.console import Console
+
+import evkf
+from evkf import bench, demo
+from evkf.errors import InputError
+
+FELL_SHORT = 1
+BAD_INPUT = 2
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    done, but a check or a target fell short
+  2    bad usage, bad input, or an output that cannot be written
+  130  interrupted"""
+
+app = typer.Typer(
+    name="evkf",
+    help=f"""Real-time inference of neural latent dynamics from spikes and other signals.
+
+\b
+Examples:
+  evkf demo                          infer an oscillator from 150 simulated neurons
+  evkf bench step --quick            time one filter step on this machine
+  evkf COMMAND --help                all options of a command
+
+{EXIT_CODES}""",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(
+    help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(bench_app, name="bench")
+
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of `evkf`.
+
+    Args:
+        args: What follows `evkf`; those of the process when left out.
+    """
+    # A step is short: run it in the calling thread, for waking another costs more than the step.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    try:
+        app(args, prog_name="evkf")
+    except InputError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}")
+
+
+def _fail(problem: str) -> NoReturn:
+    print(f"evkf: {problem}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its options."""
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    return {"evkf": evkf.__version__, **libraries, "python": platform.python_version()}
+
+
+def claim(paths: Iterable[Path], force: bool) -> None:
+    """Before any work: refuse to overwrite unless forced, and make the folders."""
+    for path in paths:
+        if path.exists() and not force:
+            raise InputError("file exists", str(path), "pass --force to overwrite it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def to_json(value: dict) -> str:
+    """Strict JSON: a number that is not finite becomes null."""
+
+    def plain(item: object) -> object:
+        if isinstance(item, dict):
+            return {key: plain(entry) for key, entry in item.items()}
+        if isinstance(item, list | tuple):
+            return [plain(entry) for entry in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(plain(value), indent=2, allow_nan=False)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write JSON into a file."""
+    path.write_text(to_json(value) + "\n", encoding="utf-8")
+
+
+def console(quiet: bool, json_to_stdout: bool) -> Console:
+    """Where people are told what happens: standard error when standard output is for a program."""
+    return Console(
+        quiet=quiet, stderr=json_to_stdout, highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"evkf {evkf.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None: ...
+
+
+@app.command("demo")
+def run_demo(
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
+    bins: Annotated[int, typer.Option(min=2, help="Length in bins of 5 ms.")] = 1000,
+    neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
+    seed: Seed = 2,
+    float64: Annotated[
+        bool, typer.Option("--float64", help="Compute in double precision.")
+    ] = False,
+    realtime: Annotated[
+        bool | None,
+        typer.Option(
+            "--realtime/--fast",
+            help="Feed one bin every 5 ms, or as fast as possible.",
+            show_default="real time in a terminal, else fast",
+        ),
+    ] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Infer a hidden oscillator from simulated spikes, bin by bin.
+
+    Poisson neurons are driven by a Van der Pol oscillator. The filter knows the model, sees the
+    spike counts one bin at a time, and says where the oscillator is and how sure it is. Written
+    into the folder: demo.png, demo.svg, summary.json, config.json.
+
+    \b
+    Examples:
+      evkf demo
+      evkf demo --bins 2000 --neurons 80 --seed 7 --out out/eighty
+      evkf demo --force --quiet --json | python -m json.tool
+
+    Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
+    """
+    files = {name: out / name for name in ("demo.png", "demo.svg", "summary.json", "config.json")}
+    claim(files.values(), force)
+    say = console(quiet, as_json)
+    if realtime is None:
+        realtime = say.is_terminal and not quiet
+    options = {
+        "bins": bins,
+        "neurons": neurons,
+        "seed": seed,
+        "dtype": "float64" if float64 else "float32",
+        "realtime": realtime,
+        "out": str(out),
+    }
+    with jax.enable_x64(float64):
+        say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
+        recording = demo.record(bins, neurons, seed)
+        say.print("compiling the filter")
+        with demo.Ticker(say, bins) as ticker:
+            estimate = demo.stream(recording, realtime, ticker)
+    summary = demo.summarise(recording, estimate)
+    write_json(
+        files["config.json"], {"command": "demo", "options": options, "versions": versions()}
+    )
+    write_json(files["summary.json"], summary)
+    figure = demo.draw(recording, estimate)
+    figure.savefig(files["demo.png"], dpi=200)
+    figure.savefig(files["demo.svg"])
+    say.print(f"\n{demo.describe(summary)}\n\nwritten: {', '.join(map(str, files.values()))}")
+    if as_json:
+        print(to_json(summary))
+    if not demo.sound(summary):
+        raise typer.Exit(FELL_SHORT)
+
+
+@bench_app.command("step")
+def run_bench_step(
+    latents: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--latents",
+            metavar="L",
+            help="Latent dimensions; repeatable.",
+            show_default="2, 10",
+        ),
+    ] = None,
+    neurons: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--neurons", metavar="N", help="Channels; repeatable.", show_default="100, 200"
+        ),
+    ] = None,
+    likelihood: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--likelihood",
+            metavar="NAME",
+            help=f"Observation model; repeatable: {', '.join(bench.LIKELIHOODS)}.",
+            show_default="all",
+        ),
+    ] = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=10, help="Measured calls per row.", show_default="1000; 100 if quick"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few calls and, unless chosen, one size.")
+    ] = False,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write rows, options and versions; - prints them."
+        ),
+    ] = None,
+) -> None:
+    """Time one filter step: the compiled call, and the scan per step.
+
+    Every combination of latents, neurons and likelihoods is one row. A stream simulated from the
+    model is fed bin by bin in float32; calls of an empty program in between show the floor of this
+    machine.
+
+    \b
+    Examples:
+      evkf bench step --quick
+      evkf bench step --latents 2 --neurons 200 --likelihood poisson
+      evkf bench step --json out/bench.json
+
+    Exits with 1 if anything was compiled again after the first step.
+    """
+    to_stdout = str(json_file) == "-"
+    if json_file is not None and not to_stdout:
+        claim([json_file], force)
+    say = console(quiet, to_stdout)
+    calls = calls or (100 if quick else 1000)
+    config = {
+        "latents": latents or ([2] if quick else [2, 10]),
+        "neurons": neurons or ([200] if quick else [100, 200]),
+        "likelihoods": likelihood or list(bench.LIKELIHOODS),
+        "calls": calls,
+        "seed": seed,
+        "dtype": "float32",
+        "platform": jax.default_backend(),
+    }
+    cells = bench.cells(config["latents"], config["neurons"], config["likelihoods"])
+    say.print(bench.HEADER)
+    rows = []
+    for cell in cells:
+        rows.append(bench.measure(cell, calls, seed))
+        say.print(bench.line(rows[-1]))
+    compiles = sum(row.compiles_after_first for row in rows)
+    say.print(f"\ncompilations after the first call: {compiles}")
+    result = {
+        "command": "bench step",
+        "config": config,
+        "versions": versions(),
+        "rows": [row._asdict() for row in rows],
+    }
+    if to_stdout:
+        print(to_json(result))
+    elif json_file is not None:
+        write_json(json_file, result)
+        say.print(f"written: {json_file}")
+    if compiles:
+        raise typer.Exit(FELL_SHORT)

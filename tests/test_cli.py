@@ -1,0 +1,185 @@
+"""The command line: help, exit codes, what is written and what is refused."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import evkf
+from evkf.cli import EXIT_CODES, main, to_json
+
+SMALL = ("--bins", "40", "--neurons", "20", "--seed", "3")
+BENCH = ("bench", "step", "--quick", "--latents", "2", "--neurons", "8", "--calls", "20")
+REQUIRED = {"L", "N", "likelihood", "median_us", "p99_us", "scan_us", "empty_us", "ratio"}
+DEMO_FILES = {"demo.png", "demo.svg", "summary.json", "config.json"}
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def invoke(*args: str) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        main(args)
+    code = stop.value.code
+    assert code is None or isinstance(code, int)
+    return Result(code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("demo") / "first"
+    return out, invoke("demo", *SMALL, "--out", str(out), "--json")
+
+
+def without_timing(summary: dict) -> dict:
+    return {key: value for key, value in summary.items() if key != "timing"}
+
+
+def test_version():
+    assert invoke("--version") == Result(0, f"evkf {evkf.__version__}\n", "")
+
+
+def test_help_explains_exit_codes_and_has_examples():
+    result = invoke("--help")
+    assert result.code == 0
+    codes = [line.split()[0] for line in EXIT_CODES.splitlines()[2:]]
+    assert codes == ["0", "1", "2", "130"]
+    for line in EXIT_CODES.splitlines()[2:]:
+        assert line in result.out
+    assert "evkf demo" in result.out
+
+
+@pytest.mark.parametrize("command", [("demo",), ("bench", "step")])
+def test_every_command_has_examples_and_the_common_options(command: tuple[str, ...]):
+    result = invoke(*command, "--help")
+    for part in (f"evkf {' '.join(command)}", "--quiet", "--json", "--seed", "--force"):
+        assert part in result.out
+
+
+def test_demo_writes_figure_summary_and_configuration(demo: tuple[Path, Result]):
+    out, result = demo
+    assert result.code == 0, result.err
+    assert {path.name for path in out.iterdir()} == DEMO_FILES
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "demo.svg").read_text(encoding="utf-8")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert config["options"] == {
+        "bins": 40,
+        "neurons": 20,
+        "seed": 3,
+        "dtype": "float32",
+        "realtime": False,
+        "out": str(out),
+    }
+    assert config["versions"].keys() == {"evkf", "jax", "jaxlib", "numpy", "python"}
+
+
+def test_json_stands_alone_on_stdout_and_words_go_to_stderr(demo: tuple[Path, Result]):
+    out, result = demo
+    assert json.loads(result.out) == json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert "RMSE" in result.err
+    assert "40/40 bins" in result.err
+
+
+def test_demo_refuses_to_overwrite(demo: tuple[Path, Result]):
+    out, _ = demo
+    before = (out / "summary.json").read_bytes()
+    result = invoke("demo", *SMALL, "--out", str(out))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert str(out / "demo.png") in result.err
+    assert "--force" in result.err
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_same_seed_gives_the_same_numbers_and_quiet_says_nothing(demo: tuple[Path, Result]):
+    out, first = demo
+    assert invoke("demo", *SMALL, "--out", str(out), "--force", "--quiet") == Result(0, "", "")
+    second = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert without_timing(second) == without_timing(json.loads(first.out))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("nonsense",), ("demo", "--bins", "one"), ("demo", "--bins", "0"), ("demo", "--seed", "-1")],
+)
+def test_bad_usage_exits_2(args: tuple[str, ...]):
+    result = invoke(*args)
+    assert (result.code, result.out) == (2, "")
+    assert "Error" in result.err
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path):
+    blocker = tmp_path / "file"
+    blocker.touch()
+    result = invoke("demo", *SMALL, "--out", str(blocker / "below"))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert str(blocker) in result.err
+
+
+def test_interrupt_exits_130(tmp_path: Path):
+    command = [sys.executable, "-m", "evkf", "demo", "--realtime", "--bins", "100000"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("simulating")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_writes_rows_with_configuration_and_versions(tmp_path: Path):
+    file = tmp_path / "new" / "bench.json"
+    command = (*BENCH, "--likelihood", "gaussian", "--json", str(file))
+    result = invoke(*command)
+    assert result.code == 0, result.err
+    assert "compilations after the first call: 0" in result.out
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["config"]["likelihoods"] == ["gaussian"]
+    assert written["config"]["calls"] == 20
+    assert "jax" in written["versions"]
+    (row,) = written["rows"]
+    assert row.keys() >= REQUIRED
+    assert (row["L"], row["N"], row["likelihood"]) == (2, 8, "gaussian")
+    again = invoke(*command)
+    assert again.code == 2
+    assert "--force" in again.err
+
+
+def test_bench_prints_json_alone_on_a_dash():
+    result = invoke(*BENCH, "--likelihood", "gaussian", "--quiet", "--json", "-")
+    assert (result.code, result.err) == (0, "")
+    assert len(json.loads(result.out)["rows"]) == 1
+
+
+def test_unknown_likelihood_exits_2_with_the_choices():
+    result = invoke(*BENCH, "--likelihood", "poison")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert "poisson, gaussian, bernoulli, negative_binomial, student_t" in result.err
+
+
+def test_json_is_strict():
+    text = to_json({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
+    assert json.loads(text) == {"a": [None, 1.5], "b": {"c": None}}

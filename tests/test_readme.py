@@ -1,0 +1,31 @@
+"""The README says nothing that is not so: its code runs, its exit codes are the real ones."""
+
+import re
+from pathlib import Path
+
+from evkf.cli import EXIT_CODES
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_blocks_run_in_order(capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["trace"].belief.mean.shape == (500, 2)
+    assert int(names["trace"].info.status.max()) == 0
+    assert capsys.readouterr().out
+
+
+def test_exit_codes_are_those_of_the_command_line():
+    for line in EXIT_CODES.splitlines()[2:]:
+        code, meaning = line.split(maxsplit=1)
+        assert f"| {code} | {meaning} |" in README
+
+
+def test_picture_is_there_and_small():
+    (picture,) = re.findall(r"^!\[.*\]\((.*)\)", README, flags=re.MULTILINE)
+    assert (ROOT / picture).stat().st_size < 600_000
