@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError
+from evkf.errors import InputError, real_numbers
 from evkf.numerics import solve_lower
 from evkf.types import Matrix, Scalar, Vector
 
@@ -102,7 +102,7 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
                 f"size it {dim}",
             )
         return value
-    array = np.asarray(value)
+    array = real_numbers(value, where)
     dtype = jnp.result_type(float)
     if array.shape in ((), (dim,)):
         if not np.all(np.isfinite(array)) or np.any(array <= 0):

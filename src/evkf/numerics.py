@@ -80,14 +80,14 @@ def _lower(rows: list[list]) -> Float[Array, "L L"]:
 
 
 def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
-    """The lower triangle of a symmetric matrix as a vector."""
+    """The lower triangle of a symmetric matrix as a vector, row by row."""
     rows, columns = np.tril_indices(matrix.shape[-1])
     return matrix[..., rows, columns]
 
 
 def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
     """The symmetric matrix whose lower triangle is the vector."""
-    index = np.zeros((size, size), int)
     rows, columns = np.tril_indices(size)
+    index = np.zeros((size, size), int)
     index[rows, columns] = index[columns, rows] = np.arange(len(rows))
     return vector[index]

@@ -66,8 +66,9 @@ def jitted(family, name: str):
 
 
 @cache
-def gradient(family, name: str, argnums: int = 0):
-    return compiled(jax.grad(getattr(family, name), argnums))
+def gradient(family, name: str):
+    """Gradient in the belief; for the divergence, in both beliefs."""
+    return compiled(jax.grad(getattr(family, name), (0, 1) if name == "kl" else 0))
 
 
 @cache
@@ -120,13 +121,13 @@ def rule(cls: type[Univariate], nat: np.ndarray, num: int = 3001) -> tuple[np.nd
         x, w = np.polynomial.legendre.leggauss(200)
         ones = np.ones(len(nat))
         return 0.5 * (1 + x[:, None]) * ones, np.log(0.5 * w[:, None]) * ones
-    family = cls(len(nat))
+    centre, var, _ = jitted(cls(len(nat)), "each_moments")(nat)
     if cls is DiagonalGaussian:
-        centre, width = jitted(family, "mean")(nat), np.sqrt(jitted(family, "var")(nat))
+        width = np.sqrt(var)
         low, high = centre - 12 * width, centre + 12 * width
     elif cls is Gamma:
         shape = nat[:, 0] + 1
-        centre = np.log(jitted(family, "mean")(nat))
+        centre = np.log(centre)
         low = centre - 40 / shape - 12 / np.sqrt(shape)
         high = centre + np.log1p(40 / shape + 12 / np.sqrt(shape))
     else:

@@ -9,7 +9,7 @@ from evkf.errors import InputError
 from evkf.families import Bernoulli, Beta, ContinuousBernoulli, DiagonalGaussian, Gamma, Product
 from tests.families.cases import close, compiled, gradient, jitted
 
-PRODUCT = Product((Gamma(2), ContinuousBernoulli(1), DiagonalGaussian(1)))
+PRODUCT = Product((DiagonalGaussian(2), ContinuousBernoulli(1), Gamma(1)))
 
 
 def test_equals_its_parts():

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from evkf.covariance import Covariance
-from evkf.errors import InputError
+from evkf.errors import InputError, real_numbers
 from evkf.families import Family, Gaussian, GaussianBelief
 from evkf.types import Belief, Input, Vector
 
@@ -56,7 +56,7 @@ class GaussianDynamics(Dynamics):
 
 def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> Array:
     """Check and convert a user's array; None in the shape stands for any length."""
-    array = np.asarray(value)
+    array = real_numbers(value, where)
     fits = array.ndim == len(shape) and all(
         want is None or want == have for want, have in zip(shape, array.shape, strict=True)
     )

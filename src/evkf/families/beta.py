@@ -117,7 +117,8 @@ class Beta(Univariate):
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
         """Variance capped below $m(1-m)$, at $m(1-m)/(1+10^{-4})$; shapes above 1e-4."""
         mean = self.inside(mean)
-        total = jnp.maximum(mean * (1 - mean) / var - 1, _LEAST_SHAPE)
+        most = 1 / float(jnp.finfo(mean.dtype).eps)
+        total = jnp.clip(mean * (1 - mean) / var - 1, _LEAST_SHAPE, most)
         shapes = jnp.stack([total * mean, total * (1 - mean)], -1)
         return jnp.maximum(shapes, _LEAST_SHAPE) - 1
 

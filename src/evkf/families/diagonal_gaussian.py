@@ -6,6 +6,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Nodes, Univariate
@@ -46,10 +47,12 @@ class DiagonalGaussian(Univariate):
     def each_kl(self, nat: Float[Array, "L K"], other: Float[Array, "L K"]) -> Vector:
         step = nat - other
         excess = -step[:, 1] / nat[:, 1]
-        # The difference of the means: while it is small, from the difference of the parameters.
+        # The difference of the means: while it is small its value, but not its gradient, is better
+        # taken from the difference of the parameters.
         mean, mean_o = _moments(nat)[0], _moments(other)[0]
         close = -(0.5 * step[:, 0] + mean_o * step[:, 1]) / nat[:, 1]
-        shift = jnp.where(jnp.abs(excess) < 0.5, close, mean - mean_o)
+        shift = mean - mean_o
+        shift = shift + lax.stop_gradient(jnp.where(jnp.abs(excess) < 0.5, close - shift, 0))
         return 0.5 * log_gap(nat[:, 1], other[:, 1], excess) - other[:, 1] * shift**2
 
     def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:

@@ -109,9 +109,10 @@ class Gamma(Univariate):
         return _pack(mean, jnp.maximum(shape, eps))
 
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
-        """Mean brought above 1e-12, variance below 1e4 times its square (shape above 1e-4)."""
+        """Mean brought above 1e-12; variance over mean squared between rounding and 1e4."""
         mean = jnp.maximum(mean, _LEAST_MEAN)
-        return _pack(mean, jnp.maximum((mean / jnp.sqrt(var)) ** 2, _LEAST_SHAPE))
+        most = 1 / float(jnp.finfo(mean.dtype).eps)
+        return _pack(mean, jnp.clip((mean / jnp.sqrt(var)) ** 2, _LEAST_SHAPE, most))
 
     def each_valid(self, nat: Float[Array, "L K"]) -> Bool[Array, " L"]:
         return (nat[:, 0] > -1) & (nat[:, 1] < 0)

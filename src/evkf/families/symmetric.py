@@ -24,7 +24,7 @@ class Symmetric(Univariate):
     correctable: ClassVar[bool] = False
 
     reach: eqx.AbstractClassVar[float]
-    """Share of $|\\lambda|$ within which the third derivative of $A$ hardly changes."""
+    """Share of $|\\lambda|$ over which $A''$ is a polynomial of low degree, to rounding."""
 
     @staticmethod
     @abstractmethod

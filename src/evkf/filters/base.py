@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError
+from evkf.errors import InputError, real_numbers
 from evkf.model import Model
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
@@ -110,9 +110,22 @@ def scan_filter(
     """
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, observed.shape[0])
-    state = filter.init(model) if state is None else state
+    state = filter.init(model) if state is None else _check_state(state, filter.init(model))
     key = jax.random.key(0) if key is None else key
     return _scan(filter, model, observed, seen, inputs, state, key)
+
+
+def _check_state(state: State, like: State) -> State:
+    def shapes(tree: State) -> list:
+        return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
+
+    if jax.tree.structure(state) != jax.tree.structure(like) or shapes(state) != shapes(like):
+        raise InputError(
+            f"state of {shapes(state)} for {shapes(like)}",
+            "state",
+            "pass what filter.init or scan_filter returned for this model",
+        )
+    return state
 
 
 @jax.jit
@@ -139,7 +152,7 @@ def read_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
     """Check a recording against the model; nothing is reshaped, cast away or dropped."""
-    array = np.asarray(ys)
+    array = real_numbers(ys, "ys")
     channels = model.likelihood.num_channels
     if array.ndim != 2 or array.shape[1] != channels:
         raise InputError(
@@ -147,8 +160,6 @@ def read_observations(
             "ys",
             f"pass (bins, {channels}); transpose or select channels first",
         )
-    if array.dtype.kind not in "buif":
-        raise InputError(f"observations of type {array.dtype}", "ys", "pass numbers")
     mask = np.ones(array.shape, bool) if masks is None else np.asarray(masks)
     if mask.dtype != bool:
         raise InputError(f"mask of type {mask.dtype}", "masks", "pass booleans, True = observed")
@@ -175,7 +186,7 @@ def read_observations(
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
     """Check the inputs of a recording."""
     size = model.dynamics.num_inputs
-    array = np.zeros((num_bins, 0)) if us is None else np.asarray(us)
+    array = np.zeros((num_bins, 0)) if us is None else real_numbers(us, "us")
     if array.shape != (num_bins, size):
         raise InputError(
             f"inputs of shape {array.shape}" if us is not None else "no inputs",

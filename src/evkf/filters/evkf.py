@@ -93,6 +93,9 @@ class VariationalKalmanFilter(Filter):
             raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
         if max_evaluations < 2:
             raise InputError(f"max_evaluations = {max_evaluations}", "max_evaluations", "allow 2")
+        for name, value in (("tolerance", tolerance), ("max_std", max_std)):
+            if value is not None and not value > 0:
+                raise InputError(f"{name} = {value}", name, "pass a number above zero")
         self.rule, self.correct, self.solver = rule, correct, solver
         self.max_evaluations, self.tolerance = max_evaluations, tolerance
         self.num_samples, self.max_std = num_samples, max_std
@@ -133,9 +136,13 @@ class VariationalKalmanFilter(Filter):
         channels = model.likelihood.num_channels
         if y.shape != (channels,):
             raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):
+            raise InputError(f"observation of type {y.dtype}", "y", "pass real numbers")
         mask = jnp.ones(channels, bool) if mask is None else mask
         if mask.shape != (channels,):
             raise InputError(f"mask of shape {mask.shape}", "mask", f"pass shape ({channels},)")
+        if mask.dtype != bool:
+            raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
         if key is None:
             if "sampling" in way(model.family, model.likelihood):
                 raise InputError("no key", "key", "pass a key: this likelihood is sampled")
@@ -263,12 +270,13 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
 
 def _read_input(model: Model, u: Input | None) -> Input:
     size = model.dynamics.num_inputs
+    dtype = jax.tree.leaves(model.prior)[0].dtype
     if u is None and size == 0:
-        return jnp.zeros(0)
+        return jnp.zeros(0, dtype)
     if u is None or u.shape != (size,):
         got = "no input" if u is None else f"input of shape {u.shape}"
         raise InputError(got, "u", f"pass shape ({size},): the dynamics take {size} inputs")
-    return u
+    return jnp.asarray(u, dtype)
 
 
 def _check_choice(value: str, choices: tuple[str, ...], where: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError
+from evkf.errors import InputError, real_numbers
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 Channels = Float[Array, " N"]
@@ -129,12 +129,12 @@ def safe(y: Observation, mask: Mask, like: Channels) -> Channels:
 
 def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"], Channels]:
     """Check and convert a readout matrix and its offset (zero when None)."""
-    matrix = np.asarray(C)
+    matrix = real_numbers(C, "C")
     if matrix.ndim != 2:
         raise InputError(
             f"readout C of shape {matrix.shape}", "C", "pass a (channels, latents) matrix"
         )
-    offset = np.zeros(matrix.shape[0]) if b is None else np.asarray(b)
+    offset = np.zeros(matrix.shape[0]) if b is None else real_numbers(b, "b")
     if offset.shape != (matrix.shape[0],):
         raise InputError(
             f"offset b of shape {offset.shape} for {matrix.shape[0]} channels",
@@ -150,7 +150,7 @@ def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"]
 
 def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
     """Check and convert positive numbers, broadcast to a shape."""
-    array = np.asarray(value)
+    array = real_numbers(value, where)
     if array.shape not in ((), shape):
         raise InputError(
             f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}"

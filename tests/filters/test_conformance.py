@@ -1,0 +1,384 @@
+"""What every filter must do, whatever it infers and however.
+
+A new filter, family or likelihood is added to `PAIRS`; all tests below then run on it. Compiling a
+step takes seconds, so what is compiled for a pair is shared between tests, and pairs that add little
+are marked slow.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evkf import dynamics as dyn
+from evkf import families as fam
+from evkf import likelihoods as lik
+from evkf.filters import CompiledStep, Filter, VariationalKalmanFilter, scan_filter
+from evkf.model import Model, simulate
+from tests.likelihoods.cases import as_float32
+
+T, N, U = 6, 4, 1
+KEY = jax.random.key(3)
+EVERY = np.arange(N)
+
+
+class Pair(NamedTuple):
+    """A filter and a model to run it on."""
+
+    filter: Filter
+    make: Callable
+    """Rows of the readout to keep -> model."""
+    random: bool = False
+    """Whether the result depends on the key."""
+    us: np.ndarray | None = None
+    rounding: float = 0.0
+    """By how much a scan may differ from stepping: by nothing, where XLA fuses both alike."""
+    slow: bool = False
+
+
+def readout(dim, keep):
+    rng = np.random.default_rng(dim)
+    return 0.5 * rng.normal(size=(N, dim))[keep], rng.normal(size=N)[keep]
+
+
+def network(inputs, outputs):
+    return dyn.Network([inputs, 6, outputs], jax.random.key(1))
+
+
+def poisson(keep, **options):
+    return Model(dyn.VanDerPol(), lik.Poisson(*readout(2, keep)), **options)
+
+
+def linear(keep):
+    noise = np.array([[0.3, 0.1], [0.1, 0.2]])
+    dynamics = dyn.Linear([[0.9, 0.2], [-0.1, 0.8]], noise, input_weight=np.ones((2, U)))
+    cov = 0.3 * np.eye(N) + 0.1
+    return Model(dynamics, lik.Gaussian(*readout(2, keep), noise=cov[np.ix_(keep, keep)]))
+
+
+def student_t(keep):
+    """Five latents: beyond the size up to which factorisations are written out."""
+    weight = np.random.default_rng(2).normal(size=(5, 5)) / np.sqrt(5)
+    return Model(dyn.ChaoticRNN(weight), lik.StudentT(*readout(5, keep), df=3.0, scale=0.3))
+
+
+def joint(keep):
+    """Part of a joint model is removed with its channels."""
+    C, b = readout(2, EVERY)
+    first, second = keep[keep < 2], keep[keep >= 2]
+    parts = [lik.NegativeBinomial(C[first], b[first], 3.0), lik.Bernoulli(C[second], b[second])]
+    return Model(dyn.ResidualMLP(2, 0.1, jax.random.key(0), hidden=6), lik.Joint(parts))
+
+
+def rates(params, z, y):
+    C, b = params
+    return y * (C @ z + b) - jnp.exp(C @ z + b)
+
+
+def counts(params, z, key):
+    C, b = params
+    return jax.random.poisson(key, jnp.exp(C @ z + b)).astype(z.dtype)
+
+
+def custom(keep):
+    params = jax.tree.map(jnp.asarray, readout(2, keep))
+    likelihood = lik.Custom(rates, len(keep), params, sample_fn=counts)
+    return Model(dyn.VanDerPol(), likelihood)
+
+
+def gamma(keep):
+    dynamics = dyn.GammaDynamics(network(2, 2), 2, 25.0)
+    return Model(dynamics, lik.Poisson(*readout(2, keep)))
+
+
+def beta(keep):
+    dynamics = dyn.BetaDynamics(network(2, 2), 2, 20.0)
+    return Model(dynamics, lik.Gaussian(*readout(2, keep), noise=0.3))
+
+
+def continuous_bernoulli(keep):
+    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulli(2), network(2, 2))
+    return Model(dynamics, lik.Gaussian(*readout(2, keep), noise=0.3))
+
+
+def bernoulli(keep):
+    dynamics = dyn.NaturalDynamics(fam.Bernoulli(2), network(2, 2))
+    return Model(dynamics, lik.StudentT(*readout(2, keep)))
+
+
+def mixed(keep):
+    family = fam.Product((fam.Beta(1), fam.ContinuousBernoulli(1)))
+    return Model(dyn.NaturalDynamics(family, network(2, 3)), lik.Gaussian(*readout(2, keep)))
+
+
+VKF = VariationalKalmanFilter
+PAIRS = {
+    "poisson": Pair(VKF(), poisson),
+    "linear": Pair(VKF(), linear, us=np.linspace(-1, 1, T)[:, None]),
+    "student_t": Pair(VKF(), student_t),
+    "joint": Pair(VKF(), joint),
+    "custom": Pair(VKF(num_samples=16), custom, random=True),
+    "gamma": Pair(VKF(), gamma, rounding=1e-12),
+    "continuous_bernoulli": Pair(VKF("moment_matching"), continuous_bernoulli),
+    "monte_carlo": Pair(VKF("monte_carlo", num_samples=16), poisson, random=True, slow=True),
+    "moment_matching": Pair(VKF("moment_matching"), poisson, slow=True),
+    "diagonal_gaussian": Pair(
+        VKF(), lambda keep: poisson(keep, family=fam.DiagonalGaussian(2)), slow=True
+    ),
+    "beta": Pair(VKF(), beta, slow=True),
+    "bernoulli": Pair(VKF(), bernoulli, rounding=1e-12, slow=True),
+    "mixed": Pair(VKF(), mixed, rounding=1e-12, slow=True),
+}
+
+
+def pairs(*names):
+    """Run a test on these pairs, or on all of them."""
+    chosen = [
+        pytest.param(name, marks=pytest.mark.slow if PAIRS[name].slow else ())
+        for name in names or PAIRS
+    ]
+    return pytest.mark.parametrize("name", chosen)
+
+
+def quickly(function):
+    """Compile with less effort, where bits do not matter."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+class Run(NamedTuple):
+    """A model, a recording with gaps, and everything compiled once."""
+
+    pair: Pair
+    model: Model
+    ys: jax.Array
+    masks: jax.Array
+    us: jax.Array
+    step: Callable
+
+
+@cache
+def prepare(name: str) -> Run:
+    pair = PAIRS[name]
+    model = pair.make(EVERY)
+    us = np.zeros((T, 0)) if pair.us is None else pair.us
+    _, ys = simulate(model, jax.random.key(4), T, jnp.asarray(us))
+    masks = np.random.default_rng(5).random((T, N)) < 0.8
+    masks[2] = False
+    return Run(pair, model, ys, jnp.asarray(masks), jnp.asarray(us), jax.jit(pair.filter.step))
+
+
+def keys():
+    """The keys that `scan_filter` hands to its steps."""
+    return [jax.random.fold_in(KEY, t) for t in range(T)]
+
+
+@cache
+def stepped(name: str):
+    """States and infos of calling the compiled step bin by bin."""
+    run = prepare(name)
+    state = run.pair.filter.init(run.model)
+    out = []
+    for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(), strict=True):
+        state, info = run.step(run.model, state, y, mask, key, u)
+        out.append((state, info))
+    return out
+
+
+@cache
+def scanned(name: str):
+    run = prepare(name)
+    return scan_filter(run.pair.filter, run.model, run.ys, run.masks, run.us, key=KEY)
+
+
+def assert_same(got, want):
+    """Bit for bit, types included."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+
+    def same(a, b):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+    jax.tree.map(same, got, want)
+
+
+def assert_close(got, want, tolerance):
+    """Beliefs and bounds agree; counts of evaluations may differ by rounding."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def bounds(info):
+    return info.elbo, info.single_step, info.status
+
+
+@pairs()
+def test_scan_is_stepping_bit_for_bit(name):
+    """As many states as bins, each the same as when stepping; the last one is returned."""
+    state, trace = scanned(name)
+    states, infos = zip(*stepped(name), strict=True)
+    want = jax.tree.map(lambda *x: jnp.stack(x), *zip([s.belief for s in states], infos, strict=True))
+    rounding = prepare(name).pair.rounding
+    if rounding:
+        assert_close((state, tuple(trace)), (states[-1], want), rounding)
+    else:
+        assert_same((state, tuple(trace)), (states[-1], want))
+    assert {len(leaf) for leaf in jax.tree.leaves(trace)} == {T}
+    for leaf in jax.tree.leaves(trace):
+        assert np.all(np.isfinite(leaf))
+    if not prepare(name).pair.random:
+        assert not np.any(trace.info.status)
+
+
+@pairs("poisson", "linear", "custom")
+def test_compiled_ahead_is_stepping_bit_for_bit(name):
+    run = prepare(name)
+    step = CompiledStep(run.pair.filter, run.model, key=True)
+    carry = step.init()
+    for t, (state, info) in enumerate(stepped(name)):
+        carry = step(carry, run.ys[t], run.masks[t], run.us[t], keys()[t])
+        assert_same(step.state(carry), state)
+        assert_close(step.info(carry), info, 0)
+
+
+@pairs()
+def test_a_scan_can_be_continued(name):
+    """A second scan from the state that the first one returned goes on as stepping does."""
+    run = prepare(name)
+    state, _ = scanned(name)
+    again, trace = scan_filter(
+        run.pair.filter, run.model, run.ys, run.masks, run.us, state=state, key=KEY
+    )
+    beliefs = []
+    for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(), strict=True):
+        state, _ = run.step(run.model, state, y, mask, key, u)
+        beliefs.append(state.belief)
+    want = jax.tree.map(lambda *x: jnp.stack(x), *beliefs)
+    assert_close((again, trace.belief), (state, want), run.pair.rounding)
+
+
+def test_two_scans_are_one_long_scan():
+    run = prepare("poisson")
+    ys, masks = jnp.concatenate([run.ys] * 2), jnp.concatenate([run.masks] * 2)
+    first, before = scanned("poisson")
+    last, after = scan_filter(run.pair.filter, run.model, run.ys, run.masks, state=first)
+    whole_last, whole = scan_filter(run.pair.filter, run.model, ys, masks)
+    assert_same(last, whole_last)
+    assert_same(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), before, after), whole)
+
+
+@pairs()
+def test_sessions_can_be_batched(name):
+    """A `vmap` over sessions is a loop over them."""
+    run = prepare(name)
+    states = jax.tree.map(lambda *x: jnp.stack(x), *[state for state, _ in stepped(name)[:-1]])
+    inputs = run.ys[1:], run.masks[1:], jnp.stack(keys()[1:]), run.us[1:]
+    batched = jax.vmap(run.pair.filter.step, (None, 0, 0, 0, 0, 0))
+    got, info = quickly(batched)(run.model, states, *inputs)
+    want = jax.tree.map(lambda *x: jnp.stack(x), *stepped(name)[1:])
+    assert_close(got, want[0], 1e-6)
+    assert_close(bounds(info), bounds(want[1]), 1e-6)
+
+
+@pairs()
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_state_keeps_its_tree_and_types(name, dtype):
+    run = prepare(name)
+    model = as_float32(run.model) if dtype == jnp.float32 else run.model
+    state = jax.eval_shape(run.pair.filter.init, model)
+    y, u = run.ys[0].astype(dtype), run.us[0].astype(dtype)
+    out, info = jax.eval_shape(run.pair.filter.step, model, state, y, run.masks[0], KEY, u)
+    assert jax.tree.structure(out) == jax.tree.structure(state)
+    leaves = zip(jax.tree.leaves(out), jax.tree.leaves(state), strict=True)
+    assert all(a.dtype == b.dtype == dtype and a.shape == b.shape for a, b in leaves)
+    assert {x.shape for x in info} == {()}
+    assert {info.elbo.dtype, info.single_step.dtype, info.gap.dtype} == {jnp.dtype(dtype)}
+    assert jnp.issubdtype(info.status.dtype, jnp.integer)
+    assert jnp.issubdtype(info.evaluations.dtype, jnp.integer)
+
+
+@pairs("poisson", "student_t", "gamma", "beta")
+def test_float32_follows_float64(name):
+    """Same recording, half the digits: within a twentieth of a standard deviation."""
+    run = prepare(name)
+    model = as_float32(run.model)
+    _, small = scan_filter(run.pair.filter, model, run.ys, run.masks, run.us, key=KEY)
+    _, trace = scanned(name)
+    family = run.model.family
+    for leaf in jax.tree.leaves(small):
+        assert np.all(np.isfinite(leaf))
+    mean, want = jax.vmap(family.mean)(small.belief), jax.vmap(family.mean)(trace.belief)
+    var, wide = jax.vmap(family.var)(small.belief), jax.vmap(family.var)(trace.belief)
+    assert mean.dtype == jnp.float32
+    assert np.all(np.abs(mean - want) < 0.05 * np.sqrt(wide))
+    np.testing.assert_allclose(var, wide, rtol=0.05)
+
+
+@pairs()
+def test_nothing_is_compiled_twice(name):
+    """Other observations, masks, keys, inputs, states and parameters: one compilation."""
+    run = prepare(name)
+    stepped(name)
+    other = jax.tree.map(lambda x: x * 1.01, run.model)
+    state, _ = stepped(name)[-1]
+    run.step(other, state, run.ys[0] + 1, ~run.masks[0], jax.random.key(9), run.us[0] - 1)
+    assert run.step._cache_size() == 1
+
+
+@pairs(*[name for name in PAIRS if name not in ("monte_carlo", "moment_matching")])
+def test_a_masked_channel_is_a_removed_one(name):
+    run = prepare(name)
+    kept = np.array([0, 2, 3])
+    fewer = run.pair.make(kept)
+    state, _ = stepped(name)[1]
+    mask = np.isin(EVERY, kept)
+    y = jnp.where(mask, run.ys[3], jnp.nan)
+    got, info = run.step(run.model, state, y, jnp.asarray(mask), KEY, run.us[3])
+    want, less = quickly(run.pair.filter.step)(
+        fewer, state, run.ys[3][kept], jnp.ones(3, bool), KEY, run.us[3]
+    )
+    assert_close(got, want, 1e-6)
+    assert_close(bounds(info), bounds(less), 1e-6)
+
+
+@pairs()
+def test_an_update_without_observations_is_the_prediction(name):
+    run = prepare(name)
+    filter = run.pair.filter
+    if not hasattr(filter, "predict"):
+        pytest.skip("a filter without a prediction")
+    state, _ = stepped(name)[-1]
+    before = jax.tree.map(np.array, state)
+    prediction = jax.jit(filter.predict)(run.model, state, KEY, run.us[0])
+    assert_same(jax.tree.map(np.array, state), before)
+    nothing, none = jnp.full(N, jnp.nan), jnp.zeros(N, bool)
+    if name in ("poisson", "gamma"):
+        updated, info = jax.jit(filter.update)(run.model, prediction, nothing, none, KEY)
+    else:  # the same by the step that is compiled already
+        predict_key, _ = jax.random.split(KEY)
+        prediction = jax.jit(filter.predict)(run.model, state, predict_key, run.us[0])
+        updated, info = run.step(run.model, state, nothing, none, KEY, run.us[0])
+    assert_same(updated.belief, prediction.belief)
+    assert info.elbo == 0
+    assert info.status == 0
+
+
+@pairs("poisson", "linear")
+def test_compiling_changes_nothing(name):
+    run = prepare(name)
+    state, _ = stepped(name)[0]
+    eager = run.pair.filter.step(run.model, state, run.ys[1], run.masks[1], keys()[1], run.us[1])
+    assert_close(eager[0], stepped(name)[1][0], 1e-7)
+    assert_close(bounds(eager[1]), bounds(stepped(name)[1][1]), 1e-7)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_very_short_recordings(num):
+    run = prepare("poisson")
+    state, trace = scan_filter(run.pair.filter, run.model, run.ys[:num], run.masks[:num])
+    assert {len(leaf) for leaf in jax.tree.leaves(trace)} == {num}
+    want = stepped("poisson")[0][0] if num else run.pair.filter.init(run.model)
+    assert_same(state, want)
