@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
-from evkf.numerics import pack, unpack
+from evkf.numerics import pack
 from evkf.quadrature import LEVELS, REACH, gauss_hermite
 from evkf.types import Key, Mask, Matrix, Nat, Observation, Scalar, Vector
 
@@ -157,15 +157,18 @@ def _readout(
     likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix, y: Observation, mask: Mask
 ) -> Whitened:
     observed = safe(y, mask, likelihood.b)
-    make = _packed if len(mean) <= PACK else _unpacked
-    project, gather = make(likelihood, mean, root)
-    _, width = project(jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype))
-    level = choose_level(likelihood, jnp.where(mask, width, 0))
-    constant = jnp.sum(jnp.where(mask, likelihood.each_constant(observed), 0))
+    centre = likelihood.readout(mean)
+    loads = jnp.where(mask[:, None], likelihood.C @ root, 0)
+    dim = len(mean)
+    project, gather = _packed(loads) if dim <= PACK else _unpacked(loads)
+    level = choose_level(likelihood, jnp.sum(loads**2, axis=-1))
 
     def site_at(u: Vector, spread: Matrix) -> tuple[Site, Channels, Channels]:
-        a, v = project(u, spread)
+        shift, v = project(u, spread)
+        a = centre + shift
         return site(likelihood, a, v, observed, level), a, v
+
+    constant = jnp.sum(jnp.where(mask, likelihood.each_constant(observed), 0))
 
     def collect(terms: Site) -> Ell:
         value, grad, curv = gather(Site(*(jnp.where(mask, term, 0) for term in terms)))
@@ -181,14 +184,13 @@ def _readout(
     return Whitened(start, evaluate)
 
 
-def _unpacked(
-    likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix
-) -> tuple[Callable, Callable]:
-    """From moments of u to means and variances of the readouts, and from sites back to sums over them."""
-    centre, loads = likelihood.readout(mean), likelihood.C @ root
+def _unpacked(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
+    """From moments of u to means and variances of the readouts, and from sites back to sums over
+    them.
+    """
 
     def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        return centre + loads @ u, jnp.sum((loads @ spread) ** 2, axis=-1)
+        return loads @ u, jnp.sum((loads @ spread) ** 2, axis=-1)
 
     def gather(terms: Site) -> Ell:
         curv = (loads * terms.curvature[:, None]).T @ loads
@@ -197,30 +199,25 @@ def _unpacked(
     return project, gather
 
 
-def _packed(
-    likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix
-) -> tuple[Callable, Callable]:
-    """The same by two products with one matrix of $1$, $C_i$ and $C_i C_j$, whitened after the sums.
-
-    The matrix depends on the readout alone: a scan computes it once, a batch shares it.
+def _packed(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
+    """The same by two products with one matrix of $1$, $l_i$ and $l_i l_j$: fewer kernels and
+    flops.
     """
-    C, dim = likelihood.C, len(mean)
-    ones = jnp.ones((len(C), 1), C.dtype)
-    features = jnp.concatenate([ones, C, pack(C[:, :, None] * C[:, None, :])], axis=1)
-    twice = jnp.asarray(2 - np.eye(dim)[np.tril_indices(dim)], C.dtype)
+    size, dim = loads.shape
+    squares = pack(loads[:, :, None] * loads[:, None, :])
+    features = jnp.concatenate([jnp.ones((size, 1), loads.dtype), loads, squares], axis=1)
+    twice = jnp.asarray(2 - np.eye(dim)[np.tril_indices(dim)], loads.dtype)
 
     def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        scaled = root @ spread
-        quadratic = twice * pack(scaled @ scaled.T)
-        first = jnp.concatenate([jnp.zeros(1, u.dtype), mean + root @ u, jnp.zeros_like(quadratic)])
+        quadratic = twice * pack(spread @ spread.T)
+        first = jnp.concatenate([jnp.zeros(1, u.dtype), u, jnp.zeros_like(quadratic)])
         second = jnp.concatenate([jnp.zeros(1 + dim, u.dtype), quadratic])
         both = features @ jnp.stack([first, second], axis=1)
-        return both[:, 0] + likelihood.b, jnp.maximum(both[:, 1], 0)
+        return both[:, 0], jnp.maximum(both[:, 1], 0)
 
     def gather(terms: Site) -> Ell:
         sums = features.T @ jnp.stack(terms, axis=1)
-        curv = root.T @ unpack(sums[1 + dim :, 2], dim) @ root
-        return Ell(sums[0, 0], sums[1 : 1 + dim, 1] @ root, pack(curv))
+        return Ell(sums[0, 0], sums[1 : 1 + dim, 1], sums[1 + dim :, 2])
 
     return project, gather
 
