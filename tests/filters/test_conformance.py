@@ -220,7 +220,9 @@ def test_scan_is_stepping_bit_for_bit(name):
     """As many states as bins, each the same as when stepping; the last one is returned."""
     state, trace = scanned(name)
     states, infos = zip(*stepped(name), strict=True)
-    want = jax.tree.map(lambda *x: jnp.stack(x), *zip([s.belief for s in states], infos, strict=True))
+    want = jax.tree.map(
+        lambda *x: jnp.stack(x), *zip([s.belief for s in states], infos, strict=True)
+    )
     rounding = prepare(name).pair.rounding
     if rounding:
         assert_close((state, tuple(trace)), (states[-1], want), rounding)
