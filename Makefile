@@ -33,7 +33,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test lint format lock clean
+.PHONY: help setup dev demo test long lint format lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -48,6 +48,11 @@ demo: setup ## run the demonstration
 test: lint ## lint, and run the tests
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PYTEST_FLAGS)
+
+long: dev ## run the long checks; each prints its figures and fails when one falls short
+	@$(BIN)/evkf bench step --json results/bench_step.json --force
+	@$(BIN)/python benchmarks/chaotic_rnn.py --json results/chaotic_rnn.json
+	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
 
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"

@@ -79,6 +79,23 @@ class Row(NamedTuple):
     compiles_after_first: int
 
 
+MOST_RATIO = {Cell(2, 200, "poisson"): 10.0}
+"""Targets: the most that a step may cost, in empty calls."""
+
+
+def shortfalls(rows: Sequence[Row]) -> list[str]:
+    """What fell short of its target, in words."""
+    missed = []
+    for row in rows:
+        name = f"L = {row.L}, N = {row.N}, {row.likelihood}"
+        most = MOST_RATIO.get(Cell(row.L, row.N, row.likelihood), math.inf)
+        if row.ratio > most:
+            missed.append(f"{name}: {row.ratio:.1f} empty calls, target {most:g}")
+        if row.compiles_after_first:
+            missed.append(f"{name}: {row.compiles_after_first} compilations after the first call")
+    return missed
+
+
 def cells(latents: Sequence[int], neurons: Sequence[int], likelihoods: Sequence[str]) -> list[Cell]:
     """The grid of all combinations.
 

@@ -83,6 +83,15 @@ def simulate(
 
     Returns:
         States (T, L) and observations (T, N).
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Gaussian
+        >>> model = Model(Linear([[0.9]], noise=0.1), Gaussian([[1.0], [2.0]]))
+        >>> states, observations = simulate(model, jax.random.key(0), 20)
+        >>> states.shape, observations.shape
+        ((20, 1), (20, 2))
     """
     dynamics = model.dynamics
     if us is None:

@@ -128,7 +128,7 @@ def test_gap_is_the_closed_form_and_not_negative(cases):
 
 
 def test_additive_and_general_paths_agree():
-    """The shortcut for additive Gaussian noise gives what the general map gives, gap and bounds alike."""
+    """The shortcut for additive Gaussian noise gives what the general map gives, gaps alike."""
 
     class Same(eqx.Module):
         weight: jax.Array

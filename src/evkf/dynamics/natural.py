@@ -56,8 +56,8 @@ class NaturalDynamics(Dynamics):
         >>> import jax, jax.numpy as jnp
         >>> from evkf.dynamics import Network
         >>> from evkf.families import ContinuousBernoulli
-        >>> dynamics = NaturalDynamics(ContinuousBernoulli(2), Network([2, 16, 2],
-        jax.random.key(0)))
+        >>> network = Network([2, 16, 2], jax.random.key(0))
+        >>> dynamics = NaturalDynamics(ContinuousBernoulli(2), network)
         >>> dynamics.transition(jnp.full(2, 0.5), jnp.zeros(0)).shape
         (2, 1)
     """

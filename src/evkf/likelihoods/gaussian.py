@@ -27,8 +27,8 @@ class Gaussian(Likelihood):
     Example:
         >>> import jax.numpy as jnp
         >>> likelihood = Gaussian([[1.0], [1.0]], noise=0.25)
-        >>> round(float(likelihood.log_prob(jnp.zeros(1), jnp.zeros(2), jnp.array([True, True]))),
-        4)
+        >>> seen = jnp.array([True, True])
+        >>> round(float(likelihood.log_prob(jnp.zeros(1), jnp.zeros(2), seen)), 4)
         -0.4516
     """
 
