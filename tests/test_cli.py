@@ -154,7 +154,7 @@ def test_bench_writes_rows_with_configuration_and_versions(tmp_path: Path):
     command = (*BENCH, "--likelihood", "gaussian", "--json", str(file))
     result = invoke(*command)
     assert result.code == 0, result.err
-    assert "nothing compiled after the first call" in result.out or "empty calls" in result.out
+    assert "nothing compiled after the first call" in result.out
     written = json.loads(file.read_text(encoding="utf-8"))
     assert written["config"]["likelihoods"] == ["gaussian"]
     assert written["config"]["calls"] == 20
