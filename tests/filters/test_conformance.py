@@ -1,8 +1,8 @@
 """What every filter must do, whatever it infers and however.
 
-A new filter, family or likelihood is added to `PAIRS`; all tests below then run on it. Compiling a
-step takes seconds, so what is compiled for a pair is shared between tests, and pairs that add little
-are marked slow.
+A new filter, family or likelihood is added to `PAIRS`; all tests below then run on it. Compiling
+takes seconds, so what is compiled for a pair is shared between tests, and pairs that add little are
+marked slow.
 """
 
 from collections.abc import Callable
