@@ -1,8 +1,7 @@
 """Hostile float32 streams: silence, bursts, dead units, nothing observed, unstable dynamics.
 
 Every belief must stay finite and positive definite, bin after bin. Prints what it saw and exits
-non-zero
-when a belief was not.
+non-zero when a belief was not.
 
     python benchmarks/adversarial.py [--quick] [--json FILE]
 """

@@ -1,8 +1,7 @@
 """Filtering a chaotic RNN with the true model: accuracy and calibration against targets.
 
 The public protocol of the paper's first table: Student-t observations of every latent, T = 250, 10
-trials.
-Prints its figures and exits non-zero when one falls short.
+trials. Prints its figures and exits non-zero when one falls short.
 
     python benchmarks/chaotic_rnn.py [--quick] [--json FILE]
 """

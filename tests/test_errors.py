@@ -13,6 +13,7 @@ from evkf.errors import EvkfError, InputError
 from evkf.filters import State, VariationalKalmanFilter, scan_filter
 from evkf.model import Model, simulate
 from evkf.types import Status
+from tests.quick import quick_compilation  # noqa: F401
 
 C = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.2]])
 KEY = jax.random.key(0)
@@ -109,7 +110,7 @@ CONSTRUCTION = {
     "rnn weight": (lambda: dyn.ChaoticRNN(C), "(3, 2)", "weight", "(3, 3)"),
     "tau": (lambda: dyn.VanDerPol(tau=0.1), "()", "tau", "(2,)"),
     "gamma": (lambda: dyn.VanDerPol(gamma=[1.0, 2.0]), "(2,)", "gamma", "()"),
-    "dt": (lambda: dyn.Lorenz(dt=np.inf), "not finite", "dt", "finite"),
+    "dt": (lambda: dyn.Lorenz(dt=np.inf), "finite, got inf", "dt", "above 0"),
     "network length": (
         lambda: dyn.NaturalDynamics(fam.Gamma(2), network(2, 3)),
         "(3,)",
@@ -122,7 +123,7 @@ CONSTRUCTION = {
         lambda: dyn.BetaDynamics(network(2, 2), 2, -3.0),
         "-3.0",
         "concentration",
-        "above zero",
+        "above",
     ),
     "no dimensions": (lambda: fam.Gamma(0), "0 latent", "Gamma", "at least one"),
     # models
@@ -211,6 +212,12 @@ CONSTRUCTION = {
         "1",
         "max_evaluations",
         "2",
+    ),
+    "correction twice": (
+        lambda: VariationalKalmanFilter("moment_matching", correct=True),
+        "correct=True",
+        "correct",
+        "leave correct out",
     ),
     "tolerance": (lambda: VariationalKalmanFilter(tolerance=-1.0), "-1.0", "tolerance", "above"),
     "max_std": (lambda: VariationalKalmanFilter(max_std=0.0), "0.0", "max_std", "above"),

@@ -10,6 +10,7 @@ from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.model import Model, simulate
+from tests.quick import quick_compilation  # noqa: F401
 
 A = np.array([[0.9, 0.2], [-0.1, 0.8]])
 B = np.array([[1.0], [0.5]])
@@ -65,7 +66,7 @@ def test_the_first_bin_is_one_step_after_z0():
 
 
 def test_inputs_are_required_where_the_dynamics_take_them():
-    with pytest.raises(InputError, match=r"no inputs \(in us\): pass \(5, 1\)"):
+    with pytest.raises(InputError, match=r"no inputs \(in us\): pass shape \(5, 1\)"):
         simulate(linear_model(), jax.random.key(0), 5)
     with pytest.raises(InputError, match=r"inputs of shape \(4, 1\)"):
         simulate(linear_model(), jax.random.key(0), 5, np.zeros((4, 1)))

@@ -1,8 +1,7 @@
 """Real-time inference and learning of neural dynamics.
 
 The exponential family variational Kalman filter of Dowling, Zhao & Park (ICLR 2023), on JAX: a
-stream of binned
-spikes in, a filtering distribution per bin out.
+stream of binned spikes in, a filtering distribution per bin out.
 """
 
 from evkf import dynamics, families, likelihoods

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError, real_numbers
+from evkf.checks import real_numbers
+from evkf.errors import InputError
 from evkf.numerics import solve_lower
 from evkf.types import Matrix, Scalar, Vector
 

@@ -78,8 +78,7 @@ def stream(recording: Recording, realtime: bool = False, on_bin: OnBin | None = 
         recording: The experiment.
         realtime: Whether to hand over a bin only when it would be complete in the experiment.
         on_bin: Called after every bin with its index, the seconds it took and the carry, which
-            begins
-            with the mean.
+            begins with the mean.
     """
     start = time.perf_counter()
     step = CompiledStep(VariationalKalmanFilter(), recording.model)

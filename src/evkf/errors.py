@@ -1,8 +1,5 @@
 """The exceptions of the package: what is wrong, where, and what to do about it."""
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 
 class EvkfError(Exception):
     """Base of every exception this package raises on purpose."""
@@ -26,11 +23,3 @@ class InputError(EvkfError, ValueError):
     def __init__(self, what: str, where: str, remedy: str):
         self.what, self.where, self.remedy = what, where, remedy
         super().__init__(f"{what} (in {where}): {remedy}")
-
-
-def real_numbers(value: ArrayLike, where: str) -> np.ndarray:
-    """A user's array of real numbers: complex, text and objects are refused, not cast."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "buif":
-        raise InputError(f"{where} of type {array.dtype}", where, "pass real numbers")
-    return array

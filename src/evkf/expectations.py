@@ -5,13 +5,12 @@
 | Gaussian, diagonal Gaussian | Gaussian, Poisson with exponential link | closed form |
 | Gaussian, diagonal Gaussian | any other linear readout | quadrature, one dimension a channel |
 | any product | Gaussian | closed form, from mean and variance |
-| Gamma, continuous Bernoulli, Bernoulli | Poisson with exponential link | closed form, from $A$ |
+| Gamma, both Bernoullis, their products | Poisson with exponential link | closed form, from $A$ |
 | Bernoulli up to 10 dimensions | any other | exact sum over its states |
 | any other pair | | sampling, the same samples throughout an update |
 
 `way(family, likelihood)` answers with the word of the last column. Sums of likelihoods (`Joint`)
-take
-each part its own way.
+take each part its own way.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
-from evkf.numerics import pack
+from evkf.numerics import cholesky, inverse_lower, pack
 from evkf.quadrature import LEVELS, REACH, gauss_hermite
 from evkf.types import Key, Mask, Matrix, Nat, Observation, Scalar, Vector
 
@@ -48,17 +47,17 @@ class Ell(NamedTuple):
 
 
 Evaluate = Callable[[Vector, Matrix], Ell]
+Start = Callable[[Vector, Matrix], tuple[Ell, Bool[Array, ""]]]
 
 
 class Whitened(NamedTuple):
     """The expected log-likelihood as a function of u with $z = \\bar m + \\bar S u$.
 
     Both functions take the mean of u and a root of its covariance. `start` is `evaluate` for the
-    first
-    site of an update (see `ReadoutLikelihood.each_start`).
+    first site of an update (see `ReadoutLikelihood.each_start`).
     """
 
-    start: Evaluate
+    start: Start
     evaluate: Evaluate
 
 
@@ -78,7 +77,7 @@ def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
     ):
         one = jnp.ones_like(likelihood.b)
         return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and type(family) in _TILT:
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and _can_tilt(family):
         return "closed form"
     if isinstance(family, fam.Bernoulli) and family.dim <= MAX_SUM:
         return "exact sum"
@@ -121,14 +120,22 @@ def whitened(
             likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True
         )
         parts = [whitened(p, mean, root, ys, m, k, num_samples) for p, ys, m, k in pieces]
-        return Whitened(_total([p.start for p in parts]), _total([p.evaluate for p in parts]))
+        return Whitened(_total_start([p.start for p in parts]), _total([p.evaluate for p in parts]))
     if isinstance(likelihood, lik.ReadoutLikelihood):
         return _readout(likelihood, mean, root, y, mask)
     if isinstance(likelihood, lik.Gaussian):
         evaluate = _conjugate(likelihood, mean, root, y, mask)
     else:
         evaluate = _sampled(likelihood, mean, root, y, mask, key, num_samples)
-    return Whitened(evaluate, evaluate)
+    return Whitened(lambda u, spread: (evaluate(u, spread), jnp.asarray(True)), evaluate)
+
+
+def _total_start(parts: list[Start]) -> Start:
+    def start(u: Vector, spread: Matrix) -> tuple[Ell, Bool[Array, ""]]:
+        found, exact = zip(*[part(u, spread) for part in parts], strict=True)
+        return jax.tree.map(lambda *terms: sum(terms), *found), jnp.all(jnp.stack(exact))
+
+    return start
 
 
 def _total(parts: list[Evaluate]) -> Evaluate:
@@ -174,9 +181,11 @@ def _readout(
         value, grad, curv = gather(Site(*(jnp.where(mask, term, 0) for term in terms)))
         return Ell(value + constant, grad, curv)
 
-    def start(u: Vector, spread: Matrix) -> Ell:
+    def start(u: Vector, spread: Matrix) -> tuple[Ell, Bool[Array, ""]]:
         terms, a, v = site_at(u, spread)
-        return collect(likelihood.each_start(terms, a, v, observed))
+        first = likelihood.each_start(terms, a, v, observed)
+        same = (first.slope == terms.slope) & (first.curvature == terms.curvature)
+        return collect(first), jnp.all(same | ~mask)
 
     def evaluate(u: Vector, spread: Matrix) -> Ell:
         return collect(site_at(u, spread)[0])
@@ -234,14 +243,15 @@ def _sampled(
     half = jax.random.normal(key, (num_samples // 2, mean.shape[0]), mean.dtype)
     noise = jnp.concatenate([half, -half])
 
-    def log_prob(u: Vector) -> Scalar:
-        return likelihood.log_prob(mean + root @ u, y, mask)
+    def average(u: Vector, cov: Matrix) -> Scalar:
+        spread = inverse_lower(cholesky(jnp.linalg.inv(cov))).T
+        points = mean + (u + noise @ spread.T) @ root.T
+        return jnp.mean(jax.vmap(likelihood.log_prob, (0, None, None))(points, y, mask))
 
     def evaluate(u: Vector, spread: Matrix) -> Ell:
-        points = u + noise @ spread.T
-        values, grads = jax.vmap(jax.value_and_grad(log_prob))(points)
-        curvs = jax.vmap(jax.hessian(log_prob))(points)
-        return Ell(jnp.mean(values), jnp.mean(grads, 0), pack(jnp.mean(curvs, 0)))
+        # The derivatives of the sampled average itself, so that its maximum is the fixed point.
+        value, (grad, slope) = jax.value_and_grad(average, (0, 1))(u, spread @ spread.T)
+        return Ell(value, grad, pack(slope + slope.T))
 
     return evaluate
 
@@ -312,8 +322,8 @@ def product_ell(
         return _product_gaussian(family, likelihood, y, mask)
     if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(family, fam.DiagonalGaussian):
         return _product_readout(family, likelihood, y, mask, prior)
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and type(family) in _TILT:
-        return _product_poisson(family, likelihood, y, mask, _TILT[type(family)])
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and _can_tilt(family):
+        return _product_poisson(family, likelihood, y, mask)
 
     def log_prob(z: Vector) -> Scalar:
         return likelihood.log_prob(z, y, mask)
@@ -359,7 +369,7 @@ def _product_readout(
 
 
 def _product_poisson(
-    family: fam.Family, likelihood: lik.Poisson, y: Observation, mask: Mask, tilt: Callable
+    family: fam.Family, likelihood: lik.Poisson, y: Observation, mask: Mask
 ) -> Callable[[Nat], Scalar]:
     counts = safe(y, mask, likelihood.b)
     log_bin = jnp.log(likelihood.bin_width)
@@ -367,7 +377,7 @@ def _product_poisson(
     constant = likelihood.each_constant(counts)
 
     def ell(nat: Nat) -> Scalar:
-        log_rate = likelihood.b + log_bin + jnp.sum(tilt(nat, loads), axis=-1)
+        log_rate = likelihood.b + log_bin + jnp.sum(_tilt(family, nat, loads), axis=-1)
         linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) + constant
         return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
 
@@ -402,23 +412,41 @@ _TILT = {
 }
 
 
+def _can_tilt(family: fam.Family) -> bool:
+    parts = family.parts if isinstance(family, fam.Product) else (family,)
+    return all(type(part) in _TILT for part in parts)
+
+
+def _tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+    """$\\log E[e^{cz}]$ of every dimension, part by part."""
+    if not isinstance(family, fam.Product):
+        return _TILT[type(family)](nat, C)
+    ends = np.cumsum([part.dim for part in family.parts])[:-1]
+    pieces = zip(family.parts, nat, jnp.split(C, ends, axis=1), strict=True)
+    return jnp.concatenate([_TILT[type(part)](n, c) for part, n, c in pieces], axis=1)
+
+
 def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
     """Where an update can begin: the prediction, unless its expected rate is infinite.
 
     A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum
-    may exist though
-    the prediction is infeasible: begin from the same mean with a rate that is.
+    may exist though the prediction is infeasible: begin from the same mean with a rate that is.
     """
-    if not isinstance(family, fam.Gamma):
-        return prior
-    parts = [likelihood]
-    masks = [mask]
     if isinstance(likelihood, lik.Joint):
-        parts, masks = list(likelihood.parts), likelihood.split(mask)
-    for part, seen in zip(parts, masks, strict=True):
-        if isinstance(part, lik.Poisson) and part.link == "exp":
-            steepest = jnp.max(jnp.where(seen[:, None], part.C, 0), axis=0)
-            rate = -prior[:, 1]
-            feasible = jnp.maximum(rate, 1.5 * steepest)
-            prior = jnp.stack([(prior[:, 0] + 1) / rate * feasible - 1, -feasible], axis=-1)
-    return prior
+        for part, seen in zip(likelihood.parts, likelihood.split(mask), strict=True):
+            prior = feasible_start(family, part, prior, seen)
+        return prior
+    if not (isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"):
+        return prior
+    steepest = jnp.max(jnp.where(mask[:, None], likelihood.C, 0), axis=0)
+    if isinstance(family, fam.Product):
+        ends = np.cumsum([part.dim for part in family.parts])[:-1]
+        pieces = zip(family.parts, prior, jnp.split(steepest, ends), strict=True)
+        return tuple(_raise_rate(n, s) if type(p) is fam.Gamma else n for p, n, s in pieces)
+    return _raise_rate(prior, steepest) if type(family) is fam.Gamma else prior
+
+
+def _raise_rate(nat: Float[Array, "L 2"], steepest: Vector) -> Float[Array, "L 2"]:
+    shape, rate = nat[:, 0] + 1, -nat[:, 1]
+    feasible = jnp.maximum(rate, 1.5 * steepest)
+    return jnp.stack([shape / rate * feasible - 1, -feasible], axis=-1)

@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
+from evkf.checks import real_numbers
 from evkf.covariance import positive_root
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
@@ -21,8 +23,8 @@ class Model(eqx.Module):
         dynamics: $p_\\theta$.
         likelihood: $p_\\psi$.
         prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)`
-            makes it;
-            the family's standard member when left out (a standard normal for the Gaussian).
+            makes it; the family's standard member when left out (a standard normal for the
+            Gaussian).
         family: The family in which the state is inferred; the dynamics' own when left out.
             `DiagonalGaussian` may stand in for `Gaussian`.
 
@@ -69,8 +71,8 @@ def simulate(
     model: Model,
     key: Key,
     num_bins: int,
-    us: Float[Array, "T U"] | None = None,
-    z0: Vector | None = None,
+    us: ArrayLike | None = None,
+    z0: ArrayLike | None = None,
 ) -> tuple[Float[Array, "T L"], Float[Array, "T N"]]:
     """Draw states and observations from a model.
 
@@ -93,21 +95,32 @@ def simulate(
         >>> states.shape, observations.shape
         ((20, 1), (20, 2))
     """
-    dynamics = model.dynamics
-    if us is None:
-        if dynamics.num_inputs:
-            raise InputError(
-                "no inputs", "us", f"pass ({num_bins}, {dynamics.num_inputs}) inputs to simulate"
-            )
-        us = jnp.zeros((num_bins, 0))
-    if us.shape != (num_bins, dynamics.num_inputs):
-        raise InputError(
-            f"inputs of shape {us.shape}", "us", f"pass shape {(num_bins, dynamics.num_inputs)}"
-        )
+    if num_bins < 1:
+        raise InputError(f"{num_bins} bins", "num_bins", "simulate at least one")
+    us = read_inputs(model, us, num_bins)
     start_key, run_key = jax.random.split(key)
     if z0 is None:
         z0 = model.family.sample(model.prior, start_key, 1)[0]
+    if jnp.shape(z0) != (model.family.dim,):
+        raise InputError(
+            f"state of shape {jnp.shape(z0)}", "z0", f"pass shape ({model.family.dim},)"
+        )
     return _simulate(model, jax.random.split(run_key, num_bins), us, z0)
+
+
+def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
+    """Check the inputs of a recording."""
+    size = model.dynamics.num_inputs
+    array = np.zeros((num_bins, 0)) if us is None else real_numbers(us, "us")
+    if array.shape != (num_bins, size):
+        raise InputError(
+            f"inputs of shape {array.shape}" if us is not None else "no inputs",
+            "us",
+            f"pass shape ({num_bins}, {size}): the dynamics take {size} inputs",
+        )
+    if not np.all(np.isfinite(array)):
+        raise InputError("inputs that are not finite", "us", "pass finite numbers")
+    return jnp.asarray(array, jnp.result_type(float))
 
 
 @jax.jit

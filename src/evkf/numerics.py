@@ -1,12 +1,12 @@
 """Small dense linear algebra for positive definite matrices, with closed forms for tiny sizes.
 
 LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the factorisations are
-written
-out, so that XLA fuses them with their surroundings.
+written out, so that XLA fuses them with their surroundings.
 """
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Float
@@ -19,16 +19,17 @@ def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
     return 0.5 * (matrix + matrix.T)
 
 
-def jitter(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Raise the diagonal by a few units of rounding, relative to itself.
+def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
+    """A covariance made symmetric, and raised where rounding has cost it its Cholesky factor.
 
-    Enough for a product $SS^\\top$ formed in floating point to have a Cholesky factor, and far
-    below
-    any variance that matters: 5e-6 relative in float32 at L = 20, 1e-14 in float64.
+    Only there, and by enough that it will not be lost again in the next bins (256 L units of
+    rounding, relative to itself): a jitter in every bin would add up to process noise that nobody
+    asked for.
     """
-    size = matrix.shape[-1]
-    relative = 4 * size * jnp.finfo(matrix.dtype).eps
-    return matrix + jnp.diag(relative * jnp.diagonal(matrix))
+    cov = symmetrize(cov)
+    relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
+    sound = jnp.all(jnp.isfinite(cholesky(cov))) | ~jnp.all(jnp.isfinite(cov))
+    return lax.cond(sound, lambda c: c, lambda c: c + jnp.diag(relative * jnp.diagonal(c)), cov)
 
 
 def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:

@@ -32,6 +32,7 @@ class Status(IntFlag):
     NOT_CONVERGED = 1
     """The update stopped at its bound on evaluations; the belief is finite but not the optimum."""
     FELL_BACK = 2
-    """The update was not finite or not positive definite; the belief is the prediction."""
+    """The update was not finite or not positive definite, and the belief is the prediction; or the
+    prediction was not a number, and the last belief stood in for it."""
     CAPPED = 4
     """The prediction left the box `max_std` around the origin and was brought back into it."""

@@ -189,7 +189,7 @@ def sites(likelihood, a, v, y):
     nodes, weights = gauss_hermite(100)
 
     def terms(a, n):
-        return likelihood.each_log_prob(jnp.broadcast_to(a, (N,)), y)[n]
+        return likelihood.each_kernel(jnp.broadcast_to(a, (N,)), y)[n]
 
     slope = jax.grad(terms)
     points = a + np.sqrt(v) * nodes[:, None]
@@ -208,7 +208,7 @@ def test_closed_site_is_quadrature_and_sampling():
     assert site is not None
     for got, want in zip(site, sites(likelihood, a, v, y), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
-    draws = likelihood.each_log_prob(a + np.sqrt(v) * rng.normal(size=(100_000, N)), y)
+    draws = likelihood.each_kernel(a + np.sqrt(v) * rng.normal(size=(100_000, N)), y)
     error = np.std(draws, axis=0) / np.sqrt(len(draws))
     assert np.all(np.abs(np.mean(draws, axis=0) - site.value) < 5 * error)
     # Bonnet and Price: the same three numbers are the derivatives of the first.

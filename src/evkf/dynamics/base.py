@@ -6,13 +6,12 @@ Paper: the conditional exponential family of section 3.1.
 from abc import abstractmethod
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import read_array
 from evkf.covariance import Covariance
-from evkf.errors import InputError, real_numbers
 from evkf.families import Family, Gaussian, GaussianBelief
 from evkf.types import Belief, Input, Vector
 
@@ -52,20 +51,6 @@ class GaussianDynamics(Dynamics):
     @property
     def family(self) -> Gaussian:
         return Gaussian(self.noise.var().shape[0])
-
-
-def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> Array:
-    """Check and convert a user's array; None in the shape stands for any length."""
-    array = real_numbers(value, where)
-    fits = array.ndim == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, array.shape, strict=True)
-    )
-    if not fits:
-        wanted = tuple("any" if want is None else want for want in shape)
-        raise InputError(f"{where} of shape {array.shape}", where, f"pass shape {wanted}")
-    if not np.all(np.isfinite(array)):
-        raise InputError(f"{where} is not finite", where, "pass finite numbers")
-    return jnp.asarray(array, jnp.result_type(float))
 
 
 def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:

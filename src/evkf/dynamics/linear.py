@@ -3,8 +3,9 @@
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import read_array
 from evkf.covariance import Covariance, as_covariance
-from evkf.dynamics.base import GaussianDynamics, read_array, read_input_weight
+from evkf.dynamics.base import GaussianDynamics, read_input_weight
 from evkf.errors import InputError
 from evkf.types import Input, Matrix, Vector
 

@@ -10,9 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
-from evkf.dynamics.base import Dynamics, read_array
+from evkf.checks import read_positive
+from evkf.dynamics.base import Dynamics
 from evkf.errors import InputError
 from evkf.families import Beta, Family, Gamma
 from evkf.types import Belief, Input, Scalar, Vector
@@ -21,14 +21,13 @@ FLOOR = 1e-4
 """Smallest mean a Gamma or (from either end) a Beta transition can have."""
 
 
-def _read_positive(value: ArrayLike, where: str) -> Scalar:
-    number = read_array(value, (), where)
-    if not number > 0:
-        raise InputError(f"{where} = {float(number)}", where, "pass a number above zero")
-    return jnp.log(number)
-
-
 def _check_length(network: Callable, family: Family, num_inputs: int, length: int) -> None:
+    if not (callable(network) and isinstance(network, eqx.Module)):
+        raise InputError(
+            f"network is a {type(network).__name__}",
+            "network",
+            "pass an equinox.Module with a __call__, so that its parameters are traced",
+        )
     x = jax.ShapeDtypeStruct((family.dim + num_inputs,), jnp.result_type(float))
     got = jax.eval_shape(network, x).shape
     if got != (length,):
@@ -44,8 +43,8 @@ class NaturalDynamics(Dynamics):
     family.
 
     For the Gaussian the precision depends on the state; for the continuous Bernoulli and the
-    Bernoulli the
-    output is $\\lambda$ itself. How raw outputs become parameters is `family.from_unconstrained`.
+    Bernoulli the output is $\\lambda$ itself. How raw outputs become parameters is
+    `family.from_unconstrained`.
 
     Args:
         family: The family of the states.
@@ -103,7 +102,7 @@ class GammaDynamics(Dynamics):
         self.family = Gamma(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs
-        self.log_precision = _read_positive(precision, "precision")
+        self.log_precision = jnp.log(read_positive(precision, (), "precision"))
 
     def transition(self, z: Vector, u: Input) -> Float[Array, "L 2"]:
         mean = jax.nn.softplus(self.network(jnp.concatenate([z, u]))) + FLOOR
@@ -139,7 +138,7 @@ class BetaDynamics(Dynamics):
         self.family = Beta(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs
-        self.log_concentration = _read_positive(concentration, "concentration")
+        self.log_concentration = jnp.log(read_positive(concentration, (), "concentration"))
 
     def transition(self, z: Vector, u: Input) -> Float[Array, "L 2"]:
         share = jax.nn.sigmoid(self.network(jnp.concatenate([z, u])))

@@ -6,13 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import read_array, read_positive
 from evkf.covariance import Covariance, as_covariance
-from evkf.dynamics.base import GaussianDynamics, read_array, read_input_weight
+from evkf.dynamics.base import GaussianDynamics, read_input_weight
 from evkf.types import Input, Matrix, Scalar, Vector
-
-
-def _number(value: float, where: str) -> Scalar:
-    return read_array(value, (), where)
 
 
 class VanDerPol(GaussianDynamics):
@@ -42,8 +39,8 @@ class VanDerPol(GaussianDynamics):
         noise: "ArrayLike | Covariance" = 0.01,
         input_weight: ArrayLike | None = None,
     ):
-        self.gamma, self.dt = _number(gamma, "gamma"), _number(dt, "dt")
-        self.tau = read_array(tau, (2,), "tau")
+        self.gamma, self.dt = read_array(gamma, (), "gamma"), read_positive(dt, (), "dt")
+        self.tau = read_positive(read_array(tau, (2,), "tau"), (2,), "tau")
         self.noise = as_covariance(noise, 2, "noise")
         self.input_weight = read_input_weight(input_weight, 2)
 
@@ -96,8 +93,8 @@ class ChaoticRNN(GaussianDynamics):
         self.weight = read_array(weight, (None, None), "weight")
         dim = self.weight.shape[0]
         self.weight = read_array(weight, (dim, dim), "weight")
-        self.gamma, self.tau = _number(gamma, "gamma"), _number(tau, "tau")
-        self.dt = _number(dt, "dt")
+        self.gamma, self.tau = read_array(gamma, (), "gamma"), read_positive(tau, (), "tau")
+        self.dt = read_positive(dt, (), "dt")
         self.noise = as_covariance(noise, dim, "noise")
         self.input_weight = read_input_weight(input_weight, dim)
 
@@ -137,9 +134,9 @@ class Lorenz(GaussianDynamics):
         noise: "ArrayLike | Covariance" = 1e-4,
         input_weight: ArrayLike | None = None,
     ):
-        self.sigma, self.rho = _number(sigma, "sigma"), _number(rho, "rho")
-        self.beta, self.dt = _number(beta, "beta"), _number(dt, "dt")
-        self.scale = _number(scale, "scale")
+        self.sigma, self.rho = read_array(sigma, (), "sigma"), read_array(rho, (), "rho")
+        self.beta, self.dt = read_array(beta, (), "beta"), read_positive(dt, (), "dt")
+        self.scale = read_positive(scale, (), "scale")
         self.noise = as_covariance(noise, 3, "noise")
         self.input_weight = read_input_weight(input_weight, 3)
 
@@ -184,8 +181,8 @@ class RingAttractor(GaussianDynamics):
         noise: "ArrayLike | Covariance" = 1e-3,
         input_weight: ArrayLike | None = None,
     ):
-        self.radius, self.pull = _number(radius, "radius"), _number(pull, "pull")
-        self.dt = _number(dt, "dt")
+        self.radius, self.pull = read_positive(radius, (), "radius"), read_array(pull, (), "pull")
+        self.dt = read_positive(dt, (), "dt")
         self.noise = as_covariance(noise, 2, "noise")
         self.input_weight = read_input_weight(input_weight, 2)
 

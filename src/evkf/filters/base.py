@@ -1,8 +1,7 @@
 """What every filter offers: one `step`, and a scan of it over a sequence.
 
 `step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the
-next
-step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
+next step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
 """
 
 from abc import abstractmethod
@@ -15,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError, real_numbers
-from evkf.model import Model
+from evkf.checks import real_numbers
+from evkf.errors import InputError
+from evkf.model import Model, read_inputs
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
@@ -30,7 +30,9 @@ class Info(NamedTuple):
     """What a step can say about itself.
 
     Attributes:
-        elbo: $L_t$, expected log-likelihood minus divergence from the prediction.
+        elbo: $L_t$, expected log-likelihood minus divergence from the prediction, extrapolated to
+            second order over the last step; 0 where nothing was observed, NaN where the update
+            fell back.
         single_step: $M_t$, the bound of methods that skip the prediction step.
         gap: $L_t - M_t$; not negative when the variance correction is off.
         evaluations: Evaluations of gradient and curvature the update took.
@@ -81,6 +83,7 @@ def scan_filter(
     us: ArrayLike | None = None,
     state: State | None = None,
     key: Key | None = None,
+    first: int = 0,
 ) -> tuple[State, Trace]:
     """Filter a sequence, and return the state to go on from.
 
@@ -92,6 +95,8 @@ def scan_filter(
         us: Inputs, (bins, inputs).
         state: Where to go on from; `filter.init(model)` when left out.
         key: Randomness, for filters and expectations that sample.
+        first: The index of the first bin, from which (with the key) its randomness follows: when
+            going on from a state, the number of bins before it.
 
     Returns:
         The last state, and the beliefs and infos of exactly the bins given.
@@ -111,8 +116,7 @@ def scan_filter(
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, observed.shape[0])
     state = filter.init(model) if state is None else _check_state(state, filter.init(model))
-    key = jax.random.key(0) if key is None else key
-    return _scan(filter, model, observed, seen, inputs, state, key)
+    return _scan(filter, model, observed, seen, inputs, state, key, jnp.asarray(first))
 
 
 def _check_state(state: State, like: State) -> State:
@@ -136,15 +140,17 @@ def _scan(
     masks: Array,
     us: Array,
     state: State,
-    key: Key,
+    key: Key | None,
+    first: Int[Array, ""],
 ) -> tuple[State, Trace]:
     def body(carry: tuple[State, Int[Array, ""]], inputs: tuple) -> tuple:
         state, t = carry
         y, mask, u = inputs
-        state, info = filter.step(model, state, y, mask, jax.random.fold_in(key, t), u)
+        own = None if key is None else jax.random.fold_in(key, t)
+        state, info = filter.step(model, state, y, mask, own, u)
         return (state, t + 1), Trace(state.belief, info)
 
-    (state, _), trace = jax.lax.scan(body, (state, jnp.asarray(0)), (ys, masks, us))
+    (state, _), trace = jax.lax.scan(body, (state, first), (ys, masks, us))
     return state, trace
 
 
@@ -181,18 +187,3 @@ def read_observations(
         )
     model.likelihood.check(array, mask, "ys")
     return jnp.asarray(np.where(mask, array, 0), jnp.result_type(float)), jnp.asarray(mask)
-
-
-def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
-    """Check the inputs of a recording."""
-    size = model.dynamics.num_inputs
-    array = np.zeros((num_bins, 0)) if us is None else real_numbers(us, "us")
-    if array.shape != (num_bins, size):
-        raise InputError(
-            f"inputs of shape {array.shape}" if us is not None else "no inputs",
-            "us",
-            f"pass shape ({num_bins}, {size}): the dynamics take {size} inputs",
-        )
-    if not np.all(np.isfinite(array)):
-        raise InputError("inputs that are not finite", "us", "pass finite numbers")
-    return jnp.asarray(array, jnp.result_type(float))

@@ -1,10 +1,9 @@
 """A step compiled ahead of time, for streams where every microsecond of a bin counts.
 
 Handing a model to a compiled function costs more than running it at small sizes: every leaf of a
-tree is an argument to
-check and every output a buffer to wrap. Here the model travels as one vector, and state and info
-together as
-another, so that a bin is one dispatch with four small arguments and one result.
+tree is an argument to check and every output a buffer to wrap. Here the model travels as one
+vector, and state and info together as another, so that a bin is one dispatch with a few small
+arguments and one result.
 """
 
 import jax
@@ -13,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, State
 from evkf.model import Model
 from evkf.types import Input, Key, Mask, Observation
@@ -30,8 +30,7 @@ class CompiledStep:
     """A filter and a model, compiled for one bin at a time.
 
     The carry is a vector that holds the state and what the last step said of itself; `state` and
-    `info`
-    read it. Nothing is compiled after construction.
+    `info` read it. Nothing is compiled after construction.
 
     Args:
         filter: Any filter.
@@ -55,10 +54,11 @@ class CompiledStep:
 
     def __init__(self, filter: Filter, model: Model, key: bool = False):
         self._parameters, unravel = ravel_pytree(model)
+        self._signature = _signature(model)
         self._state, self._unravel_state = ravel_pytree(filter.init(model))
         self._size = len(self._state)
         channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
-        dtype = self._state.dtype
+        dtype = self._dtype = self._state.dtype
 
         def step(
             parameters: Array, carry: Carry, y: Observation, mask: Mask, u: Input, key: Key | None
@@ -90,6 +90,12 @@ class CompiledStep:
 
     def load(self, model: Model) -> None:
         """Use other parameters from the next bin on."""
+        if _signature(model) != self._signature:
+            raise InputError(
+                "a model of another kind or size",
+                "model",
+                "load only other values of the same parameters, or build another CompiledStep",
+            )
         self._parameters = ravel_pytree(model)[0]
 
     def __call__(
@@ -101,7 +107,18 @@ class CompiledStep:
         key: Key | None = None,
     ) -> Carry:
         """Take in one bin."""
-        return self._call(self._parameters, carry, y, mask, self._none if u is None else u, key)
+        if u is None:
+            u = self._none
+            if len(u):
+                raise InputError("no input", "u", f"pass shape {u.shape}: the dynamics take inputs")
+        try:
+            return self._call(self._parameters, carry, y, mask, u, key)
+        except TypeError as error:
+            raise InputError(
+                str(error).splitlines()[0],
+                "CompiledStep",
+                f"pass y as {self._dtype}, a boolean mask, and u and key as built for",
+            ) from error
 
     def state(self, carry: Carry) -> State:
         """The filter's state in a carry."""
@@ -112,3 +129,8 @@ class CompiledStep:
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)
+
+
+def _signature(model: Model) -> tuple:
+    leaves, tree = jax.tree.flatten(model)
+    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -1,6 +1,6 @@
 """The exponential family variational Kalman filter.
 
-Paper: alg:evkf, without the learning of dynamics, which lives in `evkf.learning`.
+Paper: alg:evkf, but for the learning of dynamics.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import cholesky, jitter
+from evkf.numerics import cholesky, factorisable
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
 SOLVERS = ("auto", "cvi", "newton")
@@ -43,13 +43,11 @@ class VariationalKalmanFilter(Filter):
     Args:
         rule: How the prediction's expectation is taken: "cubature" (deterministic, the default),
             "monte_carlo" as in the paper, or "moment_matching" (averages mean parameters instead
-            of natural
-            ones, on the cubature's nodes).
+            of natural ones, on the cubature's nodes).
         correct: Whether to add the variance that averaging natural parameters loses; None means
             wherever the family can hold it. Moment matching needs none.
         solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for the
-            Gaussian,
-            Newton for the others. Conjugate models are always solved exactly.
+            Gaussian, Newton for the others. Conjugate models are always solved exactly.
         max_evaluations: Bound on evaluations of gradient and curvature in an update.
         tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
             1e-3 in float32, where the bound is within rounding of its optimum.
@@ -82,13 +80,19 @@ class VariationalKalmanFilter(Filter):
         rule: str = "cubature",
         correct: bool | None = None,
         solver: str = "auto",
-        max_evaluations: int = 50,
+        max_evaluations: int = 100,
         tolerance: float | None = None,
         num_samples: int = 64,
         max_std: float = 1e4,
     ):
         _check_choice(rule, RULES, "rule")
         _check_choice(solver, SOLVERS, "solver")
+        if correct and rule == "moment_matching":
+            raise InputError(
+                "correct=True with rule='moment_matching'",
+                "correct",
+                "leave correct out: moment matching propagates the variance by itself",
+            )
         if num_samples < 2 or num_samples % 2:
             raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
         if max_evaluations < 2:
@@ -133,6 +137,7 @@ class VariationalKalmanFilter(Filter):
         key: Key | None = None,
     ) -> tuple[State, Info]:
         """Take an observation into a prediction."""
+        y = jnp.asarray(y)
         channels = model.likelihood.num_channels
         if y.shape != (channels,):
             raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")
@@ -185,8 +190,9 @@ class VariationalKalmanFilter(Filter):
             limits = (self.max_evaluations, self._tolerance(dtype))
             found = cvi_update(ell, dim, dtype, concave, *limits)
         spread = root @ found.root
-        belief = GaussianBelief(mean + root @ found.mean, jitter(spread @ spread.T))
+        belief = GaussianBelief(mean + root @ found.mean, factorisable(spread @ spread.T))
         sound = jnp.all(jnp.isfinite(belief.mean)) & jnp.all(jnp.isfinite(spread))
+        sound = sound & jnp.isfinite(found.residual)
         gap = _gaussian_gap(model, prediction, root, found, belief, spread)
         return Updated(
             belief,
@@ -217,7 +223,7 @@ class VariationalKalmanFilter(Filter):
             found.evaluations,
             found.residual,
             found.converged,
-            family.valid(found.nat),
+            family.valid(found.nat) & jnp.isfinite(found.residual),
         )
 
 
@@ -261,10 +267,9 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
         + jnp.where((sound | ~seen) & ~prediction.failed, 0, int(Status.FELL_BACK))
         + jnp.where(prediction.capped, int(Status.CAPPED), 0)
     )
-    elbo = jnp.where(seen, updated.elbo, 0)
-    info = Info(
-        elbo, elbo - updated.gap, updated.gap, updated.evaluations, updated.residual, status
-    )
+    elbo = jnp.where(keep, updated.elbo, jnp.where(seen, jnp.nan, 0))
+    gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
+    info = Info(elbo, elbo - gap, gap, updated.evaluations, updated.residual, status)
     return State(belief), info
 
 

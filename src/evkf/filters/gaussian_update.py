@@ -6,12 +6,12 @@ eigenvalues are at least one for log-concave models, and the divergence needs no
 prediction.
 
 A belief over u is one vector: $h = Jm$, then the lower triangle of the precision $J$. What XLA
-does with
-it is a handful of kernels, which is what a step costs at small sizes.
+does with it is a handful of kernels, which is what a step costs at small sizes.
 
 Paper: eq:variational_update.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations import Evaluate, Whitened
+from evkf.expectations import Ell, Evaluate, Whitened
 from evkf.numerics import cholesky, inverse_lower, pack, unpack
 from evkf.types import Matrix, Scalar, Vector
 
@@ -68,6 +68,8 @@ class Carry(NamedTuple):
     evaluations: Int[Array, ""]
     residual: Scalar
     foretold: Scalar
+    exact: Bool[Array, ""]
+    """Whether the gap at the point is the true one, not that of a tamed first site."""
 
 
 def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> Solution:
@@ -93,13 +95,10 @@ def cvi_update(
 
     A step goes to $J = I - H$, $h = g - Hu$, with g and H the expected gradient and Hessian: the
     fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's
-    method;
-    along the last three where the model is not log-concave). One trip of the loop is one
-    factorisation and one
-    evaluation. The residual of the fixed point falls out of it, and its decay foretells that of
-    the next step;
-    when this is small enough, the step is taken without another look, and the bound there is
-    extrapolated to second order.
+    method; along the last three where the model is not log-concave). One trip of the loop is one
+    factorisation and one evaluation. The residual of the fixed point falls out of it, and its decay
+    foretells that of the next step; when this is small enough, the step is taken without another
+    look, and the bound there is extrapolated to second order.
 
     Args:
         ell: The expected log-likelihood in whitened coordinates.
@@ -115,6 +114,8 @@ def cvi_update(
         np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
     )
     weight = weight.astype(dtype)
+
+    eps = float(jnp.finfo(dtype).eps)
 
     def norm(x: Packed) -> Scalar:
         return jnp.sqrt(jnp.sum(weight * x**2))
@@ -133,14 +134,17 @@ def cvi_update(
         left = norm(there.gap) / norm(there.nat)
         # A step that halves the residual may lose what rounding or quadrature make of the bound.
         halves = 2 * left < carry.residual
-        slack = 8 * jnp.finfo(dtype).eps * (here.size + 1)
-        slack = slack + jnp.where(halves, jnp.minimum(carry.residual, 0.1) ** 2, 0)
+        rounding = 8 * eps * (here.size + 1)
+        slack = rounding + jnp.where(halves, jnp.minimum(carry.residual, 0.1) ** 2, 0)
         climbs = there.elbo >= here.elbo - slack
         taken = climbs | (jnp.isfinite(there.elbo) & ~jnp.isfinite(here.elbo))
         step, change = there.nat - here.nat, there.gap - here.gap
-        contraction = norm(step + change) / norm(step)
+        contraction = norm(step + change) / jnp.maximum(norm(step), eps)
         decay = jnp.clip(left / carry.residual, contraction, 1)
-        foretold = jnp.where(there.gain < SETTLED, left * decay, left)
+        foretold = jnp.where(carry.exact & (there.gain < SETTLED), left * decay, left)
+        # Nothing to gain but rounding: in float32 the residual itself may never get small enough.
+        finished = (there.gain < rounding) & (left < 10 * math.sqrt(eps))
+        foretold = jnp.where(finished, 0, foretold)
         return Carry(
             _choose(taken, there, here),
             jnp.where(taken, _push(carry.steps, step), carry.steps),
@@ -149,13 +153,17 @@ def cvi_update(
             carry.evaluations + 1,
             jnp.where(taken, left, carry.residual),
             jnp.where(taken, foretold, carry.foretold),
+            carry.exact | taken,
         )
 
-    origin = jnp.concatenate([jnp.zeros(dim, dtype), pack(jnp.eye(dim, dtype=dtype))])
-    first = _look(origin, dim, ell.start)
+    zero, identity = jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype)
+    origin = jnp.concatenate([zero, pack(identity)])
+    found, exact = ell.start(zero, identity)
+    first = _point(origin, zero, identity, found)
     left = norm(first.gap) / norm(first.nat)
-    none = jnp.zeros((1 if log_concave else 3, len(origin)), dtype)
-    start = Carry(first, none, none, jnp.ones((), dtype), jnp.asarray(1), left, left)
+    foretold = jnp.where(exact, left, jnp.inf)
+    none = jnp.zeros((3, len(origin)), dtype)
+    start = Carry(first, none, none, jnp.ones((), dtype), jnp.asarray(1), left, foretold, exact)
     end = lax.while_loop(keep_going, body, start)
     point, converged = end.point, end.foretold <= tolerance
     nat = jnp.where(converged, point.nat + point.gap, point.nat)
@@ -180,8 +188,12 @@ def _divergence(mean: Vector, root: Matrix) -> Scalar:
 
 def _look(nat: Packed, dim: int, evaluate: Evaluate) -> Point:
     mean, root = _moments(nat, dim)
-    kl = _divergence(mean, root)
-    value, grad, curv = evaluate(mean, root)
+    return _point(nat, mean, root, evaluate(mean, root))
+
+
+def _point(nat: Packed, mean: Vector, root: Matrix, ell: Ell) -> Point:
+    value, grad, curv = ell
+    dim, kl = len(mean), _divergence(mean, root)
     identity = pack(jnp.eye(dim, dtype=mean.dtype))
     gap = jnp.concatenate([grad - unpack(curv, dim) @ mean, identity - curv]) - nat
     force = (grad - mean) @ root

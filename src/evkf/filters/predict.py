@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from evkf.dynamics import GaussianDynamics
-from evkf.families import Gaussian, GaussianBelief, Nodes
+from evkf.families import DiagonalGaussian, Gaussian, GaussianBelief, Nodes
 from evkf.families.gaussian import cubature
 from evkf.model import Model
-from evkf.numerics import cholesky, jitter, symmetrize
+from evkf.numerics import cholesky, factorisable, symmetrize
 from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
@@ -63,25 +63,23 @@ def predict(
     """Push a belief through the dynamics.
 
     Without correction the mean of natural parameters is taken, which loses the variance the belief
-    had.
-    With it, mean and covariance follow the law of total variance, the dynamics linearised:
-    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean.
-    (For Gamma this
-    keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment matching
-    averages mean
-    parameters, and so propagates the variance by itself.
+    had. With it, mean and covariance follow the law of total variance, the dynamics linearised:
+    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean. (For
+    Gamma this keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment
+    matching averages mean parameters, and so propagates the variance by itself.
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
         new, cross = _additive(model.dynamics, belief, u, key, rule, num_samples, correct)
     else:
         new, cross = _general(model, belief, u, key, rule, num_samples, correct)
-    failed = ~_finite(new)
-    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, belief)
+    capped = jnp.asarray(False)
+    if isinstance(model.family, Gaussian | DiagonalGaussian):
+        new, capped = _cap(model.family, new, max_std)
     if isinstance(new, GaussianBelief):
-        new, capped = _cap(new, max_std)
-    else:
-        capped = jnp.asarray(False)
-    return Prediction(new, cross, capped, failed)
+        new = GaussianBelief(new.mean, factorisable(new.cov))
+    failed = _has_nan(new)
+    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, belief)
+    return Prediction(new, cross, capped & ~failed, failed)
 
 
 def _samples(points: Float[Array, "S L"]) -> Nodes:
@@ -115,7 +113,7 @@ def _additive(
         _, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)
         moved = jax.vmap(push)(root.T)
         cov = cov + moved.T @ moved
-    return GaussianBelief(mean, jitter(cov)), AdditiveCross(mean, spread)
+    return GaussianBelief(mean, cov), AdditiveCross(mean, spread)
 
 
 def _general(
@@ -156,16 +154,26 @@ def _general(
     return family.from_moments(mean, cov), cross
 
 
-def _finite(tree: Belief) -> Bool[Array, ""]:
-    leaves = [jnp.all(~jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(leaves))
+def _has_nan(tree: Belief) -> Bool[Array, ""]:
+    return jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def _cap(belief: GaussianBelief, max_std: float) -> tuple[GaussianBelief, Bool[Array, ""]]:
-    """Bring mean and standard deviations into $[-max, max]$, correlations unchanged."""
-    mean = jnp.clip(belief.mean, -max_std, max_std)
-    var = jnp.diagonal(belief.cov)
+def _cap(
+    family: Gaussian | DiagonalGaussian, belief: Belief, max_std: float
+) -> tuple[Belief, Bool[Array, ""]]:
+    """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
+
+    Where the covariance overflowed its correlations are lost, and it becomes diagonal.
+    """
+    before, cov = family.mean(belief), family.cov(belief)
+    mean = jnp.clip(before, -max_std, max_std)
+    var = jnp.diagonal(cov)
     over = var > max_std**2
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
-    cov = belief.cov * shrink[:, None] * shrink
-    return GaussianBelief(mean, cov), jnp.any(over) | jnp.any(mean != belief.mean)
+    finite = jnp.all(jnp.isfinite(cov) | jnp.isnan(cov))
+    cov = jnp.where(finite, cov, jnp.diag(jnp.minimum(var, max_std**2)))
+    cov = cov * jnp.where(finite, shrink[:, None] * shrink, 1)
+    capped = jnp.any(over) | jnp.any((mean != before) & ~jnp.isnan(before))
+    return jax.tree.map(
+        lambda a, b: jnp.where(capped, a, b), family.from_moments(mean, cov), belief
+    ), capped

@@ -1,11 +1,9 @@
 """The variational update of a product of univariate families, by Newton's method or CVI.
 
 The optimum solves $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL(\\lambda)$, with $\\nabla_\\mu ELL$
-the natural
-gradient $F^{-1} \\nabla_\\lambda ELL$. Newton's method on this equation takes a handful of
-evaluations where CVI
-takes dozens; where its step does not climb, CVI's, which always does for a small enough rate, is
-taken.
+the natural gradient $F^{-1} \\nabla_\\lambda ELL$. Newton's method on this equation takes a handful
+of evaluations where CVI takes dozens; where its step does not climb, CVI's, which always does for a
+small enough rate, is taken.
 """
 
 from collections.abc import Callable
@@ -97,7 +95,8 @@ def product_update(
         return Point(nat, value, family.kl(unravel(nat), prior), newton_step, cvi)
 
     def residual(point: Point) -> Scalar:
-        return jnp.linalg.norm(point.cvi) / jnp.linalg.norm(point.nat)
+        # One-parameter families may have their optimum at zero.
+        return jnp.linalg.norm(point.cvi) / jnp.maximum(jnp.linalg.norm(point.nat), 0.1)
 
     def keep_going(carry: Carry) -> Bool[Array, ""]:
         return ~(carry.residual <= tolerance) & (carry.evaluations < max_evaluations)

@@ -1,10 +1,8 @@
 """What every observation model offers.
 
 Most models of neural data see the latent state through a linear readout: channel n depends on z
-only
-through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional, and
-a
-new model is one function, `each_kernel`.
+only through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional,
+and a new model is one function, `each_kernel`.
 """
 
 from abc import abstractmethod
@@ -17,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.errors import InputError, real_numbers
+from evkf.checks import real_numbers
+from evkf.errors import InputError
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 Channels = Float[Array, " N"]
@@ -28,8 +27,7 @@ class Site(NamedTuple):
     p(y|a)$.
 
     By the identities of Bonnet and Price these are also the value and the derivatives of the
-    expected
-    log-likelihood: $\\partial_a = E[\\ell']$ and $\\partial_v = \\tfrac12 E[\\ell'']$.
+    expected log-likelihood: $\\partial_a = E[\\ell']$ and $\\partial_v = \\tfrac12 E[\\ell'']$.
     """
 
     value: Channels
@@ -93,8 +91,7 @@ class ReadoutLikelihood(Likelihood):
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
         """The first site of an update, made at the prediction; a model whose Newton step from
-        there can
-        overshoot by far returns a tamer one."""
+        there can overshoot by far returns a tamer one."""
         return site
 
     def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
@@ -139,29 +136,13 @@ def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"]
         raise InputError(
             f"offset b of shape {offset.shape} for {matrix.shape[0]} channels",
             "b",
-            f"pass a vector of length {matrix.shape[0]}",
+            f"pass a vector of length {matrix.shape[0]}; C is (channels, latents)",
         )
     for name, array in (("C", matrix), ("b", offset)):
         if not np.all(np.isfinite(array)):
             raise InputError(f"readout {name} is not finite", name, "pass finite numbers")
     dtype = jnp.result_type(float)
     return jnp.asarray(matrix, dtype), jnp.asarray(offset, dtype)
-
-
-def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
-    """Check and convert positive numbers, broadcast to a shape."""
-    array = real_numbers(value, where)
-    if array.shape not in ((), shape):
-        raise InputError(
-            f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}"
-        )
-    if not np.all(np.isfinite(array)) or np.any(array <= 0):
-        raise InputError(
-            f"{where} must be positive and finite, got {array.tolist()}",
-            where,
-            "pass values above 0",
-        )
-    return jnp.asarray(np.broadcast_to(array, shape), jnp.result_type(float))
 
 
 def refuse(

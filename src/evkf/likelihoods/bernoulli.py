@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_positive, read_readout, refuse
+from evkf.checks import read_positive
+from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout, refuse
 from evkf.types import Key, Scalar
 
 
@@ -16,8 +17,7 @@ class Bernoulli(ReadoutLikelihood):
     """$y_n \\in \\{0, 1\\}$ with odds $\\Delta \\exp(C_n z + b_n)$.
 
     For short bins the probability is the Poisson rate times the bin width; with the default width
-    of 1
-    this is logistic regression.
+    of 1 this is logistic regression.
 
     Args:
         C: Readout, (channels, latents).

@@ -1,6 +1,7 @@
 """Any observation model a user can write down, and sums of models over parts of y."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from evkf.errors import InputError
-from evkf.likelihoods.base import Channels, Likelihood, safe
+from evkf.likelihoods.base import Channels, Likelihood
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 
 
@@ -20,13 +21,13 @@ class Custom(Likelihood):
     Expectations are taken by reparameterised sampling, so any differentiable function will do.
 
     Args:
-        log_prob_fn: `log_prob(params, z, y)`, one log density per channel (channels,), so that
-            single
-            channels can be masked; or a scalar, which counts only when no channel is masked.
+        log_prob_fn: `log_prob(z, y)`, one log density per channel (channels,), so that
+            single channels can be masked; or a scalar, which counts only when no channel is masked.
         num_channels: The length of y.
-        params: A tree of arrays handed to the functions (and learned, where learning is on).
-        mean_fn: `mean(params, z)`, the expected observation; needed for predicted observations.
-        sample_fn: `sample(params, z, key)`; needed for simulation.
+        params: A tree of arrays; if given, it is handed to every function as its first argument.
+        mean_fn: `mean(z)`, the expected observation; needed for predicted observations.
+        sample_fn: `sample(z, key)`; needed for simulation.
+        fill: What stands in y where a channel is masked: any value with a finite log density.
 
     Example:
         >>> import jax.numpy as jnp
@@ -42,6 +43,7 @@ class Custom(Likelihood):
     num_channels: int = eqx.field(static=True)
     mean_fn: Callable | None = eqx.field(static=True, default=None)
     sample_fn: Callable | None = eqx.field(static=True, default=None)
+    fill: float = eqx.field(static=True, default=1.0)
     log_concave: ClassVar[bool] = False
 
     def __init__(
@@ -51,12 +53,18 @@ class Custom(Likelihood):
         params: PyTree = None,
         mean_fn: Callable | None = None,
         sample_fn: Callable | None = None,
+        fill: float = 1.0,
     ):
         self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
-        self.mean_fn, self.sample_fn = mean_fn, sample_fn
+        self.mean_fn, self.sample_fn, self.fill = mean_fn, sample_fn, fill
+
+    def _with_params(self, function: Callable) -> Callable:
+        return function if self.params is None else partial(function, self.params)
 
     def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
-        terms = self.log_prob_fn(self.params, z, safe(y, mask, z))
+        terms = self._with_params(self.log_prob_fn)(
+            z, jnp.where(mask, y, self.fill).astype(z.dtype)
+        )
         if terms.ndim == 0:
             return jnp.where(jnp.all(mask), terms, 0)
         return jnp.sum(jnp.where(mask, terms, 0))
@@ -64,12 +72,12 @@ class Custom(Likelihood):
     def mean(self, z: Vector) -> Channels:
         if self.mean_fn is None:
             raise InputError("no mean_fn was given", "Custom", "pass mean_fn=... to predict y")
-        return self.mean_fn(self.params, z)
+        return self._with_params(self.mean_fn)(z)
 
     def sample(self, z: Vector, key: Key) -> Channels:
         if self.sample_fn is None:
             raise InputError("no sample_fn was given", "Custom", "pass sample_fn=... to simulate")
-        return self.sample_fn(self.params, z, key)
+        return self._with_params(self.sample_fn)(z, key)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
         """What can be observed is the user's to say."""

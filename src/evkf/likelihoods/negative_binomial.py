@@ -9,12 +9,12 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import read_positive
 from evkf.likelihoods.base import (
     Channels,
     ReadoutLikelihood,
     check_counts,
     rates_sample,
-    read_positive,
     read_readout,
 )
 from evkf.types import Key, Scalar

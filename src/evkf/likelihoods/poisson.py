@@ -8,6 +8,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import read_positive
 from evkf.errors import InputError
 from evkf.likelihoods.base import (
     Channels,
@@ -15,7 +16,6 @@ from evkf.likelihoods.base import (
     Site,
     check_counts,
     rates_sample,
-    read_positive,
     read_readout,
 )
 from evkf.types import Key, Scalar
@@ -83,11 +83,9 @@ class Poisson(ReadoutLikelihood):
         """Expand about a narrower belief, and use the chord to the count where that is far.
 
         The posterior is narrower than a wide prediction, whose expected rate $e^{v/2}$ inflates.
-        And a
-        Newton step from a rate of 1 towards 10,000 counts would move the log rate by 10,000, one
-        from
-        a rate of $e^{50}$ towards none by only 1: the chord of the exponential moves it to the
-        count.
+        And a Newton step from a rate of 1 towards 10,000 counts would move the log rate by 10,000,
+        one from a rate of $e^{50}$ towards none by only 1: the chord of the exponential moves it to
+        the count.
         """
         if self.link != "exp":
             return site

@@ -9,7 +9,8 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_positive, read_readout
+from evkf.checks import read_positive
+from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout
 from evkf.types import Key, Scalar
 
 

@@ -1,0 +1,46 @@
+"""Reading what users hand over: numbers and arrays, refused with what, where and remedy."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+
+
+def real_numbers(value: ArrayLike, where: str) -> np.ndarray:
+    """A user's array of real numbers: complex, text and objects are refused, not cast."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "buif":
+        raise InputError(f"{where} of type {array.dtype}", where, "pass real numbers")
+    return array
+
+
+def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> Array:
+    """Check and convert a finite array; None in the shape stands for any length."""
+    array = real_numbers(value, where)
+    fits = array.ndim == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = tuple("any" if want is None else want for want in shape)
+        raise InputError(f"{where} of shape {array.shape}", where, f"pass shape {wanted}")
+    if not np.all(np.isfinite(array)):
+        raise InputError(f"{where} is not finite", where, "pass finite numbers")
+    return jnp.asarray(array, jnp.result_type(float))
+
+
+def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
+    """Check and convert positive numbers, broadcast to a shape."""
+    array = real_numbers(value, where)
+    if array.shape not in ((), shape):
+        raise InputError(
+            f"{where} of shape {array.shape}", where, f"pass a number or shape {shape}"
+        )
+    if not np.all(np.isfinite(array)) or np.any(array <= 0):
+        raise InputError(
+            f"{where} must be positive and finite, got {array.tolist()}",
+            where,
+            "pass values above 0",
+        )
+    return jnp.asarray(np.broadcast_to(array, shape), jnp.result_type(float))
