@@ -72,7 +72,7 @@ def simulate(
     key: Key,
     num_bins: int,
     us: ArrayLike | None = None,
-    z0: ArrayLike | None = None,
+    z0: Vector | None = None,
 ) -> tuple[Float[Array, "T L"], Float[Array, "T N"]]:
     """Draw states and observations from a model.
 
@@ -101,10 +101,8 @@ def simulate(
     start_key, run_key = jax.random.split(key)
     if z0 is None:
         z0 = model.family.sample(model.prior, start_key, 1)[0]
-    if jnp.shape(z0) != (model.family.dim,):
-        raise InputError(
-            f"state of shape {jnp.shape(z0)}", "z0", f"pass shape ({model.family.dim},)"
-        )
+    if z0.shape != (model.family.dim,):
+        raise InputError(f"state of shape {z0.shape}", "z0", f"pass shape ({model.family.dim},)")
     return _simulate(model, jax.random.split(run_key, num_bins), us, z0)
 
 

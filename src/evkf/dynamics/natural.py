@@ -21,8 +21,12 @@ FLOOR = 1e-4
 """Smallest mean a Gamma or (from either end) a Beta transition can have."""
 
 
+def _is_module(value: object) -> bool:
+    return isinstance(value, eqx.Module)
+
+
 def _check_length(network: Callable, family: Family, num_inputs: int, length: int) -> None:
-    if not (callable(network) and isinstance(network, eqx.Module)):
+    if not _is_module(network):
         raise InputError(
             f"network is a {type(network).__name__}",
             "network",
