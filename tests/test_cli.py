@@ -142,8 +142,15 @@ def test_interrupt_exits_130(tmp_path: Path):
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("simulating")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        # Python drops an interrupt that arrives inside a callback of native code: press it again.
+        for _ in range(30):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, err = process.communicate(timeout=2)
+                break
+        else:
+            process.kill()
+            pytest.fail("not interrupted")
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
