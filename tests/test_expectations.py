@@ -10,17 +10,10 @@ from scipy import stats
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations import (
-    MAX_SUM,
-    choose_level,
-    feasible_start,
-    is_conjugate,
-    product_ell,
-    site,
-    way,
-    whitened,
-)
+from evkf.expectations import is_conjugate, way, whitened
 from evkf.numerics import unpack
+from evkf.product_expectations import MAX_SUM, feasible_start, product_ell
+from evkf.sites import choose_level, site
 from tests.likelihoods.cases import CASES, EVERY, L, N, full_noise, readout
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -7,10 +7,14 @@ writes its resolved configuration with its output. Bad input is answered in one 
 import json
 import math
 import platform
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import jax
@@ -23,6 +27,7 @@ from evkf.errors import InputError
 
 FELL_SHORT = 1
 BAD_INPUT = 2
+INTERRUPTED = 130
 
 EXIT_CODES = """\b
 Exit codes:
@@ -66,11 +71,43 @@ def main(args: Sequence[str] | None = None) -> None:
     # A step is short: run it in the calling thread, for waking another costs more than the step.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
-        app(args, prog_name="evkf")
+        with insistent_interrupt():
+            app(args, prog_name="evkf")
     except InputError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def insistent_interrupt(every: float = 0.5) -> Iterator[None]:
+    """Repeat an interrupt until the block ends.
+
+    Python drops an exception raised inside a callback of native code, as JAX has many while it
+    compiles; without repetition one Ctrl-C may not be heard.
+    """
+    ended, pressed = threading.Event(), threading.Event()
+
+    def insist() -> None:
+        pressed.wait()
+        while not ended.wait(every):
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        pressed.set()
+        if not ended.is_set():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    threading.Thread(target=insist, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
 
 
 def _fail(problem: str) -> NoReturn:

@@ -19,19 +19,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
 from evkf.numerics import cholesky, inverse_lower, pack
-from evkf.quadrature import LEVELS, REACH, gauss_hermite
-from evkf.types import Key, Mask, Matrix, Nat, Observation, Scalar, Vector
-
-MAX_SUM = 10
-"""Most Bernoulli dimensions whose states are summed over."""
-
+from evkf.product_expectations import can_tilt, sums_exactly
+from evkf.sites import choose_level, site
+from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
 
 PACK = 16
 """Most latent dimensions for which products of readout weights are formed once per update."""
@@ -77,9 +73,9 @@ def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
     ):
         one = jnp.ones_like(likelihood.b)
         return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and _can_tilt(family):
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and can_tilt(family):
         return "closed form"
-    if isinstance(family, fam.Bernoulli) and family.dim <= MAX_SUM:
+    if sums_exactly(family):
         return "exact sum"
     return "sampling"
 
@@ -89,9 +85,6 @@ def is_conjugate(likelihood: lik.Likelihood) -> bool:
     if isinstance(likelihood, lik.Joint):
         return all(is_conjugate(part) for part in likelihood.parts)
     return isinstance(likelihood, lik.Gaussian)
-
-
-# ---------------------------------------------------------------- full Gaussian, whitened by q-bar
 
 
 def whitened(
@@ -254,199 +247,3 @@ def _sampled(
         return Ell(value, grad, pack(slope + slope.T))
 
     return evaluate
-
-
-# ------------------------------------------------------------------------- one-dimensional sites
-
-
-def choose_level(likelihood: lik.ReadoutLikelihood, v: Channels) -> Int[Array, ""]:
-    """Which of the quadrature `LEVELS` serves the widest channel."""
-    ratio = jnp.max(jnp.sqrt(v) / likelihood.each_scale())
-    return jnp.sum(ratio > jnp.asarray(REACH, v.dtype)).astype(jnp.int32)
-
-
-def site(
-    likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels, y: Channels, level: Int[Array, ""]
-) -> Site:
-    """Expectations over $N(a, v)$ in closed form, else by Gauss–Hermite of the given level."""
-    closed = likelihood.each_site(a, v, y)
-    if closed is not None:
-        return closed
-
-    # A masked channel has v = 0, where the square root has no derivative.
-    std = jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
-    narrow = std < 0.1 * likelihood.each_scale()
-
-    def with_nodes(num: int) -> Site:
-        nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
-        points = a + std * nodes[:, None]
-
-        def slope(x: Array) -> tuple[Array, Array]:
-            return jax.jvp(lambda x: likelihood.each_kernel(x, y), (x,), (jnp.ones_like(x),))
-
-        (value, first), (_, second) = jax.jvp(slope, (points,), (jnp.ones_like(points),))
-        # Stein's form of the curvature is the exact derivative of the rule itself, so that the
-        # fixed
-        # point is the maximum of the computed bound; it cancels for narrow beliefs, where both
-        # agree.
-        stein = (weights * nodes) @ first / jnp.where(narrow, 1, std)
-        return Site(weights @ value, weights @ first, jnp.where(narrow, weights @ second, stein))
-
-    return lax.switch(level, [lambda num=num: with_nodes(num) for num in LEVELS])
-
-
-# ---------------------------------------------------------------------- products of univariates
-
-
-def product_ell(
-    family: fam.Family,
-    likelihood: lik.Likelihood,
-    y: Observation,
-    mask: Mask,
-    key: Key,
-    num_samples: int,
-    prior: Nat,
-) -> Callable[[Nat], Scalar]:
-    """The expected log-likelihood as a differentiable function of the natural parameters.
-
-    It is $-\\infty$ where the expectation does not exist. The prior decides the quadrature level.
-    """
-    if isinstance(likelihood, lik.Joint):
-        keys = jax.random.split(key, len(likelihood.parts))
-        pieces = zip(
-            likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True
-        )
-        parts = [product_ell(family, p, ys, m, k, num_samples, prior) for p, ys, m, k in pieces]
-        return lambda nat: jnp.sum(jnp.stack([part(nat) for part in parts]))
-    if isinstance(likelihood, lik.Gaussian):
-        return _product_gaussian(family, likelihood, y, mask)
-    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(family, fam.DiagonalGaussian):
-        return _product_readout(family, likelihood, y, mask, prior)
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and _can_tilt(family):
-        return _product_poisson(family, likelihood, y, mask)
-
-    def log_prob(z: Vector) -> Scalar:
-        return likelihood.log_prob(z, y, mask)
-
-    def exact(nat: Nat) -> Scalar:
-        points, weights = family.nodes(nat)
-        return weights @ jax.vmap(log_prob)(points)
-
-    def sampled(nat: Nat) -> Scalar:
-        return jnp.mean(jax.vmap(log_prob)(family.sample(nat, key, num_samples)))
-
-    return exact if way(family, likelihood) == "exact sum" else sampled
-
-
-def _product_gaussian(
-    family: fam.Family, likelihood: lik.Gaussian, y: Observation, mask: Mask
-) -> Callable[[Nat], Scalar]:
-    observed = safe(y, mask, likelihood.b) - likelihood.b
-    white, loads, constant = likelihood.whiten(observed, likelihood.C, mask)
-    power = jnp.sum(loads**2, axis=0)
-
-    def ell(nat: Nat) -> Scalar:
-        rest = white - loads @ family.mean(nat)
-        return constant - 0.5 * (rest @ rest + power @ family.var(nat))
-
-    return ell
-
-
-def _product_readout(
-    family: fam.Family, likelihood: lik.ReadoutLikelihood, y: Observation, mask: Mask, prior: Nat
-) -> Callable[[Nat], Scalar]:
-    observed = safe(y, mask, likelihood.b)
-    squares = jnp.where(mask[:, None], likelihood.C**2, 0)
-    level = choose_level(likelihood, squares @ family.var(prior))
-    constant = likelihood.each_constant(observed)
-
-    def ell(nat: Nat) -> Scalar:
-        a, v = likelihood.readout(family.mean(nat)), squares @ family.var(nat)
-        value = site(likelihood, a, v, observed, level).value + constant
-        return jnp.sum(jnp.where(mask, value, 0))
-
-    return ell
-
-
-def _product_poisson(
-    family: fam.Family, likelihood: lik.Poisson, y: Observation, mask: Mask
-) -> Callable[[Nat], Scalar]:
-    counts = safe(y, mask, likelihood.b)
-    log_bin = jnp.log(likelihood.bin_width)
-    loads = jnp.where(mask[:, None], likelihood.C, 0)
-    constant = likelihood.each_constant(counts)
-
-    def ell(nat: Nat) -> Scalar:
-        log_rate = likelihood.b + log_bin + jnp.sum(_tilt(family, nat, loads), axis=-1)
-        linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) + constant
-        return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
-
-    return ell
-
-
-def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    """$\\log E[e^{cz}] = -\\alpha \\log(1 - c/\\beta)$, infinite unless $c < \\beta$."""
-    shape, rate = nat[:, 0] + 1, -nat[:, 1]
-    ratio = C / rate
-    feasible = ratio < 1
-    return jnp.where(feasible, -shape * jnp.log1p(-jnp.where(feasible, ratio, 0)), jnp.inf)
-
-
-def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient
-    statistic.
-    """
-    family = fam.ContinuousBernoulli(nat.shape[0])
-    shifted = jax.vmap(lambda row: family.each_log_partition(nat + row[:, None]))(C)
-    return shifted - family.each_log_partition(nat)
-
-
-def _tilt_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    return jax.nn.softplus(nat[:, 0] + C) - jax.nn.softplus(nat[:, 0])
-
-
-_TILT = {
-    fam.Gamma: _tilt_gamma,
-    fam.ContinuousBernoulli: _tilt_continuous_bernoulli,
-    fam.Bernoulli: _tilt_bernoulli,
-}
-
-
-def _can_tilt(family: fam.Family) -> bool:
-    parts = family.parts if isinstance(family, fam.Product) else (family,)
-    return all(type(part) in _TILT for part in parts)
-
-
-def _tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    """$\\log E[e^{cz}]$ of every dimension, part by part."""
-    if not isinstance(family, fam.Product):
-        return _TILT[type(family)](nat, C)
-    ends = np.cumsum([part.dim for part in family.parts])[:-1]
-    pieces = zip(family.parts, nat, jnp.split(C, ends, axis=1), strict=True)
-    return jnp.concatenate([_TILT[type(part)](n, c) for part, n, c in pieces], axis=1)
-
-
-def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
-    """Where an update can begin: the prediction, unless its expected rate is infinite.
-
-    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum
-    may exist though the prediction is infeasible: begin from the same mean with a rate that is.
-    """
-    if isinstance(likelihood, lik.Joint):
-        for part, seen in zip(likelihood.parts, likelihood.split(mask), strict=True):
-            prior = feasible_start(family, part, prior, seen)
-        return prior
-    if not (isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"):
-        return prior
-    steepest = jnp.max(jnp.where(mask[:, None], likelihood.C, 0), axis=0)
-    if isinstance(family, fam.Product):
-        ends = np.cumsum([part.dim for part in family.parts])[:-1]
-        pieces = zip(family.parts, prior, jnp.split(steepest, ends), strict=True)
-        return tuple(_raise_rate(n, s) if type(p) is fam.Gamma else n for p, n, s in pieces)
-    return _raise_rate(prior, steepest) if type(family) is fam.Gamma else prior
-
-
-def _raise_rate(nat: Float[Array, "L 2"], steepest: Vector) -> Float[Array, "L 2"]:
-    shape, rate = nat[:, 0] + 1, -nat[:, 1]
-    feasible = jnp.maximum(rate, 1.5 * steepest)
-    return jnp.stack([shape / rate * feasible - 1, -feasible], axis=-1)

@@ -4,14 +4,24 @@ LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the fa
 written out, so that XLA fuses them with their surroundings.
 """
 
+from typing import TypeVar
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 UNROLL = 3
+
+Tree = TypeVar("Tree")
+
+
+def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
+    """One of two trees of the same structure."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:

@@ -8,7 +8,7 @@ from scipy.special import roots_hermitenorm
 LEVELS = (20, 64, 256)
 """Numbers of nodes to choose from, by how wide the belief is against the likelihood's own scale."""
 
-REACH = (1.0, 6.0)
+REACH = (1.0, 4.0)
 """Widest sd/scale served by the first and the second level."""
 
 

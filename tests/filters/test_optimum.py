@@ -13,8 +13,9 @@ from jax.scipy.optimize import minimize
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations import choose_level, product_ell, site
 from evkf.likelihoods.base import safe
+from evkf.product_expectations import product_ell
+from evkf.sites import choose_level, site
 from tests.filters.cases import L, N, product_cases, readout_cases, solve
 
 STARTS = 3

@@ -2,6 +2,9 @@
 u_t$.
 """
 
+from abc import abstractmethod
+
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
@@ -12,7 +15,25 @@ from evkf.dynamics.base import GaussianDynamics, read_input_weight
 from evkf.types import Input, Matrix, Scalar, Vector
 
 
-class VanDerPol(GaussianDynamics):
+class System(GaussianDynamics):
+    """A known flow plus inputs: $z_t \\sim N(z + g(z) + B u_t, Q)$."""
+
+    noise: eqx.AbstractVar[Covariance]
+    input_weight: eqx.AbstractVar[Float[Array, "L U"]]
+
+    @abstractmethod
+    def step(self, z: Vector) -> Vector:
+        """How far the state moves in one bin, $g(z)$."""
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        return z + self.step(z) + self.input_weight @ u
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_weight.shape[1]
+
+
+class VanDerPol(System):
     """The Van der Pol oscillator, a stable limit cycle in the plane.
 
     $z_1' = z_1 + \\frac{\\Delta}{\\tau_1} z_2$,
@@ -44,16 +65,12 @@ class VanDerPol(GaussianDynamics):
         self.noise = as_covariance(noise, 2, "noise")
         self.input_weight = read_input_weight(input_weight, 2)
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_weight.shape[1]
-
-    def mean(self, z: Vector, u: Input) -> Vector:
+    def step(self, z: Vector) -> Vector:
         drift = jnp.stack([z[1], self.gamma * (1 - z[0] ** 2) * z[1] - z[0]])
-        return z + self.dt / self.tau * drift + self.input_weight @ u
+        return self.dt / self.tau * drift
 
 
-class ChaoticRNN(GaussianDynamics):
+class ChaoticRNN(System):
     """A rate network, chaotic for strong coupling.
 
     $z' = z + \\frac{\\Delta}{\\tau}(\\gamma W \\tanh z - z)$.
@@ -98,16 +115,12 @@ class ChaoticRNN(GaussianDynamics):
         self.noise = as_covariance(noise, dim, "noise")
         self.input_weight = read_input_weight(input_weight, dim)
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_weight.shape[1]
-
-    def mean(self, z: Vector, u: Input) -> Vector:
+    def step(self, z: Vector) -> Vector:
         drift = self.gamma * self.weight @ jnp.tanh(z) - z
-        return z + self.dt / self.tau * drift + self.input_weight @ u
+        return self.dt / self.tau * drift
 
 
-class Lorenz(GaussianDynamics):
+class Lorenz(System):
     """The Lorenz system in units of `scale`, so that its states are of order one.
 
     Example:
@@ -140,11 +153,7 @@ class Lorenz(GaussianDynamics):
         self.noise = as_covariance(noise, 3, "noise")
         self.input_weight = read_input_weight(input_weight, 3)
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_weight.shape[1]
-
-    def mean(self, z: Vector, u: Input) -> Vector:
+    def step(self, z: Vector) -> Vector:
         x, y, w = z
         drift = jnp.stack(
             [
@@ -153,10 +162,10 @@ class Lorenz(GaussianDynamics):
                 self.scale * x * y - self.beta * w,
             ]
         )
-        return z + self.dt * drift + self.input_weight @ u
+        return self.dt * drift
 
 
-class RingAttractor(GaussianDynamics):
+class RingAttractor(System):
     """A circle of fixed points in the plane: states fall onto it and drift along it by noise alone.
 
     $z' = z + \\Delta \\kappa (1 - |z|^2 / r^2) z$.
@@ -186,10 +195,6 @@ class RingAttractor(GaussianDynamics):
         self.noise = as_covariance(noise, 2, "noise")
         self.input_weight = read_input_weight(input_weight, 2)
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_weight.shape[1]
-
-    def mean(self, z: Vector, u: Input) -> Vector:
+    def step(self, z: Vector) -> Vector:
         drift = self.pull * (1 - z @ z / self.radius**2) * z
-        return z + self.dt * drift + self.input_weight @ u
+        return self.dt * drift

@@ -12,14 +12,15 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
-from evkf.expectations import feasible_start, is_conjugate, product_ell, way, whitened
+from evkf.expectations import is_conjugate, way, whitened
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
 from evkf.filters.base import Filter, Info, State
 from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable
+from evkf.numerics import cholesky, factorisable, tree_where
+from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
 SOLVERS = ("auto", "cvi", "newton")
@@ -261,7 +262,7 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
     seen = jnp.any(mask)
     sound = updated.sound & jnp.isfinite(updated.elbo)
     keep = sound & seen
-    belief = jax.tree.map(lambda a, b: jnp.where(keep, a, b), updated.belief, prediction.belief)
+    belief = tree_where(keep, updated.belief, prediction.belief)
     status = (
         jnp.where(updated.converged | ~sound | ~seen, 0, int(Status.NOT_CONVERGED))
         + jnp.where((sound | ~seen) & ~prediction.failed, 0, int(Status.FELL_BACK))

@@ -14,14 +14,13 @@ Paper: eq:variational_update.
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.expectations import Ell, Evaluate, Whitened
-from evkf.numerics import cholesky, inverse_lower, pack, unpack
+from evkf.numerics import cholesky, inverse_lower, pack, tree_where, unpack
 from evkf.types import Matrix, Scalar, Vector
 
 NEAR = 0.3
@@ -146,7 +145,7 @@ def cvi_update(
         finished = (there.gain < rounding) & (left < 10 * math.sqrt(eps))
         foretold = jnp.where(finished, 0, foretold)
         return Carry(
-            _choose(taken, there, here),
+            tree_where(taken, there, here),
             jnp.where(taken, _push(carry.steps, step), carry.steps),
             jnp.where(taken, _push(carry.changes, change), carry.changes),
             jnp.where(taken, jnp.minimum(1, 2 * rate), 0.3 * rate),
@@ -233,7 +232,3 @@ def _into_cone(nat: Packed, root: Matrix, step: Packed) -> Packed:
     bent = unpack(step[dim:], dim) @ root
     more = jnp.where(definite, 0, 0.5 * pack(bent @ bent.T))
     return jnp.concatenate([nat[:dim], nat[dim:] + more])
-
-
-def _choose(condition: Bool[Array, ""], yes: Point, no: Point) -> Point:
-    return Point(*jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no))

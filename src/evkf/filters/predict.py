@@ -15,7 +15,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.families import DiagonalGaussian, Gaussian, GaussianBelief, Nodes
 from evkf.families.gaussian import cubature
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable, symmetrize
+from evkf.numerics import cholesky, factorisable, symmetrize, tree_where
 from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
@@ -70,15 +70,14 @@ def predict(
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
         new, cross = _additive(model.dynamics, belief, u, key, rule, num_samples, correct)
+        mean, cov, capped = _cap(*new, max_std)
+        new = GaussianBelief(mean, cov)
     else:
-        new, cross = _general(model, belief, u, key, rule, num_samples, correct)
-    capped = jnp.asarray(False)
-    if isinstance(model.family, Gaussian | DiagonalGaussian):
-        new, capped = _cap(model.family, new, max_std)
+        new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
     if isinstance(new, GaussianBelief):
         new = GaussianBelief(new.mean, factorisable(new.cov))
     failed = _has_nan(new)
-    new = jax.tree.map(lambda a, b: jnp.where(failed, b, a), new, belief)
+    new = tree_where(failed, belief, new)
     return Prediction(new, cross, capped & ~failed, failed)
 
 
@@ -124,8 +123,10 @@ def _general(
     rule: str,
     num_samples: int,
     correct: bool,
-) -> tuple[Belief, NaturalCross]:
+    max_std: float,
+) -> tuple[Belief, NaturalCross, Bool[Array, ""]]:
     family = model.family
+    can_explode = isinstance(family, Gaussian | DiagonalGaussian)
     if rule == "monte_carlo":
         nodes = _samples(family.sample(belief, key, num_samples))
     else:
@@ -138,11 +139,14 @@ def _general(
     nats = jax.vmap(family.nat)(conditionals)
     nat = average(nats)
     cross = NaturalCross(nat, average(jax.vmap(family.log_partition)(nats)))
-    if rule == "moment_matching":
-        mean_params = average(jax.vmap(family.to_mean)(nats))
-        return family.from_nat(family.to_nat(mean_params)), cross
-    if not correct:
-        return family.from_nat(nat), cross
+    if rule == "moment_matching" or not correct:
+        if rule == "moment_matching":
+            nat = family.to_nat(average(jax.vmap(family.to_mean)(nats)))
+        new = family.from_nat(nat)
+        if not can_explode:
+            return new, cross, jnp.asarray(False)
+        mean, cov, capped = _cap(family.mean(new), family.cov(new), max_std)
+        return tree_where(capped, family.from_moments(mean, cov), new), cross, capped
 
     def mean_of(z: Vector) -> Vector:
         return family.mean(model.transition(z, u))
@@ -151,29 +155,28 @@ def _general(
     mean = average(jax.vmap(family.mean)(conditionals))
     cov: Matrix = average(jax.vmap(family.cov)(conditionals))
     cov = cov + symmetrize(jacobian @ family.cov(belief) @ jacobian.T)
-    return family.from_moments(mean, cov), cross
+    capped = jnp.asarray(False)
+    if can_explode:
+        mean, cov, capped = _cap(mean, cov, max_std)
+    return family.from_moments(mean, cov), cross, capped
 
 
 def _has_nan(tree: Belief) -> Bool[Array, ""]:
     return jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def _cap(
-    family: Gaussian | DiagonalGaussian, belief: Belief, max_std: float
-) -> tuple[Belief, Bool[Array, ""]]:
+def _cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
     """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
 
     Where the covariance overflowed its correlations are lost, and it becomes diagonal.
     """
-    before, cov = family.mean(belief), family.cov(belief)
-    mean = jnp.clip(before, -max_std, max_std)
     var = jnp.diagonal(cov)
     over = var > max_std**2
+    far = jnp.abs(mean) > max_std
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
     finite = jnp.all(jnp.isfinite(cov) | jnp.isnan(cov))
-    cov = jnp.where(finite, cov, jnp.diag(jnp.minimum(var, max_std**2)))
-    cov = cov * jnp.where(finite, shrink[:, None] * shrink, 1)
-    capped = jnp.any(over) | jnp.any((mean != before) & ~jnp.isnan(before))
-    return jax.tree.map(
-        lambda a, b: jnp.where(capped, a, b), family.from_moments(mean, cov), belief
-    ), capped
+    shrunk = jnp.where(
+        finite, cov * shrink[:, None] * shrink, jnp.diag(jnp.minimum(var, max_std**2))
+    )
+    capped = jnp.any(over) | jnp.any(far)
+    return jnp.clip(mean, -max_std, max_std), jnp.where(capped, shrunk, cov), capped

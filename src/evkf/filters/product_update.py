@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.families import Product, Univariate
+from evkf.numerics import tree_where
 from evkf.types import Nat, Scalar
 
 Flat = Float[Array, " D"]
@@ -114,7 +115,7 @@ def product_update(
         taken = climbs & valid & jnp.all(jnp.isfinite(there.cvi))
         slower = jnp.where(carry.newton, rate, 0.3 * rate)
         return Carry(
-            Point(*jax.tree.map(lambda a, b: jnp.where(taken, a, b), there, here)),
+            tree_where(taken, there, here),
             jnp.where(taken, left, carry.residual),
             taken & (carry.newton | (rate == 1) | (left < NEAR)),
             jnp.where(taken, jnp.minimum(1, 2 * rate), slower),
