@@ -43,7 +43,7 @@ def invoke(*args: str) -> Result:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("demo") / "first"
-    return out, invoke("demo", *SMALL, "--out", str(out), "--json")
+    return out, invoke("demo", *SMALL, "--out", str(out), "--json", "-")
 
 
 def without_timing(summary: dict) -> dict:

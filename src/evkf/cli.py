@@ -59,6 +59,10 @@ app.add_typer(bench_app, name="bench")
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it."),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
 
 
@@ -147,10 +151,23 @@ def write_json(path: Path, value: dict) -> None:
     path.write_text(to_json(value) + "\n", encoding="utf-8")
 
 
-def console(quiet: bool, json_to_stdout: bool) -> Console:
+def json_target(file: Path | None) -> list[Path]:
+    """The file that `--json` names, if it names one."""
+    return [] if file is None or str(file) == "-" else [file]
+
+
+def emit(file: Path | None, result: dict) -> None:
+    """Write a result where `--json` wants it."""
+    for path in json_target(file):
+        write_json(path, result)
+    if str(file) == "-":
+        print(to_json(result))
+
+
+def console(quiet: bool, json_file: Path | None) -> Console:
     """Where people are told what happens: standard error when standard output is for a program."""
     return Console(
-        quiet=quiet, stderr=json_to_stdout, highlight=False, markup=False, soft_wrap=True
+        quiet=quiet, stderr=str(json_file) == "-", highlight=False, markup=False, soft_wrap=True
     )
 
 
@@ -188,9 +205,7 @@ def run_demo(
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON on standard output.")
-    ] = False,
+    json_file: Json = None,
 ) -> None:
     """Infer a hidden oscillator from simulated spikes, bin by bin.
 
@@ -202,13 +217,13 @@ def run_demo(
     Examples:
       evkf demo
       evkf demo --bins 2000 --neurons 80 --seed 7 --out out/eighty
-      evkf demo --force --quiet --json | python -m json.tool
+      evkf demo --force --quiet --json - | python -m json.tool
 
     Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
     """
     files = {name: out / name for name in ("demo.png", "demo.svg", "summary.json", "config.json")}
-    claim(files.values(), force)
-    say = console(quiet, as_json)
+    say = console(quiet, json_file)
+    claim([*files.values(), *json_target(json_file)], force)
     if realtime is None:
         realtime = say.is_terminal and not quiet
     options = {
@@ -234,8 +249,7 @@ def run_demo(
     figure.savefig(files["demo.png"], dpi=200)
     figure.savefig(files["demo.svg"])
     say.print(f"\n{demo.describe(summary)}\n\nwritten: {', '.join(map(str, files.values()))}")
-    if as_json:
-        print(to_json(summary))
+    emit(json_file, summary)
     if not demo.sound(summary):
         raise typer.Exit(FELL_SHORT)
 
@@ -276,12 +290,7 @@ def run_bench_step(
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Write rows, options and versions; - prints them."
-        ),
-    ] = None,
+    json_file: Json = None,
 ) -> None:
     """Time one filter step: the compiled call, and the scan per step.
 
@@ -298,10 +307,8 @@ def run_bench_step(
     Exits with 1 if a target is missed (L = 2, N = 200, poisson: 10 empty calls) or anything was
     compiled again after the first step.
     """
-    to_stdout = str(json_file) == "-"
-    if json_file is not None and not to_stdout:
-        claim([json_file], force)
-    say = console(quiet, to_stdout)
+    say = console(quiet, json_file)
+    claim(json_target(json_file), force)
     calls = calls or (100 if quick else 1000)
     config = {
         "latents": latents or ([2] if quick else [2, 10]),
@@ -328,10 +335,6 @@ def run_bench_step(
         "versions": versions(),
         "rows": [row._asdict() for row in rows],
     }
-    if to_stdout:
-        print(to_json(result))
-    elif json_file is not None:
-        write_json(json_file, result)
-        say.print(f"written: {json_file}")
+    emit(json_file, result)
     if missed:
         raise typer.Exit(FELL_SHORT)
