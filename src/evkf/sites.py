@@ -20,7 +20,11 @@ def choose_level(likelihood: lik.ReadoutLikelihood, v: Channels) -> Int[Array, "
 
 
 def site(
-    likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels, y: Channels, level: Int[Array, ""]
+    likelihood: lik.ReadoutLikelihood,
+    a: Channels,
+    v: Channels,
+    y: Channels,
+    level: Int[Array, ""] | int,
 ) -> Site:
     """Expectations over $N(a, v)$ in closed form, else by Gauss–Hermite of the given level."""
     closed = likelihood.each_site(a, v, y)

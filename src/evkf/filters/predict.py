@@ -69,7 +69,7 @@ def predict(
     matching averages mean parameters, and so propagates the variance by itself.
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
-        new, cross = _additive(model.dynamics, belief, u, key, rule, num_samples, correct)
+        new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
         mean, cov, capped = _cap(*new, max_std)
         new = GaussianBelief(mean, cov)
     else:
@@ -85,7 +85,7 @@ def _samples(points: Float[Array, "S L"]) -> Nodes:
     return Nodes(points, jnp.full(len(points), 1 / len(points), points.dtype))
 
 
-def _additive(
+def push_forward(
     dynamics: GaussianDynamics,
     belief: GaussianBelief,
     u: Input,
@@ -94,6 +94,7 @@ def _additive(
     num_samples: int,
     correct: bool,
 ) -> tuple[GaussianBelief, AdditiveCross]:
+    """The prediction under additive Gaussian noise, as it is: neither capped nor checked."""
     noise, root = dynamics.noise, cholesky(belief.cov)
     if rule == "monte_carlo":
         standard = jax.random.normal(key, (num_samples, len(root)), root.dtype)

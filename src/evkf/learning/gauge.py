@@ -1,0 +1,49 @@
+"""Holding the coordinates of the latent space while the readout moves.
+
+States are defined up to an affine map: $C A^{-1}$, $b - C A^{-1} c$ and $Az + c$ explain the data
+as well as C, b and z. A step of the readout within the column space of C does nothing but change
+coordinates, which the dynamics can do as well. Such steps are left out: the subspace may turn as
+the data ask, and within it the axes stay.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import GetAttrKey
+from jaxtyping import Array, Float
+
+from evkf.learning.parts import Free
+from evkf.numerics import cholesky, solve_lower
+
+
+def hold_gauge(learned: Free, change: Free) -> Free:
+    """Remove from a step of C and b what lies in the column space of C."""
+    readouts = _readouts(learned)
+    if not readouts:
+        return change
+    C = jnp.concatenate([C for C, _ in readouts.values()])
+    moves = _readouts(change)
+    step = jnp.concatenate([jnp.column_stack([dC, db]) for dC, db in moves.values()])
+    white = solve_lower(cholesky(C.T @ C), C.T)
+    kept = step - white.T @ (white @ step)
+    start, replaced = 0, {}
+    for path, (dC, _) in moves.items():
+        rows = kept[start : start + len(dC)]
+        replaced[path] = (rows[:, :-1], rows[:, -1])
+        start += len(dC)
+
+    def replace(path: tuple, leaf: Array) -> Array:
+        name = path[-1].name if isinstance(path[-1], GetAttrKey) else None
+        found = replaced.get(path[:-1])
+        if found is None or name not in ("C", "b"):
+            return leaf
+        return found[0] if name == "C" else found[1]
+
+    return jax.tree_util.tree_map_with_path(replace, change)
+
+
+def _readouts(tree: Free) -> dict[tuple, tuple[Float[Array, "N L"], Float[Array, " N"]]]:
+    found: dict[tuple, dict[str, Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(path[-1], GetAttrKey) and path[-1].name in ("C", "b"):
+            found.setdefault(path[:-1], {})[path[-1].name] = leaf
+    return {path: (pair["C"], pair["b"]) for path, pair in found.items()}

@@ -1,0 +1,340 @@
+"""Learning while streaming: the filter, a ring of past bins, and gradient steps on a loss.
+
+`observe` takes in a bin and gives the estimate; `learn` takes gradient steps on what the ring
+holds. Nothing waits for learning: a live session calls `learn` in the time a bin leaves.
+Paper: alg:evkf.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.filters import Info, State, VariationalKalmanFilter
+from evkf.filters.base import read_observations
+from evkf.learning.gauge import hold_gauge
+from evkf.learning.losses import LOSSES
+from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
+from evkf.learning.replay import Bins, Ring, Window, empty, push, windows
+from evkf.model import Model, read_inputs
+from evkf.numerics import tree_where
+from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar
+
+
+class LearnerState(NamedTuple):
+    """Everything a learner knows; a tree of arrays, to be stored and restored as it is."""
+
+    free: Free
+    filter: State
+    ring: Ring
+    optimiser: PyTree
+    gradient: Float[Array, " D"]
+    """Gradients gathered since the last step, if there is no replay."""
+    thawed: Thawed
+    steps: Count
+    """Gradient steps tried."""
+    key: Array
+
+    @property
+    def model(self) -> Model:
+        """The model as it is now."""
+        return self.free.build()
+
+
+class LearnInfo(NamedTuple):
+    """What a learning step can say about itself.
+
+    Attributes:
+        loss: The loss before the step; NaN where none was taken.
+        grad_norm: Norm of its gradient before clipping.
+        skipped: Whether loss or gradient were not finite, so that nothing was changed.
+    """
+
+    loss: Scalar
+    grad_norm: Scalar
+    skipped: Bool[Array, ""]
+
+
+class LearnTrace(NamedTuple):
+    """Beliefs and what was said of filtering and learning, time first."""
+
+    belief: Belief
+    info: Info
+    learned: LearnInfo
+
+
+def adam(
+    rate: float = 1e-2, decay: int = 3500, floor: float = 0.05, clip: float = 1.0
+) -> optax.GradientTransformation:
+    """Adam with clipped gradients and a rate that falls as a cosine, then stays.
+
+    Args:
+        rate: The first learning rate.
+        decay: Steps until the last one is reached.
+        floor: The last rate as a share of the first.
+        clip: Largest norm of a gradient.
+
+    Example:
+        >>> learner = Learner(optimiser=adam(rate=3e-3, decay=10_000))
+    """
+    schedule = optax.cosine_decay_schedule(rate, decay, floor)
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
+
+
+DEFAULT_OPTIMISER = adam()
+
+
+class Learner(eqx.Module):
+    """An online learner of any part of a model.
+
+    Args:
+        filter: The filter that infers the states.
+        loss: "elbo", "kl", "natural" or "natural_literal" (see `evkf.learning.losses`).
+        parts: What is learned: "dynamics", "noise", "readout", "observation", "prior".
+        optimiser: Any optax optimiser; it sees the learned numbers as one vector.
+        ring: Bins kept for replay; 0 means no replay: every bin is used once, gradients are
+            gathered, and a step is taken with their mean every `every` bins (Algorithm 1).
+        num_windows: Windows replayed per gradient step.
+        window: Bins in a window.
+        every: Bins between learning.
+        steps: Gradient steps each time.
+        min_std: Floor of every learned noise, as a standard deviation.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import ResidualMLP, VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> from evkf.model import Model, simulate
+        >>> likelihood = Poisson([[1.0, 0.0], [0.0, 1.0]])
+        >>> _, ys = simulate(Model(VanDerPol(), likelihood), jax.random.key(0), 30)
+        >>> start = Model(ResidualMLP(2, 0.04, jax.random.key(1)), likelihood)
+        >>> learner = Learner(ring=64)
+        >>> state, trace = learner.scan(learner.init(start), ys)
+        >>> int(state.steps), trace.info.elbo.shape
+        (20, (30,))
+    """
+
+    filter: VariationalKalmanFilter
+    optimiser: optax.GradientTransformation = eqx.field(static=True)
+    loss: str = eqx.field(static=True)
+    parts: tuple[str, ...] = eqx.field(static=True)
+    ring: int = eqx.field(static=True)
+    num_windows: int = eqx.field(static=True)
+    window: int = eqx.field(static=True)
+    every: int = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+    min_std: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        filter: VariationalKalmanFilter | None = None,
+        loss: str = "elbo",
+        parts: tuple[str, ...] = ("dynamics", "noise"),
+        optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
+        ring: int = 4096,
+        num_windows: int = 8,
+        window: int = 10,
+        every: int = 1,
+        steps: int = 1,
+        min_std: float = 1e-3,
+    ):
+        if loss not in LOSSES:
+            raise InputError(f"unknown loss {loss!r}", "loss", f"choose one of {tuple(LOSSES)}")
+        for name, value in (("num_windows", num_windows), ("window", window), ("every", every)):
+            if value < 1:
+                raise InputError(f"{name} = {value}", name, "pass 1 or more")
+        if ring and ring <= window:
+            raise InputError(f"ring of {ring} bins", "ring", f"pass 0, or more than {window}")
+        if steps < 1 or (steps > 1 and not ring):
+            raise InputError(f"steps = {steps}", "steps", "pass 1, or with a ring more")
+        self.filter = VariationalKalmanFilter() if filter is None else filter
+        self.loss, self.parts, self.optimiser = loss, tuple(parts), optimiser
+        self.ring, self.num_windows, self.window = ring, num_windows, window
+        self.every, self.steps, self.min_std = every, steps, min_std
+
+    def init(self, model: Model, key: Key | None = None) -> LearnerState:
+        """The state before the first bin.
+
+        Args:
+            model: Where learning starts.
+            key: Randomness, for filters and likelihoods that sample.
+        """
+        tree = free(model, self.parts)
+        flat = ravel_pytree(split(tree, self.parts)[0])[0]
+        return LearnerState(
+            free=tree,
+            filter=self.filter.init(model),
+            ring=empty(model, self.ring or 2),
+            optimiser=self.optimiser.init(flat),
+            gradient=jnp.zeros_like(flat),
+            thawed=Thawed(*(jnp.asarray(part in self.parts) for part in PARTS)),
+            steps=jnp.asarray(0, jnp.int32),
+            key=jax.random.key_data(jax.random.key(0) if key is None else key),
+        )
+
+    def observe(
+        self,
+        state: LearnerState,
+        y: Observation,
+        mask: Mask | None = None,
+        u: Input | None = None,
+        fresh: Bool[Array, ""] | bool = False,
+    ) -> tuple[LearnerState, Info]:
+        """Filter one bin and remember it; `fresh` marks the first bin of a trial."""
+        model = state.model
+        begins = jnp.asarray(fresh) | (state.ring.count == 0)
+        before = tree_where(begins, self.filter.init(model), state.filter)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.ring.count)
+        found, info = self.filter.step(model, before, y, mask, key, u)
+        dtype = state.ring.bins.y.dtype
+        mask = jnp.ones(y.shape, bool) if mask is None else mask
+        u = jnp.zeros(model.dynamics.num_inputs, dtype) if u is None else u
+        kept = Bins(jnp.where(mask, y, 0).astype(dtype), mask, u, begins, found.belief)
+        return state._replace(filter=found, ring=push(state.ring, kept)), info
+
+    def learn(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
+        """Take the gradient steps that are due."""
+        if not self.ring:
+            return self._gather(state)
+        due = state.ring.count % self.every == 0
+        for _ in range(self.steps):
+            drawn, enough = windows(state.ring, state.steps, self.num_windows, self.window)
+            state, info = lax.cond(due & enough, self._descend, _rest, state, drawn)
+        return state, info
+
+    def step(
+        self,
+        state: LearnerState,
+        y: Observation,
+        mask: Mask | None = None,
+        u: Input | None = None,
+        fresh: Bool[Array, ""] | bool = False,
+    ) -> tuple[LearnerState, tuple[Info, LearnInfo]]:
+        """Observe, then learn."""
+        state, info = self.observe(state, y, mask, u, fresh)
+        state, learned = self.learn(state)
+        return state, (info, learned)
+
+    def scan(
+        self,
+        state: LearnerState,
+        ys: ArrayLike,
+        masks: ArrayLike | None = None,
+        us: ArrayLike | None = None,
+        fresh: ArrayLike | None = None,
+    ) -> tuple[LearnerState, LearnTrace]:
+        """Take in a recording bin by bin, and return the state to go on from.
+
+        Args:
+            state: Where to begin: `init(model)`, or what an earlier call returned.
+            ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
+            masks: True where observed, (bins, channels), or (bins,) for whole bins.
+            us: Inputs, (bins, inputs).
+            fresh: True where a trial begins, (bins,). The first bin ever is one.
+        """
+        model = state.model
+        observed, seen = read_observations(model, ys, masks)
+        inputs = read_inputs(model, us, len(observed))
+        return _scan(self, state, observed, seen, inputs, read_fresh(fresh, len(observed)))
+
+    def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Scalar, Array]:
+        learned, rest = split(state.free, self.parts)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), -1 - state.steps)
+
+        def loss(learned: Free) -> Scalar:
+            model = eqx.combine(learned, rest).build()
+            return LOSSES[self.loss](self.filter, model, drawn, key)
+
+        value, grad = jax.value_and_grad(loss)(learned)
+        return value, ravel_pytree(grad)[0]
+
+    def _apply(self, state: LearnerState, grad: Array, sound: Bool[Array, ""]) -> LearnerState:
+        learned, rest = split(state.free, self.parts)
+        flat, unravel = ravel_pytree(learned)
+        moves = thawed_vector(learned, state.thawed)
+        step, optimiser = self.optimiser.update(moves * grad, state.optimiser, flat)
+        change = unravel(moves * jnp.asarray(step))
+        if "readout" in self.parts:
+            change = hold_gauge(learned, change)
+        moved = bound_noise(eqx.apply_updates(learned, change), self.min_std)
+        sound = sound & jnp.all(jnp.isfinite(ravel_pytree(moved)[0]))
+        return state._replace(
+            free=eqx.combine(tree_where(sound, moved, learned), rest),
+            optimiser=tree_where(sound, optimiser, state.optimiser),
+        )
+
+    def _descend(self, state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
+        value, grad = self._gradient(state, drawn)
+        sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
+        state = self._apply(state, grad, sound)._replace(steps=state.steps + 1)
+        return state, LearnInfo(value, optax.global_norm(grad), ~sound)
+
+    def _gather(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
+        """Algorithm 1: the bin just seen, and a step with the mean gradient when one is due."""
+        drawn, enough = windows(state.ring, state.steps, 1, 1)
+        value, grad = self._gradient(state, drawn)
+        sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad)) & enough
+        total = state.gradient + jnp.where(sound, grad, 0)
+        state = state._replace(gradient=total)
+
+        def descend(state: LearnerState) -> LearnerState:
+            moved = self._apply(state, state.gradient / self.every, jnp.asarray(True))
+            return moved._replace(gradient=jnp.zeros_like(total), steps=state.steps + 1)
+
+        due = state.ring.count % self.every == 0
+        state = lax.cond(due, descend, lambda state: state, state)
+        return state, LearnInfo(value, optax.global_norm(grad), ~sound)
+
+
+@jax.jit
+def _scan(
+    learner: Learner, state: LearnerState, ys: Array, masks: Array, us: Array, fresh: Array
+) -> tuple[LearnerState, LearnTrace]:
+    def body(state: LearnerState, bins: tuple) -> tuple[LearnerState, LearnTrace]:
+        state, (info, learned) = learner.step(state, *bins)
+        return state, LearnTrace(state.filter.belief, info, learned)
+
+    return lax.scan(body, state, (ys, masks, us, fresh))
+
+
+def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
+    """Check the marks of trial starts."""
+    marks = np.zeros(num_bins, bool) if fresh is None else np.asarray(fresh)
+    if marks.dtype != bool or marks.shape != (num_bins,):
+        raise InputError(
+            f"trial starts of type {marks.dtype} and shape {marks.shape}",
+            "fresh",
+            f"pass {num_bins} booleans, True at the first bin of a trial",
+        )
+    return jnp.asarray(marks)
+
+
+def _rest(state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
+    dtype = state.gradient.dtype
+    return state, LearnInfo(jnp.asarray(jnp.nan, dtype), jnp.zeros((), dtype), jnp.asarray(False))
+
+
+def freeze(state: LearnerState, *parts: str) -> LearnerState:
+    """Keep parts as they are from now on."""
+    return _set_thawed(state, parts, False)
+
+
+def thaw(state: LearnerState, *parts: str) -> LearnerState:
+    """Let parts move again; they must be among those the learner was made for."""
+    return _set_thawed(state, parts, True)
+
+
+def _set_thawed(state: LearnerState, parts: tuple[str, ...], value: bool) -> LearnerState:
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown or not parts:
+        raise InputError(f"parts {parts}", "parts", f"choose one or more of {PARTS}")
+    changed = {part: jnp.asarray(value) for part in parts}
+    return state._replace(thawed=state.thawed._replace(**changed))

@@ -1,0 +1,146 @@
+"""What is minimised: four losses with one interface, each a mean over replayed bins.
+
+| name | what |
+|---|---|
+| `elbo` | minus $L_t$, differentiated through the filter over whole windows; the default |
+| `kl` | $KL(q_t \\| \\bar q_\\theta) - E_{q_t}[\\log p(y_t|z)]$: minus $L_t$, beliefs held |
+| `natural` | squared distance of $\\bar\\lambda_\\theta$ from an unbiased natural target |
+| `natural_literal` | squared distance of $\\bar\\lambda_\\theta$ from $\\lambda_t$, as printed |
+
+The natural losses hold the beliefs too, and learn the readout from the same expectation as `kl`.
+Paper: eq:natural_parameter_loss; `docs/learning.md` compares them.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from evkf.families import Product, Univariate
+from evkf.families.gaussian import GaussianNat
+from evkf.filters import State, VariationalKalmanFilter
+from evkf.learning.replay import Bins, Window
+from evkf.learning.window import replay_bin, state_ell_of
+from evkf.model import Model
+from evkf.numerics import cholesky, tree_where
+from evkf.product_expectations import product_ell
+from evkf.types import Belief, Key, Nat, Scalar
+
+Loss = Callable[[VariationalKalmanFilter, Model, Window, Key], Scalar]
+"""From the filter, the model, windows (with a leading axis) and a key to nats per bin."""
+
+
+def elbo(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+    """Minus the mean bound, its gradient taken through every update of a window."""
+    ell = state_ell_of(model, filter.num_samples)
+
+    def one(window: Window) -> Scalar:
+        def body(belief: Belief, bins: Bins) -> tuple[Belief, Scalar]:
+            belief = tree_where(bins.fresh, model.prior, belief)
+            return replay_bin(
+                filter, model, ell, belief, bins.y, bins.mask, bins.u, bins.belief, key
+            )
+
+        return jnp.mean(lax.scan(body, window.start, window.bins)[1])
+
+    return -jnp.mean(jax.vmap(one)(windows))
+
+
+def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+    """Divergence of the belief found from the one predicted, both beliefs held."""
+
+    def each(found: Belief, predicted: Belief) -> Scalar:
+        return model.family.kl(found, predicted)
+
+    return _one_step(filter, model, windows, key, each)
+
+
+def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+    """The paper's idea with the right fixed point.
+
+    Mean parameters obey $E_y[\\mu_t] = \\bar\\mu$, natural ones do not. The target is therefore
+    $\\bar\\lambda + F^{-1}(\\mu_t - \\bar\\mu)$, held, whose expectation at the truth is
+    $\\bar\\lambda$.
+    """
+
+    def each(found: Belief, predicted: Belief) -> Scalar:
+        here, there = lax.stop_gradient((predicted, found))
+        target = _unbiased_target(model, here, there)
+        return _half_square(target, model.family.nat(predicted))
+
+    return _one_step(filter, model, windows, key, each)
+
+
+def natural_literal(
+    filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key
+) -> Scalar:
+    """$\\tfrac12 \\|\\lambda_t - \\bar\\lambda_\\theta\\|^2$, as printed: it diverges, since
+    $\\lambda_t$ always holds more information than any prediction.
+    """
+
+    def each(found: Belief, predicted: Belief) -> Scalar:
+        family = model.family
+        return _half_square(lax.stop_gradient(family.nat(found)), family.nat(predicted))
+
+    return _one_step(filter, model, windows, key, each)
+
+
+LOSSES: dict[str, Loss] = {
+    "elbo": elbo,
+    "kl": kl,
+    "natural": natural,
+    "natural_literal": natural_literal,
+}
+
+
+def _one_step(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    windows: Window,
+    key: Key,
+    each: Callable[[Belief, Belief], Scalar],
+) -> Scalar:
+    ell = state_ell_of(model, filter.num_samples)
+
+    def one(before: Belief, bins: Bins) -> Scalar:
+        before = tree_where(bins.fresh, model.prior, lax.stop_gradient(before))
+        found = lax.stop_gradient(bins.belief)
+        predicted = filter.predict(model, State(before), key, bins.u).belief
+        if ell is None:
+            expected = product_ell(
+                model.family, model.likelihood, bins.y, bins.mask, key, filter.num_samples, found
+            )(found)
+        else:
+            expected, _, _ = ell(found.mean, cholesky(found.cov), bins.y, bins.mask, key)
+        return each(found, predicted) - expected
+
+    def shifted(start: Array, beliefs: Array) -> Array:
+        return jnp.concatenate([start[:, None], beliefs[:, :-1]], axis=1)
+
+    before = jax.tree.map(shifted, windows.start, windows.bins.belief)
+    return jnp.mean(jax.vmap(jax.vmap(one))(before, windows.bins))
+
+
+def _unbiased_target(model: Model, here: Belief, there: Belief) -> Nat:
+    """$\\bar\\lambda + F^{-1}(\\mu_t - \\bar\\mu)$."""
+    family = model.family
+    nat = family.nat(here)
+    if isinstance(family, Univariate | Product):
+        change = jax.tree.map(jnp.subtract, family.to_mean(family.nat(there)), family.to_mean(nat))
+        return jax.tree.map(jnp.add, nat, family.natural_gradient(nat, change))
+    assert isinstance(nat, GaussianNat)
+    precision = -2 * nat.quadratic
+    step = there.mean - here.mean
+    excess = there.cov - here.cov + jnp.outer(step, step)
+    second = 0.5 * precision @ excess @ precision
+    return GaussianNat(
+        nat.linear + precision @ step - 2 * second @ here.mean, nat.quadratic + second
+    )
+
+
+def _half_square(target: Nat, nat: Nat) -> Scalar:
+    difference: Float[Array, " D"] = ravel_pytree(target)[0] - ravel_pytree(nat)[0]
+    return 0.5 * difference @ difference

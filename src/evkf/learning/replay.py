@@ -1,0 +1,100 @@
+"""The ring of the last bins, from which windows are replayed: constant time and memory per bin."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from evkf.model import Model
+from evkf.types import Belief, Count, Input, Mask, Observation
+
+GOLDEN = 0x9E3779B9
+"""$2^{32}$ over the golden ratio: its multiples fill a circle as evenly as any sequence can."""
+
+
+class Bins(NamedTuple):
+    """What is kept of a bin: what was seen, and what was believed afterwards."""
+
+    y: Observation
+    mask: Mask
+    u: Input
+    fresh: Bool[Array, ""]
+    """Whether it was the first of a trial."""
+    belief: Belief
+
+
+class Ring(NamedTuple):
+    """The last R bins, and how many were ever pushed."""
+
+    bins: Bins
+    """With a leading axis of length R."""
+    count: Count
+    oldest: Count
+    """Bins with an index below are forgotten."""
+
+
+class Window(NamedTuple):
+    """A stretch of consecutive bins, and the belief before them."""
+
+    start: Belief
+    bins: Bins
+
+
+def empty(model: Model, size: int) -> Ring:
+    """A ring without bins."""
+    dtype = jax.tree.leaves(model.prior)[0].dtype
+    channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+    one = Bins(
+        jnp.zeros(channels, dtype),
+        jnp.zeros(channels, bool),
+        jnp.zeros(inputs, dtype),
+        jnp.asarray(True),
+        model.prior,
+    )
+    stacked = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], size, axis=0), one)
+    return Ring(stacked, jnp.asarray(0, jnp.int32), jnp.asarray(0, jnp.int32))
+
+
+def push(ring: Ring, bins: Bins) -> Ring:
+    """Add a bin in place of the oldest."""
+    size = ring.bins.fresh.shape[0]
+    slot = ring.count % size
+    stored = jax.tree.map(lambda all, one: all.at[slot].set(one), ring.bins, bins)
+    count = ring.count + 1
+    return Ring(stored, count, jnp.maximum(ring.oldest, count - size))
+
+
+def forget(ring: Ring, keep: int) -> Ring:
+    """Use none but the last `keep` bins from now on."""
+    return ring._replace(oldest=jnp.maximum(ring.oldest, ring.count - keep))
+
+
+def windows(
+    ring: Ring, step: Int[Array, ""], num: int, length: int
+) -> tuple[Window, Bool[Array, ""]]:
+    """Windows spread evenly over the ring, with an offset that moves from step to step.
+
+    The offsets are multiples of the golden ratio: no random numbers, and every bin is visited as
+    evenly as can be.
+
+    Args:
+        ring: The ring.
+        step: How many times windows were drawn before.
+        num: How many windows.
+        length: Bins in a window.
+
+    Returns:
+        Windows with a leading axis of `num`, and whether the ring holds enough bins for one.
+    """
+    size = ring.bins.fresh.shape[0]
+    choices = jnp.maximum(ring.count - ring.oldest - length, 1)
+    phase = step.astype(jnp.uint32) * jnp.uint32(GOLDEN)
+    phases = phase + jnp.arange(num, dtype=jnp.uint32) * jnp.uint32(2**32 // num)
+    share = phases.astype(jnp.float32) * 2.0**-32
+    starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
+    index = (ring.oldest + starts[:, None] + jnp.arange(length + 1)) % size
+    taken: Bins = jax.tree.map(lambda leaf: leaf[index], ring.bins)
+    start = jax.tree.map(lambda leaf: leaf[:, 0], taken.belief)
+    bins = jax.tree.map(lambda leaf: leaf[:, 1:], taken)
+    return Window(start, bins), ring.count - ring.oldest > length
