@@ -7,8 +7,9 @@ image (the tangent map of $A$; under moment matching the deviations of the nodes
 
 $$G = AB^\\top (BB^\\top + Q)^{-1}, \\qquad V = (A - GB)(A - GB)^\\top + GQG^\\top.$$
 
-For linear dynamics this is the smoother of Rauch, Tung and Striebel. Covariances are sums of
-products of roots, and so stay positive definite in float32.
+For linear dynamics this is the smoother of Rauch, Tung and Striebel. The way back reckons with the
+variance $P$ also where the filter's prediction forgets it (`correct=False`). Covariances are sums
+of products of roots, and so stay positive definite in float32.
 """
 
 from typing import NamedTuple
@@ -76,7 +77,8 @@ def smooth(
 
     Args:
         filter: The filter to go forward with.
-        model: A model with Gaussian beliefs and additive Gaussian noise.
+        model: A model with Gaussian beliefs and additive Gaussian noise. Smoothing diagonal
+            beliefs inherits the overconfidence of their filter where states are correlated.
         ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
         masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
         us: Inputs, (bins, inputs).
@@ -183,12 +185,11 @@ class FixedLag(eqx.Module):
     def init(self, model: Model) -> LagState:
         """The state before the first bin."""
         _check_model(model)
-        mean, cov = _moments(model.family, model.prior)
+        zero = jnp.zeros_like(model.family.mean(model.prior))
+        identity = jnp.eye(len(zero), dtype=zero.dtype)
         # Where there is no bin yet, a kernel that changes nothing: the way back ends at the oldest.
-        still = Kernel(jnp.zeros_like(mean), jnp.zeros_like(mean), jnp.eye(len(mean)), 0 * cov)
-        kernels = jax.tree.map(
-            lambda x: jnp.broadcast_to(x.astype(mean.dtype), (self.lag, *x.shape)), still
-        )
+        still = Kernel(zero, zero, identity, 0 * identity)
+        kernels = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.lag, *x.shape)), still)
         return LagState(model.prior, jnp.asarray(False), kernels)
 
     def push(
@@ -220,8 +221,7 @@ class FixedLag(eqx.Module):
         prediction = filter.predict(model, State(state.belief), predict_key, u)
         u = jnp.zeros(0, state.kernels.mean.dtype) if u is None else u
         kernel = _kernel(filter, model, state.belief, prediction.belief, u)
-        before = _moments(model.family, state.belief)
-        cut = Kernel(*before[:1], kernel.predicted, 0 * kernel.gain, before.cov)
+        cut = kernel._replace(gain=0 * kernel.gain, cov=model.family.cov(state.belief))
         kernel = tree_where(jnp.asarray(fresh), cut, kernel)
         kernels = jax.tree.map(
             lambda ring, new: jnp.concatenate([ring, new[None]])[1:], state.kernels, kernel

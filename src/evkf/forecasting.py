@@ -1,0 +1,286 @@
+"""Looking ahead: what the next bins will bring, and how well that was foretold."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
+from numpy.typing import ArrayLike
+
+from evkf import families as fam
+from evkf import likelihoods as lik
+from evkf.errors import InputError
+from evkf.filters import State, VariationalKalmanFilter
+from evkf.likelihoods.base import Channels
+from evkf.model import Model, read_inputs
+from evkf.product_expectations import _tilt, can_tilt
+from evkf.quadrature import LEVELS, gauss_hermite
+from evkf.sites import choose_level
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
+
+
+class Forecast(NamedTuple):
+    """Beliefs about the next H bins, the nearest first.
+
+    Attributes:
+        belief: Predicted beliefs in the model's family, with a leading axis of length H.
+        mean: Their means.
+        cov: Their covariances.
+        rate: The expected observation of every channel; for counts, the expected count of a bin.
+        status: Bits of `evkf.Status` of every prediction.
+    """
+
+    belief: Belief
+    mean: Float[Array, "H L"]
+    cov: Float[Array, "H L L"]
+    rate: Float[Array, "H N"]
+    status: Int[Array, " H"]
+
+
+def forecast(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    belief: Belief,
+    horizon: int,
+    us: ArrayLike | None = None,
+    key: Key | None = None,
+) -> Forecast:
+    """Predict states and observations 1 to `horizon` bins ahead, by predicting bin after bin.
+
+    It can be compiled; then only the shape of the inputs is checked.
+
+    Args:
+        filter: The filter whose prediction to use.
+        model: The model.
+        belief: The filtering belief of the last bin.
+        horizon: How many bins to look ahead.
+        us: Inputs of these bins, (horizon, inputs).
+        key: Randomness, for predictions that sample.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]], bin_width=0.01))
+        >>> ahead = forecast(VariationalKalmanFilter(), model, model.prior, 3)
+        >>> ahead.cov[:, 0, 0].round(4)
+        Array([0.35  , 0.1875, 0.1469], dtype=float32)
+        >>> ahead.rate.shape
+        (3, 1)
+    """
+    _check_belief(model, belief)
+    return _forecast(filter, model, belief, _future_inputs(model, us, horizon), key)
+
+
+@jax.jit
+def _forecast(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    belief: Belief,
+    us: Float[Array, "H U"],
+    key: Key | None,
+) -> Forecast:
+    def body(belief: Belief, inputs: tuple[Input, Array]) -> tuple[Belief, tuple]:
+        u, h = inputs
+        own = None if key is None else jax.random.fold_in(key, h)
+        new, _, capped, failed = filter.predict(model, State(belief), own, u)
+        status = jnp.where(capped, int(Status.CAPPED), 0)
+        status = status + jnp.where(failed, int(Status.FELL_BACK), 0)
+        return new, (new, status)
+
+    _, (beliefs, status) = lax.scan(body, belief, (us, jnp.arange(len(us))))
+    return Forecast(
+        beliefs,
+        jax.vmap(model.family.mean)(beliefs),
+        jax.vmap(model.family.cov)(beliefs),
+        jax.vmap(partial(expected_observation, model))(beliefs),
+        status,
+    )
+
+
+def expected_observation(model: Model, belief: Belief) -> Channels:
+    """$E_q[E[y|z]]$ of every channel.
+
+    In closed form for means that are linear or exponential in the readout; for any other readout
+    of a Gaussian belief by Gauss–Hermite, and else by the nodes of the family, which are exact only
+    for the first moments of z.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[2.0]]))
+        >>> round(float(expected_observation(model, model.prior)[0]), 4)
+        7.3891
+    """
+    return _expected(model.family, model.likelihood, belief)
+
+
+def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) -> Channels:
+    if isinstance(likelihood, lik.Joint):
+        parts = [_expected(family, part, belief) for part in likelihood.parts]
+        return jnp.concatenate(parts)
+    if isinstance(likelihood, lik.Gaussian | lik.StudentT):
+        return likelihood.mean(family.mean(belief))
+    if isinstance(likelihood, lik.ReadoutLikelihood):
+        exponential = isinstance(likelihood, lik.NegativeBinomial) or (
+            isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
+        )
+        if exponential and can_tilt(family):
+            log_gain = jnp.sum(_tilt(family, belief, likelihood.C), axis=-1)
+            return likelihood.each_mean(likelihood.b + log_gain)
+        if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+            a = likelihood.readout(family.mean(belief))
+            v = jnp.sum((likelihood.C @ family.cov(belief)) * likelihood.C, axis=-1)
+            if exponential:
+                return likelihood.each_mean(a + 0.5 * v)
+            return _quadrature(likelihood, a, v)
+    points, weights = family.nodes(belief)
+    return weights @ jax.vmap(likelihood.mean)(points)
+
+
+def _quadrature(likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels) -> Channels:
+    def with_nodes(num: int) -> Channels:
+        nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
+        return weights @ jax.vmap(likelihood.each_mean)(a + jnp.sqrt(v) * nodes[:, None])
+
+    level = choose_level(likelihood, v)
+    return lax.switch(level, [partial(with_nodes, num) for num in LEVELS])
+
+
+def sample_forecast(
+    model: Model,
+    belief: Belief,
+    horizon: int,
+    key: Key,
+    num_samples: int,
+    us: ArrayLike | None = None,
+) -> tuple[Float[Array, "S H L"], Float[Array, "S H N"]]:
+    """Draw futures from the model: states and observations 1 to `horizon` bins ahead.
+
+    Unlike `forecast` this keeps the shape of the distribution, and how bins hang together.
+
+    Args:
+        model: The model.
+        belief: The filtering belief of the last bin, from which every future starts.
+        horizon: How many bins to look ahead.
+        key: Randomness.
+        num_samples: How many futures.
+        us: Inputs of these bins, (horizon, inputs), the same in all futures.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> zs, ys = sample_forecast(model, model.prior, 5, jax.random.key(0), 100)
+        >>> zs.shape, ys.shape
+        ((100, 5, 2), (100, 5, 1))
+    """
+    _check_belief(model, belief)
+    if num_samples < 1:
+        raise InputError(f"{num_samples} samples", "num_samples", "draw at least one")
+    return _sample(model, belief, _future_inputs(model, us, horizon), key, num_samples)
+
+
+@partial(jax.jit, static_argnames="num")
+def _sample(
+    model: Model, belief: Belief, us: Float[Array, "H U"], key: Key, num: int
+) -> tuple[Array, Array]:
+    dynamics = model.dynamics
+
+    def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:
+        key, u = inputs
+        state_key, y_key = jax.random.split(key)
+        z = dynamics.family.sample(dynamics.transition(z, u), state_key, 1)[0]
+        return z, (z, model.likelihood.sample(z, y_key))
+
+    def future(z: Vector, key: Key) -> tuple[Array, Array]:
+        return lax.scan(body, z, (jax.random.split(key, len(us)), us))[1]
+
+    start_key, run_key = jax.random.split(key)
+    starts = model.family.sample(belief, start_key, num)
+    return jax.vmap(future)(starts, jax.random.split(run_key, num))
+
+
+def predictive_log_prob(
+    model: Model,
+    belief: Belief,
+    y: Observation,
+    mask: Mask | None,
+    key: Key,
+    num_samples: int,
+) -> Scalar:
+    """Estimate $\\log p(y) = \\log E_q[p(y|z)]$, the score of a forecast in nats.
+
+    The mean of the likelihood over samples of z, in antithetic pairs where the family is Gaussian.
+    Its logarithm is too low by half the relative variance of that mean: many samples are needed
+    where observations tell much more than the belief.
+
+    Args:
+        model: The model.
+        belief: What was believed about the bin before it was observed.
+        y: What was observed.
+        mask: Which channels were; None means all.
+        key: Randomness.
+        num_samples: How many samples, an even number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[0.1]]))
+        >>> y, key = jnp.ones(1), jax.random.key(0)
+        >>> round(float(predictive_log_prob(model, model.prior, y, None, key, 1000)), 2)
+        -1.0
+    """
+    _check_belief(model, belief)
+    channels = model.likelihood.num_channels
+    mask = jnp.ones(channels, bool) if mask is None else jnp.asarray(mask)
+    for name, shape in (("y", jnp.shape(y)), ("mask", mask.shape)):
+        if shape != (channels,):
+            raise InputError(f"{name} of shape {shape}", name, f"pass shape ({channels},)")
+    if mask.dtype != bool:
+        raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
+    if num_samples < 2 or num_samples % 2:
+        raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
+    return _log_prob(model, belief, jnp.asarray(y), mask, key, num_samples)
+
+
+@partial(jax.jit, static_argnames="num")
+def _log_prob(
+    model: Model, belief: Belief, y: Observation, mask: Mask, key: Key, num: int
+) -> Scalar:
+    family = model.family
+    if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+        half = family.sample(belief, key, num // 2)
+        samples = jnp.concatenate([half, 2 * family.mean(belief) - half])
+    else:
+        samples = family.sample(belief, key, num)
+    terms = jax.vmap(lambda z: model.likelihood.log_prob(z, y, mask))(samples)
+    return jax.nn.logsumexp(terms) - math.log(num)
+
+
+def _check_belief(model: Model, belief: Belief) -> None:
+    def shapes(tree: Belief) -> tuple:
+        return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+    if shapes(belief) != shapes(model.prior):
+        raise InputError(
+            f"no {type(model.family).__name__} belief over {model.family.dim} dimensions",
+            "belief",
+            "pass the belief of a filter's state, or model.prior",
+        )
+
+
+def _future_inputs(model: Model, us: ArrayLike | None, horizon: int) -> Float[Array, "H U"]:
+    if horizon < 1:
+        raise InputError(f"horizon of {horizon} bins", "horizon", "look at least one bin ahead")
+    if not isinstance(us, Tracer):
+        return read_inputs(model, us, horizon)
+    size = model.dynamics.num_inputs
+    if us.shape != (horizon, size):
+        raise InputError(f"inputs of shape {us.shape}", "us", f"pass shape ({horizon}, {size})")
+    return us
