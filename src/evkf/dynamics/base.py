@@ -4,6 +4,7 @@ Paper: the conditional exponential family of section 3.1.
 """
 
 from abc import abstractmethod
+from typing import Self
 
 import equinox as eqx
 import numpy as np
@@ -44,6 +45,11 @@ class GaussianDynamics(Dynamics):
     @abstractmethod
     def mean(self, z: Vector, u: Input) -> Vector:
         """$f_\\theta(z, u)$."""
+
+    def visited(self, mean: Vector, std: Vector) -> Self:
+        """The same dynamics after a state was there; what is learned from data may keep to them."""
+        del mean, std
+        return self
 
     def transition(self, z: Vector, u: Input) -> GaussianBelief:
         return GaussianBelief(self.mean(z, u), self.noise.matrix())

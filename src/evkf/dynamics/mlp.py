@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -13,6 +14,13 @@ from numpy.typing import ArrayLike
 from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
 from evkf.types import Input, Key, Vector
+
+STEEPNESS, EXTENT = 1.5, 2.0
+"""Norm of the first layer's rows, and how far from the origin its units bend."""
+
+REACH, MARGIN = 4.0, 0.1
+"""How many standard deviations around an estimate count as visited, and the share of the visited
+range by which the box is wider."""
 
 
 class Network(eqx.Module):
@@ -54,7 +62,12 @@ class Network(eqx.Module):
 class ResidualMLP(GaussianDynamics):
     """$z_t \\sim N(z_{t-1} + \\text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
 
-    A network whose output is near zero is a random walk: where learning starts.
+    A network whose output is near zero is a random walk: where learning starts. The units of the
+    first layer bend at places spread over states of order one.
+
+    A network says nothing of places it has not been shown, and what it says there may send a
+    forecast to infinity. A learner notes where states have been (`visited`); a state outside of
+    that box is taken to its edge first, $z_{t-1}$ being the nearest point of the box.
 
     Args:
         dim: Latent dimensions.
@@ -73,6 +86,8 @@ class ResidualMLP(GaussianDynamics):
 
     network: Network
     noise: Covariance
+    low: Vector
+    high: Vector
     num_inputs: int = eqx.field(static=True)
 
     def __init__(
@@ -85,9 +100,31 @@ class ResidualMLP(GaussianDynamics):
         output_scale: float = 0.1,
     ):
         widths = [hidden] if isinstance(hidden, int) else list(hidden)
-        self.network = Network([dim + num_inputs, *widths, dim], key, output_scale)
+        network = Network([dim + num_inputs, *widths, dim], key, output_scale)
+        self.network = _spread_bends(network, key)
         self.noise = as_covariance(noise, dim, "noise")
+        self.low, self.high = jnp.full(dim, jnp.inf), jnp.full(dim, -jnp.inf)
         self.num_inputs = num_inputs
 
     def mean(self, z: Vector, u: Input) -> Vector:
+        # Until a state was seen the box is inside out, and holds nothing.
+        margin = MARGIN * (self.high - self.low)
+        inside = jnp.clip(z, self.low - margin, self.high + margin)
+        z = jnp.where(self.low <= self.high, inside, z)
         return z + self.network(jnp.concatenate([z, u]))
+
+    def visited(self, mean: Vector, std: Vector) -> Self:
+        low, high = mean - REACH * std, mean + REACH * std
+        box = (jnp.minimum(self.low, low), jnp.maximum(self.high, high))
+        return eqx.tree_at(lambda d: (d.low, d.high), self, box)
+
+
+def _spread_bends(network: Network, key: Key) -> Network:
+    """Let the units of the first layer bend all over the region of interest."""
+    direction_key, offset_key = jax.random.split(key)
+    weight = jax.random.normal(direction_key, network.weights[0].shape)
+    weight = STEEPNESS * weight / jnp.linalg.norm(weight, axis=1, keepdims=True)
+    limit = STEEPNESS * EXTENT
+    bias = jax.random.uniform(offset_key, network.biases[0].shape, minval=-limit, maxval=limit)
+    first = (weight, bias)
+    return eqx.tree_at(lambda n: (n.weights[0], n.biases[0]), network, first)

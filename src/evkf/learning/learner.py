@@ -17,13 +17,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 from numpy.typing import ArrayLike
 
+from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_observations
 from evkf.learning.gauge import hold_gauge
-from evkf.learning.losses import LOSSES
+from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
-from evkf.learning.replay import Bins, Ring, Window, empty, push, windows
+from evkf.learning.replay import Bins, Ring, Window, empty, push, refresh, windows
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar
@@ -198,7 +199,15 @@ class Learner(eqx.Module):
         mask = jnp.ones(y.shape, bool) if mask is None else mask
         u = jnp.zeros(model.dynamics.num_inputs, dtype) if u is None else u
         kept = Bins(jnp.where(mask, y, 0).astype(dtype), mask, u, begins, found.belief)
-        return state._replace(filter=found, ring=push(state.ring, kept)), info
+        tree = self._visit(state.free, found)
+        return state._replace(free=tree, filter=found, ring=push(state.ring, kept)), info
+
+    def _visit(self, tree: Free, found: State) -> Free:
+        dynamics, family = tree.model.dynamics, tree.model.family
+        if not isinstance(dynamics, GaussianDynamics):
+            return tree
+        mean, std = family.mean(found.belief), jnp.sqrt(family.var(found.belief))
+        return eqx.tree_at(lambda t: t.model.dynamics, tree, dynamics.visited(mean, std))
 
     def learn(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
         """Take the gradient steps that are due."""
@@ -245,16 +254,16 @@ class Learner(eqx.Module):
         inputs = read_inputs(model, us, len(observed))
         return _scan(self, state, observed, seen, inputs, read_fresh(fresh, len(observed)))
 
-    def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Scalar, Array]:
+    def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Replayed, Array]:
         learned, rest = split(state.free, self.parts)
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), -1 - state.steps)
 
-        def loss(learned: Free) -> Scalar:
+        def loss(learned: Free) -> Replayed:
             model = eqx.combine(learned, rest).build()
             return LOSSES[self.loss](self.filter, model, drawn, key)
 
-        value, grad = jax.value_and_grad(loss)(learned)
-        return value, ravel_pytree(grad)[0]
+        replayed, grad = jax.value_and_grad(loss, has_aux=True)(learned)
+        return replayed, ravel_pytree(grad)[0]
 
     def _apply(self, state: LearnerState, grad: Array, sound: Bool[Array, ""]) -> LearnerState:
         learned, rest = split(state.free, self.parts)
@@ -272,15 +281,17 @@ class Learner(eqx.Module):
         )
 
     def _descend(self, state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
-        value, grad = self._gradient(state, drawn)
+        (value, beliefs), grad = self._gradient(state, drawn)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
-        state = self._apply(state, grad, sound)._replace(steps=state.steps + 1)
+        beliefs = tree_where(sound, beliefs, drawn.bins.belief)
+        state = self._apply(state, grad, sound)
+        state = state._replace(ring=refresh(state.ring, drawn, beliefs), steps=state.steps + 1)
         return state, LearnInfo(value, optax.global_norm(grad), ~sound)
 
     def _gather(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
         """Algorithm 1: the bin just seen, and a step with the mean gradient when one is due."""
         drawn, enough = windows(state.ring, state.steps, 1, 1)
-        value, grad = self._gradient(state, drawn)
+        (value, _), grad = self._gradient(state, drawn)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad)) & enough
         total = state.gradient + jnp.where(sound, grad, 0)
         state = state._replace(gradient=total)

@@ -29,36 +29,42 @@ from evkf.numerics import cholesky, tree_where
 from evkf.product_expectations import product_ell
 from evkf.types import Belief, Key, Nat, Scalar
 
-Loss = Callable[[VariationalKalmanFilter, Model, Window, Key], Scalar]
-"""From the filter, the model, windows (with a leading axis) and a key to nats per bin."""
+Replayed = tuple[Scalar, Belief]
+
+Loss = Callable[[VariationalKalmanFilter, Model, Window, Key], Replayed]
+"""From the filter, the model, windows (with a leading axis) and a key to the loss in nats per bin,
+and the beliefs of the bins under the present parameters (those stored, where none were computed).
+"""
 
 
-def elbo(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+def elbo(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
     """Minus the mean bound, its gradient taken through every update of a window."""
     ell = state_ell_of(model, filter.num_samples)
 
-    def one(window: Window) -> Scalar:
-        def body(belief: Belief, bins: Bins) -> tuple[Belief, Scalar]:
+    def one(window: Window) -> tuple[Belief, Scalar]:
+        def body(belief: Belief, bins: Bins) -> tuple[Belief, tuple[Belief, Scalar]]:
             belief = tree_where(bins.fresh, model.prior, belief)
-            return replay_bin(
+            belief, bound = replay_bin(
                 filter, model, ell, belief, bins.y, bins.mask, bins.u, bins.belief, key
             )
+            return belief, (lax.stop_gradient(belief), bound)
 
-        return jnp.mean(lax.scan(body, window.start, window.bins)[1])
+        return lax.scan(body, window.start, window.bins)[1]
 
-    return -jnp.mean(jax.vmap(one)(windows))
+    beliefs, bounds = jax.vmap(one)(windows)
+    return -jnp.mean(bounds), beliefs
 
 
-def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
     """Divergence of the belief found from the one predicted, both beliefs held."""
 
     def each(found: Belief, predicted: Belief) -> Scalar:
         return model.family.kl(found, predicted)
 
-    return _one_step(filter, model, windows, key, each)
+    return _one_step(filter, model, windows, key, each), windows.bins.belief
 
 
-def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Scalar:
+def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
     """The paper's idea with the right fixed point.
 
     Mean parameters obey $E_y[\\mu_t] = \\bar\\mu$, natural ones do not. The target is therefore
@@ -71,12 +77,12 @@ def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key:
         target = _unbiased_target(model, here, there)
         return _half_square(target, model.family.nat(predicted))
 
-    return _one_step(filter, model, windows, key, each)
+    return _one_step(filter, model, windows, key, each), windows.bins.belief
 
 
 def natural_literal(
     filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key
-) -> Scalar:
+) -> Replayed:
     """$\\tfrac12 \\|\\lambda_t - \\bar\\lambda_\\theta\\|^2$, as printed: it diverges, since
     $\\lambda_t$ always holds more information than any prediction.
     """
@@ -85,7 +91,7 @@ def natural_literal(
         family = model.family
         return _half_square(lax.stop_gradient(family.nat(found)), family.nat(predicted))
 
-    return _one_step(filter, model, windows, key, each)
+    return _one_step(filter, model, windows, key, each), windows.bins.belief
 
 
 LOSSES: dict[str, Loss] = {

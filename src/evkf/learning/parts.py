@@ -19,8 +19,8 @@ PARTS = ("dynamics", "noise", "readout", "observation", "prior")
 """The map $f_\\theta$; its noise Q; the readout C and b; what else the likelihood has (dispersion,
 noise, scale); the initial state."""
 
-FIXED = {"bin_width", "dt", "df"}
-"""Leaves that are never learned: units, and the shape of a Student-t."""
+FIXED = {"bin_width", "dt", "df", "low", "high"}
+"""Leaves that no gradient moves: units, the shape of a Student-t, where states have been."""
 
 
 class FreePrior(eqx.Module):

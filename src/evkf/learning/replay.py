@@ -39,6 +39,8 @@ class Window(NamedTuple):
 
     start: Belief
     bins: Bins
+    slots: Int[Array, " W"]
+    """Where the ring holds the bins."""
 
 
 def empty(model: Model, size: int) -> Ring:
@@ -63,6 +65,12 @@ def push(ring: Ring, bins: Bins) -> Ring:
     stored = jax.tree.map(lambda all, one: all.at[slot].set(one), ring.bins, bins)
     count = ring.count + 1
     return Ring(stored, count, jnp.maximum(ring.oldest, count - size))
+
+
+def refresh(ring: Ring, drawn: Window, beliefs: Belief) -> Ring:
+    """Put the beliefs of replayed bins in place of older ones, for the windows to come."""
+    renewed = jax.tree.map(lambda all, new: all.at[drawn.slots].set(new), ring.bins.belief, beliefs)
+    return ring._replace(bins=ring.bins._replace(belief=renewed))
 
 
 def forget(ring: Ring, keep: int) -> Ring:
@@ -97,4 +105,4 @@ def windows(
     taken: Bins = jax.tree.map(lambda leaf: leaf[index], ring.bins)
     start = jax.tree.map(lambda leaf: leaf[:, 0], taken.belief)
     bins = jax.tree.map(lambda leaf: leaf[:, 1:], taken)
-    return Window(start, bins), ring.count - ring.oldest > length
+    return Window(start, bins, index[:, 1:]), ring.count - ring.oldest > length
