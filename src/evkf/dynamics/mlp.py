@@ -15,7 +15,7 @@ from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
 from evkf.types import Input, Key, Vector
 
-STEEPNESS, EXTENT = 1.5, 2.0
+STEEPNESS, EXTENT = 1.0, 2.0
 """Norm of the first layer's rows, and how far from the origin its units bend."""
 
 REACH, MARGIN = 4.0, 0.1
@@ -97,7 +97,7 @@ class ResidualMLP(GaussianDynamics):
         key: Key,
         hidden: int | Sequence[int] = 32,
         num_inputs: int = 0,
-        output_scale: float = 0.1,
+        output_scale: float = 1e-3,
     ):
         widths = [hidden] if isinstance(hidden, int) else list(hidden)
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
