@@ -168,7 +168,7 @@ def _readout(
         a = centre + shift
         return site(likelihood, a, v, observed, level), a, v
 
-    constant = jnp.sum(jnp.where(mask, likelihood.each_constant(observed), 0))
+    constant = jnp.sum(jnp.where(mask, likelihood.each_rest(observed), 0))
 
     def collect(terms: Site) -> Ell:
         value, grad, curv = gather(Site(*(jnp.where(mask, term, 0) for term in terms)))

@@ -74,6 +74,33 @@ def inverse_lower(root: Float[Array, "L L"]) -> Float[Array, "L L"]:
     return _lower(rows)
 
 
+def inverse_positive(
+    matrix: Float[Array, "L L"],
+) -> tuple[Float[Array, "L L"], Float[Array, ""]]:
+    """Inverse and log-determinant of a positive definite matrix; by cofactors up to size 3."""
+    size = matrix.shape[-1]
+    if size > UNROLL:
+        root = cholesky(matrix)
+        inverse = inverse_lower(root)
+        return inverse.T @ inverse, 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
+    if size == 1:
+        return 1 / matrix, jnp.log(matrix[0, 0])
+    if size == 2:
+        (a, b), (_, d) = matrix
+        cofactors = [[d, -b], [-b, a]]
+        det = a * d - b * b
+    else:
+        (a, b, c), (_, d, e), (_, _, f) = matrix
+        x, y, z = d * f - e * e, c * e - b * f, b * e - c * d
+        cofactors = [
+            [x, y, z],
+            [y, a * f - c * c, b * c - a * e],
+            [z, b * c - a * e, a * d - b * b],
+        ]
+        det = a * x + b * y + c * z
+    return jnp.stack([jnp.stack(row) for row in cofactors]) / det, jnp.log(det)
+
+
 def solve_lower(root: Float[Array, "L L"], right: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
     """Solve `root @ x = right` for a vector or the columns of a matrix."""
     size = root.shape[-1]

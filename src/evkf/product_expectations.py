@@ -82,7 +82,7 @@ def _product_readout(
     observed = safe(y, mask, likelihood.b)
     squares = jnp.where(mask[:, None], likelihood.C**2, 0)
     level = choose_level(likelihood, squares @ family.var(prior))
-    constant = likelihood.each_constant(observed)
+    constant = likelihood.each_rest(observed)
 
     def ell(nat: Nat) -> Scalar:
         a, v = likelihood.readout(family.mean(nat)), squares @ family.var(nat)
@@ -98,7 +98,7 @@ def _product_poisson(
     counts = safe(y, mask, likelihood.b)
     log_bin = jnp.log(likelihood.bin_width)
     loads = jnp.where(mask[:, None], likelihood.C, 0)
-    constant = likelihood.each_constant(counts)
+    constant = likelihood.each_rest(counts)
 
     def ell(nat: Nat) -> Scalar:
         log_rate = likelihood.b + log_bin + jnp.sum(_tilt(family, nat, loads), axis=-1)

@@ -35,7 +35,7 @@ def gaussian_bound(case, level):
 
     def bound(mean, cov):
         a, v = likelihood.readout(mean), jnp.einsum("nl,lk,nk->n", C, cov, C)
-        value = site(likelihood, a, v, y, level).value + likelihood.each_constant(y)
+        value = site(likelihood, a, v, y, level).value + likelihood.each_rest(y)
         inverse = jnp.linalg.inv(prior.cov)
         d = mean - prior.mean
         log_dets = jnp.linalg.slogdet(prior.cov)[1] - jnp.linalg.slogdet(cov)[1]

@@ -19,13 +19,13 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from evkf.families import Product, Univariate
+from evkf.families import Gaussian, Product, Univariate
 from evkf.families.gaussian import GaussianNat
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning.replay import Bins, Window
-from evkf.learning.window import replay_bin, state_ell_of
+from evkf.learning.window import replay, state_ell
 from evkf.model import Model
-from evkf.numerics import cholesky, tree_where
+from evkf.numerics import tree_where
 from evkf.product_expectations import product_ell
 from evkf.types import Belief, Key, Nat, Scalar
 
@@ -39,20 +39,8 @@ and the beliefs of the bins under the present parameters (those stored, where no
 
 def elbo(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
     """Minus the mean bound, its gradient taken through every update of a window."""
-    ell = state_ell_of(model, filter.num_samples)
-
-    def one(window: Window) -> tuple[Belief, Scalar]:
-        def body(belief: Belief, bins: Bins) -> tuple[Belief, tuple[Belief, Scalar]]:
-            belief = tree_where(bins.fresh, model.prior, belief)
-            belief, bound = replay_bin(
-                filter, model, ell, belief, bins.y, bins.mask, bins.u, bins.belief, key
-            )
-            return belief, (lax.stop_gradient(belief), bound)
-
-        return lax.scan(body, window.start, window.bins)[1]
-
-    beliefs, bounds = jax.vmap(one)(windows)
-    return -jnp.mean(bounds), beliefs
+    bounds, beliefs = jax.vmap(lambda window: replay(filter, model, window, key))(windows)
+    return -jnp.mean(bounds), lax.stop_gradient(beliefs)
 
 
 def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
@@ -109,7 +97,8 @@ def _one_step(
     key: Key,
     each: Callable[[Belief, Belief], Scalar],
 ) -> Scalar:
-    ell = state_ell_of(model, filter.num_samples)
+    gaussian = isinstance(model.family, Gaussian)
+    ell = state_ell(model.likelihood, filter.num_samples) if gaussian else None
 
     def one(before: Belief, bins: Bins) -> Scalar:
         before = tree_where(bins.fresh, model.prior, lax.stop_gradient(before))
@@ -120,7 +109,7 @@ def _one_step(
                 model.family, model.likelihood, bins.y, bins.mask, key, filter.num_samples, found
             )(found)
         else:
-            expected, _, _ = ell(found.mean, cholesky(found.cov), bins.y, bins.mask, key)
+            expected, _, _ = ell(found.mean, found.cov, bins.y, bins.mask, key)
         return each(found, predicted) - expected
 
     def shifted(start: Array, beliefs: Array) -> Array:

@@ -1,15 +1,16 @@
-"""One bin of the filter, written so that it can be differentiated and replayed cheaply.
+"""The filter over a window of past bins, written so that it can be differentiated cheaply.
 
 The filter's own update iterates until it has converged, which cannot be reversed. A replayed update
-starts from the belief that the filter found when the bin was new, and takes a fixed number of steps
-of the same iteration.
+starts from the belief that the ring holds for the bin, which is near the optimum, and takes one
+step of the same iteration; the ring then holds the result, so that replays converge together.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
@@ -20,16 +21,13 @@ from evkf.expectations import PACK, whitened
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.predict import push_forward
+from evkf.learning.replay import Bins, Window
 from evkf.likelihoods.base import Site, safe
 from evkf.model import Model
-from evkf.numerics import cholesky, inverse_lower, pack, unpack
+from evkf.numerics import cholesky, inverse_positive, tree_where, unpack
 from evkf.product_expectations import product_ell
 from evkf.sites import site
 from evkf.types import Belief, Input, Key, Mask, Matrix, Observation, Scalar, Vector
-
-EVALUATIONS = 2
-"""Evaluations of gradient and curvature per replayed bin: one to move from the stored belief to
-that of the present parameters, one to read the bound there and move once more."""
 
 Ell = tuple[Scalar, Vector, Matrix]
 EllOf = Callable[[Vector, Matrix, Observation, Mask, Key], Ell]
@@ -43,9 +41,9 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
     if isinstance(likelihood, lik.Joint):
         parts = [state_ell(part, num_samples) for part in likelihood.parts]
 
-        def total(mean: Vector, root: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
+        def total(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
             pieces = zip(parts, likelihood.split(y), likelihood.split(mask), strict=True)
-            found = [part(mean, root, ys, seen, key) for part, ys, seen in pieces]
+            found = [part(mean, cov, ys, seen, key) for part, ys, seen in pieces]
             return jax.tree.map(lambda *terms: sum(terms), *found)
 
         return total
@@ -54,10 +52,10 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
     if isinstance(likelihood, lik.Gaussian) and likelihood.independent:
         return _readout(likelihood.C, likelihood.b, _gaussian_site(likelihood))
 
-    def in_general(mean: Vector, root: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
+    def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
         ell = whitened(likelihood, origin, unit, y, mask, key, num_samples)
-        value, grad, curv = ell.evaluate(mean, root)
+        value, grad, curv = ell.evaluate(mean, cholesky(cov))
         return value, grad, unpack(curv, len(mean))
 
     return in_general
@@ -88,97 +86,92 @@ def _gaussian_site(likelihood: lik.Gaussian) -> SiteOf:
 
 def _readout(C: Float[Array, "N L"], b: Float[Array, " N"], site_at: SiteOf) -> EllOf:
     dim = C.shape[1]
-    squares = pack(C[:, :, None] * C[:, None, :]) if dim <= PACK else None
-    twice = jnp.asarray(2 - np.eye(dim)[np.tril_indices(dim)], C.dtype)
+    squares = (C[:, :, None] * C[:, None, :]).reshape(-1, dim * dim) if dim <= PACK else None
 
-    def at(mean: Vector, root: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
-        if squares is None:
-            v = jnp.sum((C @ root) ** 2, axis=-1)
-        else:
-            v = jnp.maximum(squares @ (twice * pack(root @ root.T)), 0)
+    def at(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
+        v = jnp.sum((C @ cov) * C, axis=-1) if squares is None else squares @ cov.reshape(-1)
         terms = site_at(C @ mean + b, v, safe(y, mask, b))
         value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
         if squares is None:
             curv = (C * curvature[:, None]).T @ C
         else:
-            curv = unpack(curvature @ squares, dim)
+            curv = (curvature @ squares).reshape(dim, dim)
         return jnp.sum(value), slope @ C, curv
 
     return at
 
 
-def replay_bin(
-    filter: VariationalKalmanFilter,
-    model: Model,
-    ell: EllOf | None,
-    belief: Belief,
-    y: Observation,
-    mask: Mask,
-    u: Input,
-    warm: Belief,
-    key: Key,
-) -> tuple[Belief, Scalar]:
-    """Predict and update, differentiably.
+_light = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+"""Keep products of matrices for the way back and compute the rest again: storing costs more."""
 
-    Args:
-        filter: The filter whose prediction is replayed.
-        model: The model with the present parameters.
-        ell: `state_ell(model.likelihood, ...)`, for Gaussian beliefs.
-        belief: $q(z_{t-1})$.
-        y: Observation.
-        mask: Which channels were observed.
-        u: Input.
-        warm: $q(z_t)$ as the filter found it; not differentiated.
-        key: Randomness, where something is sampled.
+
+class Anchor(NamedTuple):
+    """What an update needs to know of a bin, found at the belief the ring holds for it."""
+
+    point: Belief
+    grad: Belief
+    """Gradient of the expected log-likelihood; natural gradient for other families."""
+    curv: Array
+    """Its expected Hessian; for other families the slope of the fixed point."""
+
+
+def replay(
+    filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
+) -> tuple[Float[Array, " W"], Belief]:
+    """Predict and update bin after bin, differentiably.
+
+    Everything about the channels is done for all bins at once, before and after the recursion:
+    before, the expansion of the expected log-likelihood around the belief that the ring holds;
+    after, its value where the recursion has led.
 
     Returns:
-        The belief and the bound $L_t$.
+        The bounds $L_t$ and the beliefs.
     """
-    warm = lax.stop_gradient(warm)
+    replay_one = _replay_gaussian if isinstance(model.family, Gaussian) else _replay_product
+    return replay_one(filter, model, window, key)
+
+
+def _replay_gaussian(
+    filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
+) -> tuple[Float[Array, " W"], GaussianBelief]:
+    ell = state_ell(model.likelihood, filter.num_samples)
     predict_key, update_key = jax.random.split(key)
-    if ell is None:
-        prior = filter.predict(model, State(belief), predict_key, u).belief
-        return _product(filter, model, prior, y, mask, warm, update_key)
-    if isinstance(model.dynamics, GaussianDynamics):
-        correct = filter.correct is not False
-        prior, _ = push_forward(
-            model.dynamics, belief, u, predict_key, filter.rule, filter.num_samples, correct
-        )
-    else:
-        prior = filter.predict(model, State(belief), predict_key, u).belief
-    return _gaussian(ell, model.likelihood.log_concave, prior, y, mask, warm, update_key)
 
+    def anchor(bins: Bins) -> Anchor:
+        point = lax.stop_gradient(bins.belief)
+        _, grad, curv = ell(point.mean, point.cov, bins.y, bins.mask, update_key)
+        return Anchor(point, grad, curv)
 
-def _gaussian(
-    ell: EllOf,
-    concave: bool,
-    prior: GaussianBelief,
-    y: Observation,
-    mask: Mask,
-    warm: GaussianBelief,
-    key: Key,
-) -> tuple[GaussianBelief, Scalar]:
-    inverse = inverse_lower(cholesky(prior.cov))
-    precision = inverse.T @ inverse
-    mean, root = warm.mean, cholesky(warm.cov)
-    elbo = jnp.zeros((), mean.dtype)
-    for evaluation in range(EVALUATIONS):
-        value, grad, curv = ell(mean, root, y, mask, key)
-        if evaluation == EVALUATIONS - 1:
-            elbo = value - _divergence(mean, root, prior.mean, inverse)
-        if not concave:
+    def body(belief: GaussianBelief, bin: tuple[Anchor, Bins]) -> tuple:
+        (point, grad, curv), bins = bin
+        belief = tree_where(bins.fresh, model.prior, belief)
+        prior = _predict(filter, model, belief, bins.u, predict_key)
+        precision, log_det_prior = inverse_positive(prior.cov)
+        if not model.likelihood.log_concave:
             curv = _keep_definite(precision, curv)
-        new = inverse_lower(cholesky(precision - curv))
-        mean = mean + new.T @ (new @ (grad + precision @ (prior.mean - mean)))
-        root = new.T
-    return GaussianBelief(mean, root @ root.T), elbo
+        cov, log_det = inverse_positive(precision - curv)
+        mean = point.mean + cov @ (grad + precision @ (prior.mean - point.mean))
+        shift = mean - prior.mean
+        square = jnp.sum(precision * cov) + shift @ precision @ shift - len(mean)
+        found = GaussianBelief(mean, cov)
+        return found, (found, 0.5 * (square + log_det_prior + log_det))
+
+    def value(belief: GaussianBelief, bins: Bins) -> Scalar:
+        return ell(belief.mean, belief.cov, bins.y, bins.mask, update_key)[0]
+
+    anchors = jax.vmap(anchor)(window.bins)
+    _, (beliefs, divergence) = lax.scan(_light(body), window.start, (anchors, window.bins))
+    return jax.vmap(value)(beliefs, window.bins) - divergence, beliefs
 
 
-def _divergence(mean: Vector, root: Matrix, centre: Vector, inverse: Matrix) -> Scalar:
-    """KL of two Gaussians, the first by a triangular root, the second by an inverse root."""
-    spread, shift = inverse @ root, inverse @ (mean - centre)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root))) + jnp.sum(jnp.log(jnp.diagonal(inverse)))
-    return 0.5 * (jnp.sum(spread**2) + shift @ shift - len(mean)) - log_det
+def _predict(
+    filter: VariationalKalmanFilter, model: Model, belief: GaussianBelief, u: Input, key: Key
+) -> GaussianBelief:
+    if not isinstance(model.dynamics, GaussianDynamics):
+        return filter.predict(model, State(belief), key, u).belief
+    correct = filter.correct is not False
+    settings = (filter.rule, filter.num_samples, correct)
+    return push_forward(model.dynamics, belief, u, key, *settings)[0]
 
 
 def _keep_definite(precision: Matrix, curv: Matrix) -> Matrix:
@@ -187,37 +180,41 @@ def _keep_definite(precision: Matrix, curv: Matrix) -> Matrix:
     return jnp.where(jnp.all(jnp.isfinite(root)), curv, 0)
 
 
-def _product(
-    filter: VariationalKalmanFilter,
-    model: Model,
-    prior: Belief,
-    y: Observation,
-    mask: Mask,
-    warm: Belief,
-    key: Key,
-) -> tuple[Belief, Scalar]:
-    """Newton's method on the fixed point, each Jacobian held: at the optimum one step with it has
-    the derivative that the implicit function theorem gives.
+def _replay_product(
+    filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
+) -> tuple[Float[Array, " W"], Belief]:
+    """One step of Newton's method on the fixed point $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL$
+    with its slope held: at the optimum it has the derivative of the implicit function theorem.
     """
     family = model.family
     assert isinstance(family, Univariate | Product)
-    ell = product_ell(family, model.likelihood, y, mask, key, filter.num_samples, prior)
-    flat_prior, unravel = ravel_pytree(prior)
-    nat = ravel_pytree(warm)[0]
+    unravel = ravel_pytree(model.prior)[1]
+    predict_key, update_key = jax.random.split(key)
 
-    def residual(flat: Float[Array, " D"]) -> Float[Array, " D"]:
-        grad = jax.grad(ell)(unravel(flat))
-        return flat_prior + ravel_pytree(family.natural_gradient(unravel(flat), grad))[0] - flat
+    def ell_of(bins: Bins) -> Callable[[Belief], Scalar]:
+        held = lax.stop_gradient(bins.belief)
+        settings = (bins.y, bins.mask, update_key, filter.num_samples, held)
+        return product_ell(family, model.likelihood, *settings)
 
-    for _ in range(EVALUATIONS):
-        slope = lax.stop_gradient(jax.jacfwd(residual)(nat))
-        step = jnp.linalg.solve(-slope, residual(nat))
-        valid = family.valid(unravel(lax.stop_gradient(nat + step)))
-        nat = nat + jnp.where(valid, step, 0)
-    found = unravel(nat)
-    return found, ell(found) - family.kl(found, prior)
+    def anchor(bins: Bins) -> Anchor:
+        point = ravel_pytree(lax.stop_gradient(bins.belief))[0]
 
+        def pull(flat: Float[Array, " D"]) -> Float[Array, " D"]:
+            grad = jax.grad(ell_of(bins))(unravel(flat))
+            return ravel_pytree(family.natural_gradient(unravel(flat), grad))[0] - flat
 
-def state_ell_of(model: Model, num_samples: int) -> EllOf | None:
-    """`state_ell` for Gaussian beliefs; other families need none."""
-    return state_ell(model.likelihood, num_samples) if isinstance(model.family, Gaussian) else None
+        return Anchor(point, pull(point), lax.stop_gradient(jax.jacfwd(pull)(point)))
+
+    def body(belief: Belief, bin: tuple[Anchor, Bins]) -> tuple:
+        (point, pull, slope), bins = bin
+        belief = tree_where(bins.fresh, model.prior, belief)
+        prior = filter.predict(model, State(belief), predict_key, bins.u).belief
+        step = jnp.linalg.solve(-slope, ravel_pytree(prior)[0] + pull)
+        valid = family.valid(unravel(lax.stop_gradient(point + step)))
+        found = unravel(point + jnp.where(valid, step, 0))
+        return found, (found, family.kl(found, prior))
+
+    anchors = jax.vmap(anchor)(window.bins)
+    _, (beliefs, divergence) = lax.scan(_light(body), window.start, (anchors, window.bins))
+    values = jax.vmap(lambda belief, bins: ell_of(bins)(belief))(beliefs, window.bins)
+    return values - divergence, beliefs

@@ -67,11 +67,19 @@ class ReadoutLikelihood(Likelihood):
 
     @abstractmethod
     def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
-        """Log density of every channel given its readout a, but for terms in `each_constant`."""
+        """Log density of every channel given its readout a, but for the terms below."""
 
     def each_constant(self, y: Channels) -> Channels:
         """Terms of the log density without a, which an update needs to compute only once."""
         return jnp.zeros_like(y)
+
+    def each_base(self, y: Channels) -> Channels:
+        """Terms of y alone, without a and without parameters, which learning never needs."""
+        return jnp.zeros_like(y)
+
+    def each_rest(self, y: Channels) -> Channels:
+        """All terms without a."""
+        return self.each_constant(y) + self.each_base(y)
 
     @abstractmethod
     def each_mean(self, a: Channels) -> Channels:
@@ -96,7 +104,7 @@ class ReadoutLikelihood(Likelihood):
 
     def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         """Log density of every channel given its readout a."""
-        return self.each_kernel(a, y) + self.each_constant(y)
+        return self.each_kernel(a, y) + self.each_rest(y)
 
     @property
     def num_channels(self) -> int:

@@ -59,7 +59,10 @@ class NegativeBinomial(ReadoutLikelihood):
 
     def each_constant(self, y: Channels) -> Channels:
         r = jnp.exp(self.log_dispersion)
-        return gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+        return gammaln(y + r) - gammaln(r)
+
+    def each_base(self, y: Channels) -> Channels:
+        return -gammaln(y + 1)
 
     def each_mean(self, a: Channels) -> Channels:
         return self.bin_width * jnp.exp(a)

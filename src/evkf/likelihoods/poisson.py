@@ -63,7 +63,7 @@ class Poisson(ReadoutLikelihood):
         log_rate = jnp.log(self.bin_width) + (a if self.link == "exp" else log_softplus(a))
         return y * log_rate - jnp.exp(log_rate)
 
-    def each_constant(self, y: Channels) -> Channels:
+    def each_base(self, y: Channels) -> Channels:
         return -gammaln(y + 1)
 
     def each_mean(self, a: Channels) -> Channels:
