@@ -34,6 +34,9 @@ class LearnerState(NamedTuple):
     """Everything a learner knows; a tree of arrays, to be stored and restored as it is."""
 
     free: Free
+    """The model in use: the running average of what the gradient steps gave."""
+    raw: Float[Array, " D"]
+    """The learned numbers as the last gradient step left them."""
     filter: State
     ring: Ring
     optimiser: PyTree
@@ -73,7 +76,7 @@ class LearnTrace(NamedTuple):
 
 
 def adam(
-    rate: float = 1e-2, decay: int = 3500, floor: float = 0.05, clip: float = 1.0
+    rate: float = 1e-2, decay: int = 3500, floor: float = 0.3, clip: float = 1.0
 ) -> optax.GradientTransformation:
     """Adam with clipped gradients and a rate that falls as a cosine, then stays.
 
@@ -107,6 +110,9 @@ class Learner(eqx.Module):
         window: Bins in a window.
         every: Bins between learning.
         steps: Gradient steps each time.
+        average: Share of a gradient step in the running average that is used for filtering; 1
+            means none. The average is steadier than the steps, so that their rate need not fall
+            and a change of the dynamics is followed.
         min_std: Floor of every learned noise, as a standard deviation.
 
     Example:
@@ -132,6 +138,7 @@ class Learner(eqx.Module):
     window: int = eqx.field(static=True)
     every: int = eqx.field(static=True)
     steps: int = eqx.field(static=True)
+    average: float = eqx.field(static=True)
     min_std: float = eqx.field(static=True)
 
     def __init__(
@@ -145,6 +152,7 @@ class Learner(eqx.Module):
         window: int = 10,
         every: int = 1,
         steps: int = 1,
+        average: float = 0.005,
         min_std: float = 1e-3,
     ):
         if loss not in LOSSES:
@@ -159,7 +167,8 @@ class Learner(eqx.Module):
         self.filter = VariationalKalmanFilter() if filter is None else filter
         self.loss, self.parts, self.optimiser = loss, tuple(parts), optimiser
         self.ring, self.num_windows, self.window = ring, num_windows, window
-        self.every, self.steps, self.min_std = every, steps, min_std
+        self.every, self.steps = every, steps
+        self.average, self.min_std = average, min_std
 
     def init(self, model: Model, key: Key | None = None) -> LearnerState:
         """The state before the first bin.
@@ -172,6 +181,7 @@ class Learner(eqx.Module):
         flat = ravel_pytree(split(tree, self.parts)[0])[0]
         return LearnerState(
             free=tree,
+            raw=flat,
             filter=self.filter.init(model),
             ring=empty(model, self.ring or 2),
             optimiser=self.optimiser.init(flat),
@@ -256,27 +266,33 @@ class Learner(eqx.Module):
 
     def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Replayed, Array]:
         learned, rest = split(state.free, self.parts)
+        raw = ravel_pytree(learned)[1](state.raw)
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), -1 - state.steps)
 
         def loss(learned: Free) -> Replayed:
             model = eqx.combine(learned, rest).build()
             return LOSSES[self.loss](self.filter, model, drawn, key)
 
-        replayed, grad = jax.value_and_grad(loss, has_aux=True)(learned)
+        replayed, grad = jax.value_and_grad(loss, has_aux=True)(raw)
         return replayed, ravel_pytree(grad)[0]
 
     def _apply(self, state: LearnerState, grad: Array, sound: Bool[Array, ""]) -> LearnerState:
         learned, rest = split(state.free, self.parts)
         flat, unravel = ravel_pytree(learned)
         moves = thawed_vector(learned, state.thawed)
-        step, optimiser = self.optimiser.update(moves * grad, state.optimiser, flat)
+        step, optimiser = self.optimiser.update(moves * grad, state.optimiser, state.raw)
         change = unravel(moves * jnp.asarray(step))
         if "readout" in self.parts:
-            change = hold_gauge(learned, change)
-        moved = bound_noise(eqx.apply_updates(learned, change), self.min_std)
-        sound = sound & jnp.all(jnp.isfinite(ravel_pytree(moved)[0]))
+            change = hold_gauge(unravel(state.raw), change)
+        moved = eqx.apply_updates(unravel(state.raw), change)
+        raw = ravel_pytree(bound_noise(moved, self.min_std))[0]
+        sound = sound & jnp.all(jnp.isfinite(raw))
+        raw = jnp.where(sound, raw, state.raw)
+        # The first steps go far, and an average of few should not hold on to the start.
+        share = jnp.maximum(self.average, 10 / (10 + state.steps)).astype(flat.dtype)
         return state._replace(
-            free=eqx.combine(tree_where(sound, moved, learned), rest),
+            free=eqx.combine(unravel(flat + share * moves * (raw - flat)), rest),
+            raw=raw,
             optimiser=tree_where(sound, optimiser, state.optimiser),
         )
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from evkf.model import Model
@@ -98,7 +99,7 @@ def windows(
     size = ring.bins.fresh.shape[0]
     choices = jnp.maximum(ring.count - ring.oldest - length, 1)
     phase = step.astype(jnp.uint32) * jnp.uint32(GOLDEN)
-    phases = phase + jnp.arange(num, dtype=jnp.uint32) * jnp.uint32(2**32 // num)
+    phases = phase + jnp.asarray(np.arange(num) * 2**32 // num, jnp.uint32)
     share = phases.astype(jnp.float32) * 2.0**-32
     starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
     index = (ring.oldest + starts[:, None] + jnp.arange(length + 1)) % size
