@@ -1,5 +1,6 @@
 """Learning while streaming: dynamics, noise, readout and initial state."""
 
+from evkf.learning.compiled import CompiledLearner
 from evkf.learning.learner import (
     Learner,
     LearnerState,
@@ -10,14 +11,31 @@ from evkf.learning.learner import (
     thaw,
 )
 from evkf.learning.losses import LOSSES
+from evkf.learning.monitor import (
+    Monitor,
+    MonitorInfo,
+    MonitorState,
+    Watched,
+    scan_watched,
+    watch,
+)
+from evkf.learning.warmup import warm_up
 
 __all__ = [
     "LOSSES",
+    "CompiledLearner",
     "LearnInfo",
     "LearnTrace",
     "Learner",
     "LearnerState",
+    "Monitor",
+    "MonitorInfo",
+    "MonitorState",
+    "Watched",
     "adam",
     "freeze",
+    "scan_watched",
     "thaw",
+    "warm_up",
+    "watch",
 ]

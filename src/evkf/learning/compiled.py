@@ -83,7 +83,8 @@ class CompiledLearner:
         pack, self._unpack = packing(state)
         channels, inputs = state.ring.bins.y.shape[1], state.ring.bins.u.shape[1]
         dtype = self._dtype = state.ring.bins.y.dtype
-        said = jax.eval_shape(learner.observe, state, jnp.zeros(channels, dtype))[1]
+        blank = jnp.zeros(channels, dtype), jnp.ones(channels, bool), jnp.zeros(inputs, dtype)
+        said = jax.eval_shape(learner.observe, state, *blank)[1]
         pack_said, self._unpack_said = packing((state.filter.belief, said))
 
         def observe(packed: Packed, y: Array, mask: Array, u: Array, fresh: Array):

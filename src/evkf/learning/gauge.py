@@ -23,7 +23,10 @@ def hold_gauge(learned: Free, change: Free) -> Free:
     C = jnp.concatenate([C for C, _ in readouts.values()])
     moves = _readouts(change)
     step = jnp.concatenate([jnp.column_stack([dC, db]) for dC, db in moves.values()])
-    white = solve_lower(cholesky(C.T @ C), C.T)
+    # A little more than C'C, which has no factor if columns depend on one another.
+    square, info = C.T @ C, jnp.finfo(C.dtype)
+    ridge = 100 * info.eps * jnp.trace(square) + info.tiny
+    white = solve_lower(cholesky(square + ridge * jnp.eye(len(square), dtype=C.dtype)), C.T)
     kept = step - white.T @ (white @ step)
     start, replaced = 0, {}
     for path, (dC, _) in moves.items():
@@ -46,4 +49,4 @@ def _readouts(tree: Free) -> dict[tuple, tuple[Float[Array, "N L"], Float[Array,
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(path[-1], GetAttrKey) and path[-1].name in ("C", "b"):
             found.setdefault(path[:-1], {})[path[-1].name] = leaf
-    return {path: (pair["C"], pair["b"]) for path, pair in found.items()}
+    return {path: (pair["C"], pair["b"]) for path, pair in found.items() if len(pair) == 2}

@@ -24,7 +24,7 @@ from evkf.filters.base import read_observations
 from evkf.learning.gauge import hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
-from evkf.learning.replay import Bins, Ring, Window, empty, push, refresh, windows
+from evkf.learning.replay import Bins, Ring, Window, empty, forget, newest, push, refresh, windows
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar
@@ -164,6 +164,10 @@ class Learner(eqx.Module):
             raise InputError(f"ring of {ring} bins", "ring", f"pass 0, or more than {window}")
         if steps < 1 or (steps > 1 and not ring):
             raise InputError(f"steps = {steps}", "steps", "pass 1, or with a ring more")
+        if not 0 < average <= 1:
+            raise InputError(f"average = {average}", "average", "pass a share above 0, at most 1")
+        if not min_std > 0:
+            raise InputError(f"min_std = {min_std}", "min_std", "pass a number above zero")
         self.filter = VariationalKalmanFilter() if filter is None else filter
         self.loss, self.parts, self.optimiser = loss, tuple(parts), optimiser
         self.ring, self.num_windows, self.window = ring, num_windows, window
@@ -179,6 +183,10 @@ class Learner(eqx.Module):
         """
         tree = free(model, self.parts)
         flat = ravel_pytree(split(tree, self.parts)[0])[0]
+        if not flat.size:
+            raise InputError(
+                f"a model without numbers in {self.parts}", "parts", f"choose more of {PARTS}"
+            )
         return LearnerState(
             free=tree,
             raw=flat,
@@ -242,6 +250,20 @@ class Learner(eqx.Module):
         state, learned = self.learn(state)
         return state, (info, learned)
 
+    def relearn(
+        self, state: LearnerState, keep: Count | int, when: Bool[Array, ""] | bool = True
+    ) -> LearnerState:
+        """Learn anew from the last `keep` bins on: after a change of the dynamics.
+
+        The parameters stay where they are; older bins are forgotten and the optimiser starts again.
+        """
+        when = jnp.asarray(when)
+        ring, start = forget(state.ring, keep), self.optimiser.init(state.raw)
+        return state._replace(
+            ring=state.ring._replace(oldest=jnp.where(when, ring.oldest, state.ring.oldest)),
+            optimiser=tree_where(when, start, state.optimiser),
+        )
+
     def scan(
         self,
         state: LearnerState,
@@ -266,7 +288,7 @@ class Learner(eqx.Module):
 
     def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Replayed, Array]:
         learned, rest = split(state.free, self.parts)
-        raw = ravel_pytree(learned)[1](state.raw)
+        raw = ravel_pytree(learned)[1](_raw(learned, state))
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), -1 - state.steps)
 
         def loss(learned: Free) -> Replayed:
@@ -276,49 +298,49 @@ class Learner(eqx.Module):
         replayed, grad = jax.value_and_grad(loss, has_aux=True)(raw)
         return replayed, ravel_pytree(grad)[0]
 
-    def _apply(self, state: LearnerState, grad: Array, sound: Bool[Array, ""]) -> LearnerState:
+    def _apply(
+        self, state: LearnerState, grad: Array, sound: Bool[Array, ""]
+    ) -> tuple[LearnerState, Bool[Array, ""]]:
+        """Take a step, unless something about it is not finite; says whether it was taken."""
         learned, rest = split(state.free, self.parts)
         flat, unravel = ravel_pytree(learned)
-        moves = thawed_vector(learned, state.thawed)
-        step, optimiser = self.optimiser.update(moves * grad, state.optimiser, state.raw)
+        moves, before = thawed_vector(learned, state.thawed), _raw(learned, state)
+        step, optimiser = self.optimiser.update(moves * grad, state.optimiser, before)
         change = unravel(moves * jnp.asarray(step))
         if "readout" in self.parts:
-            change = hold_gauge(unravel(state.raw), change)
-        moved = eqx.apply_updates(unravel(state.raw), change)
+            change = hold_gauge(unravel(before), change)
+        moved = eqx.apply_updates(unravel(before), change)
         raw = ravel_pytree(bound_noise(moved, self.min_std))[0]
         sound = sound & jnp.all(jnp.isfinite(raw))
-        raw = jnp.where(sound, raw, state.raw)
         # The first steps go far, and an average of few should not hold on to the start.
         share = jnp.maximum(self.average, 10 / (10 + state.steps)).astype(flat.dtype)
-        return state._replace(
-            free=eqx.combine(unravel(flat + share * moves * (raw - flat)), rest),
-            raw=raw,
-            optimiser=tree_where(sound, optimiser, state.optimiser),
-        )
+        average = eqx.combine(unravel(flat + share * moves * (raw - flat)), rest)
+        known = (state.free, state.raw, state.optimiser)
+        tree, raw, optimiser = tree_where(sound, (average, raw, optimiser), known)
+        return state._replace(free=tree, raw=raw, optimiser=optimiser), sound
 
     def _descend(self, state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
         (value, beliefs), grad = self._gradient(state, drawn)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
         beliefs = tree_where(sound, beliefs, drawn.bins.belief)
-        state = self._apply(state, grad, sound)
+        state, sound = self._apply(state, grad, sound)
         state = state._replace(ring=refresh(state.ring, drawn, beliefs), steps=state.steps + 1)
-        return state, LearnInfo(value, optax.global_norm(grad), ~sound)
+        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound)
 
     def _gather(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
         """Algorithm 1: the bin just seen, and a step with the mean gradient when one is due."""
-        drawn, enough = windows(state.ring, state.steps, 1, 1)
-        (value, _), grad = self._gradient(state, drawn)
-        sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad)) & enough
+        (value, _), grad = self._gradient(state, newest(state.ring))
+        sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
         total = state.gradient + jnp.where(sound, grad, 0)
         state = state._replace(gradient=total)
 
         def descend(state: LearnerState) -> LearnerState:
-            moved = self._apply(state, state.gradient / self.every, jnp.asarray(True))
+            moved, _ = self._apply(state, state.gradient / self.every, jnp.asarray(True))
             return moved._replace(gradient=jnp.zeros_like(total), steps=state.steps + 1)
 
         due = state.ring.count % self.every == 0
         state = lax.cond(due, descend, lambda state: state, state)
-        return state, LearnInfo(value, optax.global_norm(grad), ~sound)
+        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound)
 
 
 @jax.jit
@@ -342,6 +364,11 @@ def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
             f"pass {num_bins} booleans, True at the first bin of a trial",
         )
     return jnp.asarray(marks)
+
+
+def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
+    """Where the next step starts from: what is frozen has no value but the one in use."""
+    return jnp.where(thawed_vector(learned, state.thawed) > 0, state.raw, ravel_pytree(learned)[0])
 
 
 def _rest(state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:

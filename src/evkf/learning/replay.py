@@ -74,7 +74,7 @@ def refresh(ring: Ring, drawn: Window, beliefs: Belief) -> Ring:
     return ring._replace(bins=ring.bins._replace(belief=renewed))
 
 
-def forget(ring: Ring, keep: int) -> Ring:
+def forget(ring: Ring, keep: Count | int) -> Ring:
     """Use none but the last `keep` bins from now on."""
     return ring._replace(oldest=jnp.maximum(ring.oldest, ring.count - keep))
 
@@ -103,7 +103,17 @@ def windows(
     share = phases.astype(jnp.float32) * 2.0**-32
     starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
     index = (ring.oldest + starts[:, None] + jnp.arange(length + 1)) % size
+    return _take(ring, index), ring.count - ring.oldest > length
+
+
+def newest(ring: Ring) -> Window:
+    """The last bin as a window. Of the first bin ever, what is held before it is the prior."""
+    size = ring.bins.fresh.shape[0]
+    return _take(ring, (ring.count - jnp.asarray([[2, 1]], jnp.int32)) % size)
+
+
+def _take(ring: Ring, index: Int[Array, "num W"]) -> Window:
     taken: Bins = jax.tree.map(lambda leaf: leaf[index], ring.bins)
     start = jax.tree.map(lambda leaf: leaf[:, 0], taken.belief)
     bins = jax.tree.map(lambda leaf: leaf[:, 1:], taken)
-    return Window(start, bins, index[:, 1:]), ring.count - ring.oldest > length
+    return Window(start, bins, index[:, 1:])

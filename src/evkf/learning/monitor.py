@@ -1,0 +1,289 @@
+"""Evidence that dynamics have been learned, and that they have changed.
+
+Beside the learner two filters see the same bins: one under a random walk, whose dynamics say
+nothing, and one under a copy of the learned model as it was some time ago. The difference of the
+bounds, in nats per bin, says what the dynamics are worth and whether learning still gains.
+
+A change of the dynamics shows in the second: once learning has settled, the copy is as good as the
+model; after a change the model, which goes on learning, leaves it behind. The sum of the
+differences is a log-likelihood ratio of "changed" against "as before".
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Int
+from numpy.typing import ArrayLike
+
+from evkf.dynamics import GaussianDynamics, Linear
+from evkf.errors import InputError
+from evkf.families import Gaussian
+from evkf.filters import Info, State, VariationalKalmanFilter
+from evkf.filters.base import read_observations
+from evkf.learning.learner import Learner, LearnerState, LearnInfo, read_fresh
+from evkf.model import Model, read_inputs
+from evkf.numerics import tree_where
+from evkf.types import Belief, Count, Input, Mask, Observation, Scalar, Vector
+
+MEMORY = 200
+"""Bins over which the running figures are averaged."""
+
+PERIOD = 500
+"""Bins after which the copy is renewed."""
+
+THRESHOLD = 4.0
+"""Nats in favour of a change at which it is flagged."""
+
+ALLOWED = 0.02
+"""Gain over the copy, as a share of the gain over the random walk, that learning may make without
+any change."""
+
+SETTLED = 2
+"""Periods in a row without more than the allowed gain, after which learning has settled."""
+
+
+class MonitorState(NamedTuple):
+    """All that the next bin needs."""
+
+    walk: State
+    step_square: Vector
+    """Running mean square of the steps of the estimate: the noise of the random walk."""
+    last: Vector
+    copy: Model
+    copied: State
+    bins: Count
+    nats: Scalar
+    over_walk: Scalar
+    over_copy: Scalar
+    gain: Scalar
+    """Over the copy, since it was made."""
+    age: Count
+    """Bins since the copy was made."""
+    quiet: Count
+    """Periods in a row in which learning gained no more than allowed."""
+    evidence: Scalar
+    since: Count
+    """Bins since the evidence for a change was last zero."""
+
+
+class MonitorInfo(NamedTuple):
+    """What is known after a bin.
+
+    Attributes:
+        nats: Running mean of the bound, nats per bin.
+        over_walk: The same minus that of a random walk: what the dynamics are worth.
+        over_copy: The same minus that of the model as it was 500 to 1000 bins ago: whether
+            learning still gains.
+        evidence: Nats in favour of a change of the dynamics.
+        changed: Whether one is flagged in this bin.
+        since: How many bins ago it happened, by the evidence.
+    """
+
+    nats: Scalar
+    over_walk: Scalar
+    over_copy: Scalar
+    evidence: Scalar
+    changed: Bool[Array, ""]
+    since: Int[Array, ""]
+
+
+class Monitor(eqx.Module):
+    """Watches a learner at work.
+
+    Args:
+        filter: The filter the learner uses.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
+        >>> monitor, filter = Monitor(), VariationalKalmanFilter()
+        >>> y = jax.numpy.ones(2)
+        >>> state, info = filter.step(model, filter.init(model), y)
+        >>> _, known = monitor.step(monitor.init(model), model, state.belief, info, y)
+        >>> bool(known.changed)
+        False
+    """
+
+    filter: VariationalKalmanFilter = VariationalKalmanFilter()
+
+    def init(self, model: Model) -> MonitorState:
+        """The state before the first bin."""
+        gaussian = isinstance(model.family, Gaussian)
+        if not (gaussian and isinstance(model.dynamics, GaussianDynamics)):
+            raise InputError(
+                f"a monitor for {type(model.dynamics).__name__}",
+                "model",
+                "use Gaussian dynamics and beliefs: the monitor compares with a random walk",
+            )
+        start = self.filter.init(model)
+        zero = jnp.zeros((), model.prior.mean.dtype)
+        none = jnp.asarray(0, jnp.int32)
+        return MonitorState(
+            walk=start,
+            step_square=model.dynamics.noise.var(),
+            last=model.prior.mean,
+            copy=model,
+            copied=start,
+            bins=none,
+            nats=zero,
+            over_walk=zero,
+            over_copy=zero,
+            gain=zero,
+            age=none,
+            quiet=none,
+            evidence=zero,
+            since=none,
+        )
+
+    def step(
+        self,
+        state: MonitorState,
+        model: Model,
+        belief: Belief,
+        info: Info,
+        y: Observation,
+        mask: Mask | None = None,
+        u: Input | None = None,
+        fresh: Bool[Array, ""] | bool = False,
+    ) -> tuple[MonitorState, MonitorInfo]:
+        """Take in a bin.
+
+        Args:
+            state: Before the bin.
+            model: The learner's model, with which it was filtered.
+            belief: What the learner's filter found.
+            info: What it said.
+            y: Observation.
+            mask: Which channels were observed.
+            u: Input.
+            fresh: Whether a trial begins.
+        """
+        begins = jnp.asarray(fresh)
+        walk, nats_walk = self._walk(state, model, y, mask, begins)
+        before = tree_where(begins, self.filter.init(state.copy), state.copied)
+        copied, said = self.filter.step(state.copy, before, y, mask, None, u)
+
+        def known(value: Scalar) -> Scalar:
+            return jnp.where(jnp.isfinite(value), value, 0)
+
+        share = jnp.maximum(1 / MEMORY, 1 / (1 + state.bins)).astype(info.elbo.dtype)
+
+        def follow(mean: Array, value: Array) -> Array:
+            return mean + share * (value - mean)
+
+        over_copy = known(info.elbo - said.elbo)
+        over_walk = follow(state.over_walk, known(info.elbo - nats_walk))
+        allowed = ALLOWED * jnp.maximum(over_walk, 0.25)
+        evidence = jnp.where(state.quiet >= SETTLED, state.evidence + over_copy - allowed, 0)
+        evidence = jnp.maximum(evidence, 0)
+        since = jnp.where(evidence > 0, state.since + 1, 0)
+        changed = evidence > THRESHOLD
+        gain, age = state.gain + over_copy, state.age + 1
+        # While evidence gathers the copy is kept: it is what is compared with.
+        renew = changed | ((age >= PERIOD) & (evidence < 1))
+        still = (gain < allowed * age) & ~changed
+        quiet = jnp.where(renew, jnp.where(still, state.quiet + 1, 0), state.quiet)
+        steps = jnp.where(begins, state.step_square, (belief.mean - state.last) ** 2)
+        new = MonitorState(
+            walk=walk,
+            step_square=follow(state.step_square, steps),
+            last=belief.mean,
+            copy=tree_where(renew, model, state.copy),
+            copied=tree_where(renew, State(belief), copied),
+            bins=state.bins + 1,
+            nats=follow(state.nats, known(info.elbo)),
+            over_walk=over_walk,
+            over_copy=follow(state.over_copy, over_copy),
+            gain=jnp.where(renew, 0, gain),
+            age=jnp.where(renew, 0, age),
+            quiet=quiet,
+            evidence=jnp.where(renew, 0, evidence),
+            since=jnp.where(renew, 0, since),
+        )
+        return new, MonitorInfo(new.nats, over_walk, new.over_copy, evidence, changed, since)
+
+    def _walk(
+        self,
+        state: MonitorState,
+        model: Model,
+        y: Observation,
+        mask: Mask | None,
+        begins: Bool[Array, ""],
+    ) -> tuple[State, Scalar]:
+        dim = model.family.dim
+        walk = Linear(np.eye(dim), 1.0)
+        noise = eqx.tree_at(lambda n: n.log_std, walk.noise, 0.5 * jnp.log(state.step_square))
+        walk = eqx.tree_at(lambda w: w.noise, walk, noise)
+        under = eqx.tree_at(lambda m: m.dynamics, model, walk)
+        before = tree_where(begins, self.filter.init(under), state.walk)
+        found, said = self.filter.step(under, before, y, mask)
+        return found, said.elbo
+
+
+class Watched(NamedTuple):
+    """A learner and what watches it."""
+
+    learner: LearnerState
+    monitor: MonitorState
+
+
+def watch(
+    learner: Learner,
+    monitor: Monitor,
+    state: Watched,
+    y: Observation,
+    mask: Mask | None = None,
+    u: Input | None = None,
+    fresh: Bool[Array, ""] | bool = False,
+) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
+    """Observe, look at the evidence, learn; after a change learn anew from where it happened."""
+    model = state.learner.model
+    known, info = learner.observe(state.learner, y, mask, u, fresh)
+    seen, told = monitor.step(state.monitor, model, known.filter.belief, info, y, mask, u, fresh)
+    # The evidence begins to gather some time after the change.
+    known = learner.relearn(known, told.since + told.since // 2, told.changed)
+    known, learned = learner.learn(known)
+    return Watched(known, seen), (info, learned, told)
+
+
+def scan_watched(
+    learner: Learner,
+    monitor: Monitor,
+    state: Watched | None,
+    model: Model,
+    ys: ArrayLike,
+    masks: ArrayLike | None = None,
+    us: ArrayLike | None = None,
+    fresh: ArrayLike | None = None,
+) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
+    """`watch` bin after bin.
+
+    Args:
+        learner: The learner.
+        monitor: The monitor.
+        state: Where to go on from; None to begin with the model.
+        model: Where learning starts.
+        ys: Observations, (bins, channels).
+        masks: True where observed.
+        us: Inputs, (bins, inputs).
+        fresh: True where a trial begins, (bins,).
+    """
+    observed, seen = read_observations(model, ys, masks)
+    inputs = read_inputs(model, us, len(observed))
+    if state is None:
+        state = Watched(learner.init(model), monitor.init(model))
+    marks = read_fresh(fresh, len(observed))
+    return _scan(learner, monitor, state, (observed, seen, inputs, marks))
+
+
+@jax.jit
+def _scan(
+    learner: Learner, monitor: Monitor, state: Watched, bins: tuple
+) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
+    return lax.scan(lambda state, bin: watch(learner, monitor, state, *bin), state, bins)

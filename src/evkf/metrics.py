@@ -1,0 +1,106 @@
+"""How good an estimate or a learned system is, when the truth is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.spatial import cKDTree
+from scipy.stats import norm
+
+from evkf.dynamics import GaussianDynamics
+from evkf.families import Family
+from evkf.types import Belief
+
+
+def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"]) -> float:
+    """Mean of $\\log q(z_t)$ at the true states; nats per bin.
+
+    Example:
+        >>> from evkf.families import Gaussian, GaussianBelief
+        >>> beliefs = GaussianBelief(jnp.zeros((3, 1)), jnp.ones((3, 1, 1)))
+        >>> round(mean_log_density(Gaussian(1), beliefs, jnp.zeros((3, 1))), 4)
+        -0.9189
+    """
+    return float(jnp.mean(jax.vmap(family.log_prob)(beliefs, jnp.asarray(states))))
+
+
+def transition_kl(
+    true: GaussianDynamics, learned: GaussianDynamics, states: Float[Array, "T L"]
+) -> float:
+    """Mean over states of $KL(p_{true}(z'|z) \\| p_{learned}(z'|z))$ of one-bin transitions.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> system = Linear([[0.9]], noise=0.1)
+        >>> transition_kl(system, system, jnp.ones((5, 1)))
+        0.0
+    """
+    none = jnp.zeros(true.num_inputs)
+
+    def one(z: Float[Array, " L"]) -> Array:
+        return true.family.kl(true.transition(z, none), learned.transition(z, none))
+
+    return float(jnp.mean(jax.vmap(one)(jnp.asarray(states))))
+
+
+def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) -> float:
+    """Log of the symmetric Chamfer distance of two clouds of points.
+
+    Example:
+        >>> import numpy as np
+        >>> log_chamfer(np.zeros((4, 2)), np.array([[0.5, 0.0]]))
+        0.0
+    """
+    there, _ = cKDTree(other).query(one)
+    back, _ = cKDTree(one).query(other)
+    return float(np.log(np.mean(there) + np.mean(back)))
+
+
+def affine_map(
+    states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]
+) -> tuple[Float[np.ndarray, "L K"], Float[np.ndarray, " K"]]:
+    """The least-squares map $z \\mapsto zW + w$ onto the truth.
+
+    Example:
+        >>> import numpy as np
+        >>> states = np.random.default_rng(0).normal(size=(20, 2))
+        >>> weight, offset = affine_map(states, 2 * states + 1)
+        >>> bool(np.allclose(weight, 2 * np.eye(2)) and np.allclose(offset, 1))
+        True
+    """
+    design = np.column_stack([states, np.ones(len(states))])
+    found = np.linalg.lstsq(design, truth, rcond=None)[0]
+    return found[:-1], found[-1]
+
+
+def affine_r2(states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]) -> float:
+    """Share of the truth's variance that states explain after the best affine map.
+
+    Example:
+        >>> import numpy as np
+        >>> states = np.random.default_rng(0).normal(size=(20, 2))
+        >>> round(affine_r2(states, 2 * states + 1), 6)
+        1.0
+    """
+    states, truth = np.asarray(states, float), np.asarray(truth, float)
+    weight, offset = affine_map(states, truth)
+    rest = truth - states @ weight - offset
+    return float(1 - rest.var(axis=0).sum() / truth.var(axis=0).sum())
+
+
+def coverage(
+    mean: Float[np.ndarray, "T L"],
+    cov: Float[np.ndarray, "T L L"],
+    truth: Float[np.ndarray, "T L"],
+    level: float = 0.9,
+) -> float:
+    """Share of the truth's coordinates inside central intervals of a level.
+
+    Example:
+        >>> import numpy as np
+        >>> truth = np.random.default_rng(0).normal(size=(10_000, 1))
+        >>> round(coverage(0 * truth, np.ones((10_000, 1, 1)), truth), 1)
+        0.9
+    """
+    std = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1))
+    return float(np.mean(np.abs(np.asarray(truth) - mean) < norm.ppf(0.5 + level / 2) * std))
