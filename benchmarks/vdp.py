@@ -45,7 +45,9 @@ def start(likelihood: Poisson | Gaussian, seed: int) -> Model:
 def trajectories(model: Model, starts: np.ndarray, seed: int) -> np.ndarray:
     """Ten trajectories of 500 bins."""
     keys = jax.random.split(jax.random.key(seed), len(starts))
-    runs = [simulate(model, key, 500, z0=jnp.asarray(z))[0] for key, z in zip(keys, starts)]
+    runs = [
+        simulate(model, key, 500, z0=jnp.asarray(z))[0] for key, z in zip(keys, starts, strict=True)
+    ]
     return np.concatenate([np.asarray(run) for run in runs])
 
 

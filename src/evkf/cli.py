@@ -42,7 +42,7 @@ app = typer.Typer(
 
 \b
 Examples:
-  evkf demo                          infer an oscillator from 150 simulated neurons
+  evkf demo                          learn an oscillator from 150 simulated neurons
   evkf bench step --quick            time one filter step on this machine
   evkf COMMAND --help                all options of a command
 
@@ -189,7 +189,7 @@ def _common(
 @app.command("demo")
 def run_demo(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
-    bins: Annotated[int, typer.Option(min=2, help="Length in bins of 5 ms.")] = 1000,
+    bins: Annotated[int, typer.Option(min=64, help="Length in bins of 5 ms.")] = 4000,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
     seed: Seed = 2,
     float64: Annotated[
@@ -207,16 +207,16 @@ def run_demo(
     quiet: Quiet = False,
     json_file: Json = None,
 ) -> None:
-    """Infer a hidden oscillator from simulated spikes, bin by bin.
+    """Find a hidden oscillator and its dynamics in simulated spikes, bin by bin.
 
-    Poisson neurons are driven by a Van der Pol oscillator. The filter knows the model, sees the
-    spike counts one bin at a time, and says where the oscillator is and how sure it is. Written
-    into the folder: demo.png, demo.svg, summary.json, config.json.
+    Poisson neurons are driven by a Van der Pol oscillator. Nothing else is known: the readout is
+    found from the first bins, then dynamics, noise and readout are learned while the spike counts
+    stream. Written into the folder: demo.png, demo.svg, summary.json, config.json.
 
     \b
     Examples:
       evkf demo
-      evkf demo --bins 2000 --neurons 80 --seed 7 --out out/eighty
+      evkf demo --bins 6000 --neurons 80 --seed 7 --out out/eighty
       evkf demo --force --quiet --json - | python -m json.tool
 
     Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
@@ -237,15 +237,15 @@ def run_demo(
     with jax.enable_x64(float64):
         say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
         recording = demo.record(bins, neurons, seed)
-        say.print("compiling the filter")
+        say.print("finding a readout from the first bins, compiling")
         with demo.Ticker(say, bins) as ticker:
-            estimate = demo.stream(recording, realtime, ticker)
-    summary = demo.summarise(recording, estimate)
+            estimate = demo.stream(recording.counts, seed, realtime, ticker)
+        summary = demo.summarise(recording, estimate)
+        figure = demo.draw(recording, estimate)
     write_json(
         files["config.json"], {"command": "demo", "options": options, "versions": versions()}
     )
     write_json(files["summary.json"], summary)
-    figure = demo.draw(recording, estimate)
     figure.savefig(files["demo.png"], dpi=200)
     figure.savefig(files["demo.svg"])
     say.print(f"\n{demo.describe(summary)}\n\nwritten: {', '.join(map(str, files.values()))}")

@@ -1,7 +1,9 @@
-"""The demonstration: spikes of many neurons in, the latent state that drives them out, bin by bin.
+"""The demonstration: spikes in, out come the latent state that drives them and its dynamics.
 
-Neurons fire at rates set by a Van der Pol oscillator that nobody observes. Paper: table:vdp, its
-Poisson case, with the readout of the first author's public generator.
+Neurons fire at rates set by a Van der Pol oscillator that nobody observes. Nothing is told: the
+readout is found from the first seconds, then dynamics, noise and readout are learned while the
+spikes stream. Paper: fig:vdp and table:vdp, its Poisson case, with the readout of the first
+author's public generator.
 """
 
 import math
@@ -18,19 +20,25 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from evkf.dynamics import VanDerPol
-from evkf.figures import stream_figure
-from evkf.filters import CompiledStep, Info, VariationalKalmanFilter
+from evkf.dynamics import GaussianDynamics, ResidualMLP, VanDerPol
+from evkf.figures import Field, learning_figure
+from evkf.filters import Info, VariationalKalmanFilter
+from evkf.forecasting import forecast
+from evkf.learning import CompiledLearner, Learner, warm_up
 from evkf.likelihoods import Poisson
+from evkf.metrics import affine_map, affine_r2, coverage
 from evkf.model import Model, simulate
+from evkf.phase import grid, velocity_field
 from evkf.types import Status
 
 BIN_WIDTH = 0.005
 """Seconds."""
-Z90 = 1.645
-"""Half-width of a 90 % interval in standard deviations."""
+WARM_UP = 400
+"""Bins from which the first readout is found."""
+AHEAD = 5
+"""Bins of the forecasts drawn."""
 
-OnBin = Callable[[int, float, Float[np.ndarray, " D"]], None]
+OnBin = Callable[[int, float, Float[np.ndarray, " L"]], None]
 
 
 class Recording(NamedTuple):
@@ -42,21 +50,36 @@ class Recording(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What the filter made of a recording, and how long it took.
+    """What was made of a recording, and how long it took.
 
     Attributes:
-        mean: Filtering means.
+        mean: Filtering means, in coordinates of the learner's own.
         cov: Filtering covariances.
         info: Diagnostics of the steps.
         seconds: From a bin's counts on the host to its estimate on the host.
-        compile_s: Compilation, before the first bin.
+        learn_seconds: Learning, after the estimate.
+        compile_s: Warm-up and compilation.
+        early: The model soon after the warm-up.
+        late: The model after the last bin.
     """
 
     mean: Float[np.ndarray, "T L"]
     cov: Float[np.ndarray, "T L L"]
     info: Info
     seconds: Float[np.ndarray, " T"]
+    learn_seconds: Float[np.ndarray, " T"]
     compile_s: float
+    early: Model
+    late: Model
+
+
+class Aligned(NamedTuple):
+    """An estimate in the coordinates of the truth, by the best affine map."""
+
+    weight: Float[np.ndarray, "L L"]
+    offset: Float[np.ndarray, " L"]
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
 
 
 def record(num_bins: int, num_neurons: int, seed: int) -> Recording:
@@ -71,63 +94,130 @@ def record(num_bins: int, num_neurons: int, seed: int) -> Recording:
     return Recording(model, np.asarray(states), np.asarray(counts))
 
 
-def stream(recording: Recording, realtime: bool = False, on_bin: OnBin | None = None) -> Estimate:
-    """Give the filter, which knows the true model, one bin after the other.
+def warm_up_bins(num_bins: int) -> int:
+    """Bins of a recording that the warm-up takes."""
+    return min(WARM_UP, num_bins // 4)
+
+
+def stream(
+    counts: Float[np.ndarray, "T N"],
+    seed: int = 0,
+    realtime: bool = False,
+    on_bin: OnBin | None = None,
+) -> Estimate:
+    """Infer and learn from spikes alone, one bin after the other.
 
     Args:
-        recording: The experiment.
+        counts: Spike counts, (bins, neurons).
+        seed: Of the weights learning starts from.
         realtime: Whether to hand over a bin only when it would be complete in the experiment.
-        on_bin: Called after every bin with its index, the seconds it took and the carry, which
-            begins with the mean.
+        on_bin: Called after every bin with its index, the seconds until its estimate, and the mean.
     """
-    start = time.perf_counter()
-    step = CompiledStep(VariationalKalmanFilter(), recording.model)
-    compile_s = time.perf_counter() - start
-    seen = np.ones(recording.counts.shape[1], bool)
-    carry = step.init()
-    jax.block_until_ready(step(carry, recording.counts[0], seen))  # the first call is not typical
-    carries, seconds = [], []
     begin = time.perf_counter()
-    for t, counts in enumerate(recording.counts):
+    first = warm_up_bins(len(counts))
+    seen = np.ones(counts[:first].shape, bool)
+    likelihood = warm_up(counts[:first], seen, 2, "poisson", BIN_WIDTH)
+    start = Model(ResidualMLP(2, 0.05, jax.random.key(seed)), likelihood)
+    learner = Learner(parts=("dynamics", "noise", "readout"), ring=max(64, min(4096, len(counts))))
+    live = CompiledLearner(learner, start)
+    compile_s = time.perf_counter() - begin
+    said, seconds, learn_seconds, early = [], [], [], start
+    begin = time.perf_counter() - first * BIN_WIDTH
+    for t, y in enumerate(counts):
         if realtime:
             time.sleep(max(0.0, begin + (t + 1) * BIN_WIDTH - time.perf_counter()))
-        start = time.perf_counter()
-        carry = step(carry, counts, seen)
-        carries.append(np.asarray(carry))
-        seconds.append(time.perf_counter() - start)
+        before = time.perf_counter()
+        said.append(jax.device_get(live.observe(y)))
+        between = time.perf_counter()
+        jax.block_until_ready(live.learn())
+        seconds.append(between - before)
+        learn_seconds.append(time.perf_counter() - between)
+        if t == first:
+            early = live.state.model
         if on_bin is not None:
-            on_bin(t, seconds[-1], carries[-1])
-    stacked = jnp.asarray(np.stack(carries))
-    belief, info = jax.vmap(step.state)(stacked).belief, jax.vmap(step.info)(stacked)
+            on_bin(t, seconds[-1], np.asarray(live.belief(said[-1]).mean))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *said)
+    belief, info = jax.vmap(live.belief)(stacked), jax.vmap(live.info)(stacked)
     mean, cov, info = jax.tree.map(np.asarray, (belief.mean, belief.cov, info))
-    return Estimate(mean, cov, info, np.array(seconds), compile_s)
+    times = (np.array(seconds), np.array(learn_seconds))
+    return Estimate(mean, cov, info, *times, compile_s, early, live.state.model)
 
 
-def std(estimate: Estimate) -> Float[np.ndarray, "T L"]:
-    """Standard deviations of the filtering beliefs."""
-    return np.sqrt(np.diagonal(estimate.cov, axis1=1, axis2=2))
+def align(recording: Recording, estimate: Estimate) -> Aligned:
+    """Bring an estimate into the coordinates of the truth, by the second half of the bins."""
+    half = len(estimate.mean) // 2
+    weight, offset = affine_map(estimate.mean[half:], recording.states[half:])
+    cov = np.einsum("li,tlk,kj->tij", weight, estimate.cov, weight)
+    return Aligned(weight, offset, estimate.mean @ weight + offset, cov)
+
+
+def forecasts(
+    model: Model, estimate: Estimate, aligned: Aligned, bins: range
+) -> Float[np.ndarray, "B H L"]:
+    """Where a model sees the state go in the next bins, in the coordinates of the truth."""
+    filter = VariationalKalmanFilter()
+
+    @jax.jit
+    def ahead(mean: jax.Array, cov: jax.Array) -> jax.Array:
+        belief = model.family.from_moments(mean, cov)
+        return forecast(filter, model, belief, AHEAD).mean
+
+    means, covs = jnp.asarray(estimate.mean), jnp.asarray(estimate.cov)
+    paths = jnp.stack([jnp.vstack([means[t], ahead(means[t], covs[t])]) for t in bins])
+    return np.asarray(paths) @ aligned.weight + aligned.offset
+
+
+def stretches(num_bins: int) -> tuple[range, range]:
+    """The bins whose forecasts are compared: just after the warm-up, and the last ones."""
+    first, num = warm_up_bins(num_bins), min(200, num_bins // 8)
+    return range(first, first + num), range(num_bins - AHEAD - num, num_bins - AHEAD)
+
+
+def forecast_error(paths: Float[np.ndarray, "B H L"], states: np.ndarray, bins: range) -> float:
+    """Root mean square error `AHEAD` bins ahead."""
+    truth = states[bins.start + AHEAD : bins.stop + AHEAD]
+    return float(np.sqrt(np.mean((paths[:, -1] - truth) ** 2)))
 
 
 def summarise(recording: Recording, estimate: Estimate) -> dict:
     """Accuracy and calibration, which depend on the seed alone, and timing, which does not."""
-    error = estimate.mean - recording.states
-    inside = np.abs(error) < Z90 * std(estimate)
+    num_bins, num_neurons = recording.counts.shape
+    aligned, last = align(recording, estimate), slice(3 * num_bins // 4, None)
+    error = aligned.mean[last] - recording.states[last]
     statuses = Counter(str(Status(int(status)).name) for status in estimate.info.status)
-    micros = 1e6 * estimate.seconds
+    early, late = stretches(num_bins)
+    ahead = {
+        name: forecast_error(forecasts(model, estimate, aligned, bins), recording.states, bins)
+        for name, model, bins in (
+            ("start", estimate.early, early),
+            ("end", estimate.late, late),
+        )
+    }
+    finite = all(np.all(np.isfinite(x)) for x in (estimate.mean, estimate.cov))
+
+    def timing(seconds: np.ndarray) -> dict:
+        micros = 1e6 * seconds
+        return {
+            "median_us": float(np.median(micros)),
+            "p99_us": float(np.percentile(micros, 99)),
+        }
+
     return {
-        "bins": recording.counts.shape[0],
-        "neurons": recording.counts.shape[1],
+        "bins": num_bins,
+        "neurons": num_neurons,
         "spikes": int(recording.counts.sum()),
-        "finite": bool(np.all(np.isfinite(estimate.mean)) and np.all(np.isfinite(estimate.cov))),
+        "finite": bool(finite),
+        "r2": affine_r2(estimate.mean[last], recording.states[last]),
         "rmse": float(np.sqrt(np.mean(error**2))),
-        "coverage_90": float(np.mean(inside)),
+        "coverage_90": coverage(aligned.mean[last], aligned.cov[last], recording.states[last]),
+        "forecast_rmse": ahead,
         "evaluations": float(np.mean(estimate.info.evaluations)),
         "statuses": dict(sorted(statuses.items())),
         "timing": {
             "bin_us": 1e6 * BIN_WIDTH,
-            "median_us": float(np.median(micros)),
-            "p99_us": float(np.percentile(micros, 99)),
-            "late_bins": int(np.sum(estimate.seconds > BIN_WIDTH)),
+            "estimate": timing(estimate.seconds),
+            "learning": timing(estimate.learn_seconds),
+            "late_bins": int(np.sum(estimate.seconds + estimate.learn_seconds > BIN_WIDTH)),
             "compile_s": estimate.compile_s,
         },
     }
@@ -140,17 +230,23 @@ def sound(summary: dict) -> bool:
 
 def describe(summary: dict) -> str:
     """The summary in a few lines for people."""
-    timing = summary["timing"]
+    timing, ahead = summary["timing"], summary["forecast_rmse"]
     statuses = ", ".join(f"{name} {count}" for name, count in summary["statuses"].items())
     rows = [
-        ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons"),
-        ("RMSE of the state", f"{summary['rmse']:.3f}"),
+        ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons, nothing else known"),
+        ("state, last quarter", f"R² {summary['r2']:.3f}, RMSE {summary['rmse']:.3f}"),
         ("90 % intervals", f"cover the truth {100 * summary['coverage_90']:.1f} % of the time"),
-        ("evaluations per bin", f"{summary['evaluations']:.2f}"),
+        (
+            f"forecast {AHEAD} bins",
+            f"RMSE {ahead['start']:.3f} at the start, {ahead['end']:.3f} at the end",
+        ),
         (
             "time per bin",
-            f"median {timing['median_us']:.0f} µs, p99 {timing['p99_us']:.0f} µs,"
-            f" of {timing['bin_us']:.0f} µs; late bins: {timing['late_bins']}",
+            f"estimate {timing['estimate']['median_us']:.0f} µs"
+            f" (p99 {timing['estimate']['p99_us']:.0f}),"
+            f" learning {timing['learning']['median_us']:.0f} µs"
+            f" (p99 {timing['learning']['p99_us']:.0f}), of {timing['bin_us']:.0f} µs;"
+            f" late bins: {timing['late_bins']}",
         ),
         ("status of the bins", statuses),
     ]
@@ -158,20 +254,43 @@ def describe(summary: dict) -> str:
 
 
 def draw(recording: Recording, estimate: Estimate) -> Figure:
-    """The figure: spikes, inferred rates, latent states and their phase portrait."""
-    likelihood = recording.model.likelihood
+    """The figure: spikes, rates and states; velocity fields; forecasts at the start and end."""
+    aligned = align(recording, estimate)
+    likelihood = estimate.late.likelihood
     assert isinstance(likelihood, Poisson)
     C, b = np.asarray(likelihood.C), np.asarray(likelihood.b)
     variance = np.einsum("ni,tij,nj->tn", C, estimate.cov, C)
-    return stream_figure(
+    shown = slice(-min(1000, len(estimate.mean)), None)
+    true_C = np.asarray(recording.model.likelihood.C)  # pyright: ignore[reportAttributeAccessIssue]
+    limit = 1.15 * np.abs(recording.states).max(axis=0)
+    points = np.asarray(grid(-limit, limit, 25))
+
+    def field(model: Model, weight: np.ndarray, offset: np.ndarray) -> Field:
+        assert isinstance(model.dynamics, GaussianDynamics)
+        own = (points - offset) @ np.linalg.inv(weight)
+        found = np.asarray(velocity_field(model.dynamics, own, bin_width=BIN_WIDTH))
+        return Field(points, found @ weight)
+
+    early, late = stretches(len(estimate.mean))
+    paths = [
+        forecasts(model, estimate, aligned, bins[:: AHEAD + 1])
+        for model, bins in ((estimate.early, early), (estimate.late, late))
+    ]
+    return learning_figure(
         bin_width=BIN_WIDTH,
-        counts=recording.counts,
-        states=recording.states,
-        mean=estimate.mean,
-        std=std(estimate),
-        true_rates=np.exp(recording.states @ C.T + b),
-        rates=np.exp(estimate.mean @ C.T + b + 0.5 * variance),
-        order=np.argsort(np.arctan2(C[:, 1], C[:, 0])),
+        start=len(estimate.mean) - len(estimate.mean[shown]),
+        counts=recording.counts[shown],
+        states=recording.states[shown],
+        mean=aligned.mean[shown],
+        std=np.sqrt(np.diagonal(aligned.cov[shown], axis1=1, axis2=2)),
+        rates=np.exp(estimate.mean @ C.T + b + 0.5 * variance)[shown],
+        order=np.argsort(np.arctan2(true_C[:, 1], true_C[:, 0])),
+        fields=(
+            field(recording.model, np.eye(2), np.zeros(2)),
+            field(estimate.late, aligned.weight, aligned.offset),
+        ),
+        forecasts=(paths[0], paths[1]),
+        followed=tuple(recording.states[bins.start : bins.stop] for bins in (early, late)),
     )
 
 
@@ -199,13 +318,13 @@ class Ticker:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def __call__(self, t: int, seconds: float, carry: Float[np.ndarray, " D"]) -> None:
+    def __call__(self, t: int, seconds: float, mean: Float[np.ndarray, " L"]) -> None:
         self.times.append(seconds)
         done = t + 1
         if done % self.every and done != self.num_bins:
             return
         micros, self.times = 1e6 * float(np.median(self.times)), []
-        note = f"{micros:4.0f} µs per bin  state ({carry[0]:+.2f}, {carry[1]:+.2f})"
+        note = f"{micros:4.0f} µs per bin  state ({mean[0]:+.2f}, {mean[1]:+.2f})"
         if self.console.is_terminal:
             self.bar.update(self.task, completed=done, description=note)
         else:

@@ -1,5 +1,7 @@
 """Figures: one style, one palette that colour-blind readers can tell apart."""
 
+from typing import NamedTuple
+
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Int
@@ -46,60 +48,90 @@ STYLE: dict = {
 }
 
 
-def stream_figure(
+class Field(NamedTuple):
+    """Velocities on a grid of the plane, per second."""
+
+    points: Float[np.ndarray, "G G 2"]
+    velocities: Float[np.ndarray, "G G 2"]
+
+
+def learning_figure(
     *,
     bin_width: float,
+    start: int,
     counts: Float[np.ndarray, "T N"],
     states: Float[np.ndarray, "T 2"],
     mean: Float[np.ndarray, "T 2"],
     std: Float[np.ndarray, "T 2"],
-    true_rates: Float[np.ndarray, "T N"],
     rates: Float[np.ndarray, "T N"],
     order: Int[np.ndarray, " N"],
+    fields: tuple[Field, Field],
+    forecasts: tuple[Float[np.ndarray, "B H 2"], Float[np.ndarray, "B H 2"]],
+    followed: tuple[Float[np.ndarray, "S 2"], Float[np.ndarray, "S 2"]],
 ) -> Figure:
-    """Spikes, inferred rates, two latent states against the truth, and their phase portrait.
+    """Spikes, inferred rates and states; true and learned velocity field; forecasts.
 
     Args:
         bin_width: Seconds.
+        start: Bins before those drawn.
         counts: Spike counts.
         states: True states.
         mean: Filtering means.
         std: Filtering standard deviations.
-        true_rates: Rates of the true states, in spikes per second.
         rates: Expected rates of the filtering beliefs, in spikes per second.
         order: Neurons in the order in which to draw them.
+        fields: The true velocity field and the learned one.
+        forecasts: Paths ahead at the start of learning and at its end.
+        followed: What the true states did in those stretches.
     """
-    times = bin_width * (1 + np.arange(len(counts)))
-    places = (len(order) * np.array([5, 2])) // 6
+    times = bin_width * (start + 1 + np.arange(len(counts)))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 6.2), layout="constrained")
+        figure = Figure(figsize=(12.4, 6.4), layout="constrained")
         grid = figure.add_gridspec(
-            4, 2, width_ratios=[2.2, 1], height_ratios=[1.25, 1.25, 0.9, 0.9]
+            4, 3, width_ratios=[2.1, 1, 1], height_ratios=[1.2, 1.2, 0.9, 0.9]
         )
         raster = figure.add_subplot(grid[0, 0])
         heat_map, *latents = (figure.add_subplot(grid[row, 0], sharex=raster) for row in (1, 2, 3))
-        portrait = figure.add_subplot(grid[:2, 1])
-        neurons = [figure.add_subplot(grid[row, 1], sharex=raster) for row in (2, 3)]
+        planes = [figure.add_subplot(grid[:2, 1])]
+        planes += [
+            figure.add_subplot(place, sharex=planes[0], sharey=planes[0])
+            for place in (grid[:2, 2], grid[2:, 1], grid[2:, 2])
+        ]
 
         _raster(raster, times, counts[:, order])
         _heat_map(heat_map, times, rates[:, order])
         for i, axes in enumerate(latents):
             _compare(axes, times, states[:, i], mean[:, i], std[:, i])
             axes.set_ylabel(f"$z_{i + 1}$")
-        for axes, place in zip(neurons, places, strict=True):
-            _compare(axes, times, true_rates[:, order[place]], rates[:, order[place]])
-            axes.set_ylim(bottom=0)
-            axes.set_ylabel(f"neuron {place + 1}\nspikes/s")
-        _portrait(portrait, states, mean)
+        for axes, field, colour, name in zip(
+            planes[:2],
+            fields,
+            (TRUTH, ESTIMATE),
+            ("True dynamics", "Learned dynamics"),
+            strict=True,
+        ):
+            _field(axes, field, colour)
+            axes.set_title(name)
+        for axes, paths, truth, when in zip(
+            planes[2:], forecasts, followed, ("start", "end"), strict=True
+        ):
+            _forecasts(axes, paths, truth)
+            axes.set_title(f"{paths.shape[1] - 1} bins ahead, at the {when}")
+        planes[3].legend(loc="upper right")
 
         latents[0].set_title("Latent state")
         latents[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
-        neurons[0].set_title("Rates of two neurons")
-        for axes in (raster, heat_map, latents[0], neurons[0]):
+        for axes in (raster, heat_map, latents[0]):
             axes.tick_params(labelbottom=False)
-        for axes in (latents[1], neurons[1]):
-            axes.set_xlabel("time (s)")
-        raster.set_xlim(0, times[-1])
+        for axes in (planes[0], planes[2]):
+            axes.set_ylabel("$z_2$")
+        for axes in planes[2:]:
+            axes.set_xlabel("$z_1$")
+        latents[1].set_xlabel("time (s)")
+        raster.set_xlim(times[0] - bin_width, times[-1])
+        corner = np.abs(fields[0].points).max(axis=(0, 1))
+        planes[0].set_xlim(-corner[0], corner[0])
+        planes[0].set_ylim(-corner[1], corner[1])
     return figure
 
 
@@ -126,7 +158,7 @@ def _image(
 ) -> AxesImage:
     """Neurons up, time to the right."""
     axes.set_ylabel("neuron")
-    extent = (0, times[-1], 0.5, values.shape[1] + 0.5)
+    extent = (2 * times[0] - times[1], times[-1], 0.5, values.shape[1] + 0.5)
     return axes.imshow(
         values.T, colours, vmin=0, vmax=limit, aspect="auto", origin="lower", extent=extent
     )
@@ -146,10 +178,27 @@ def _compare(
     axes.plot(times, truth, color=TRUTH, lw=0.6, label="truth")
 
 
-def _portrait(axes: Axes, states: Float[np.ndarray, "T 2"], mean: Float[np.ndarray, "T 2"]) -> None:
-    axes.plot(*mean.T, color=ESTIMATE, lw=1.3, alpha=0.8)
-    axes.plot(*states.T, color=TRUTH, lw=0.5, alpha=0.8)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xlabel("$z_1$")
-    axes.set_ylabel("$z_2$")
-    axes.set_title("Phase portrait")
+def _field(axes: Axes, field: Field, colour: str) -> None:
+    """Streamlines, wider where the flow is faster."""
+    speed = np.linalg.norm(field.velocities, axis=-1)
+    x, y = field.points[0, :, 0], field.points[:, 0, 1]
+    width = 0.3 + 1.2 * np.sqrt(speed / speed.max())
+    axes.streamplot(
+        x,
+        y,
+        *np.moveaxis(field.velocities, -1, 0),
+        color=colour,
+        linewidth=width,
+        density=1.1,
+        arrowsize=0.7,
+    )
+
+
+def _forecasts(
+    axes: Axes, paths: Float[np.ndarray, "B H 2"], truth: Float[np.ndarray, "S 2"]
+) -> None:
+    axes.plot(*truth.T, color=TRUTH, lw=0.6, label="truth")
+    for i, path in enumerate(paths):
+        label = {"label": "forecast"} if i == 0 else {}
+        axes.plot(*path.T, color=ESTIMATE, lw=1.6, solid_capstyle="round", **label)
+    axes.plot(*paths[:, 0].T, ".", color=ESTIMATE, ms=3)

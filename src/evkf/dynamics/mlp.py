@@ -18,9 +18,8 @@ from evkf.types import Input, Key, Vector
 STEEPNESS, EXTENT = 1.0, 2.0
 """Norm of the first layer's rows, and how far from the origin its units bend."""
 
-REACH, MARGIN = 4.0, 0.1
-"""How many standard deviations around an estimate count as visited, and the share of the visited
-range by which the box is wider."""
+REACH = 2.0
+"""How many standard deviations around an estimate count as visited."""
 
 
 class Network(eqx.Module):
@@ -103,14 +102,13 @@ class ResidualMLP(GaussianDynamics):
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
         self.network = _spread_bends(network, key)
         self.noise = as_covariance(noise, dim, "noise")
-        self.low, self.high = jnp.full(dim, jnp.inf), jnp.full(dim, -jnp.inf)
+        nowhere = jnp.full(dim, jnp.inf, self.noise.var().dtype)
+        self.low, self.high = nowhere, -nowhere
         self.num_inputs = num_inputs
 
     def mean(self, z: Vector, u: Input) -> Vector:
         # Until a state was seen the box is inside out, and holds nothing.
-        margin = MARGIN * (self.high - self.low)
-        inside = jnp.clip(z, self.low - margin, self.high + margin)
-        z = jnp.where(self.low <= self.high, inside, z)
+        z = jnp.where(self.low <= self.high, jnp.clip(z, self.low, self.high), z)
         return z + self.network(jnp.concatenate([z, u]))
 
     def visited(self, mean: Vector, std: Vector) -> Self:

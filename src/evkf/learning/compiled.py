@@ -71,9 +71,9 @@ class CompiledLearner:
         >>> live = CompiledLearner(Learner(ring=64), model)
         >>> for _ in range(12):
         ...     estimate = live.observe(np.array([1.0, 0.0]))
-        ...     live.learn()
-        >>> live.info(estimate).status, int(live.state.steps)
-        (Array(0, dtype=int32), 2)
+        ...     learned = live.learn()
+        >>> int(live.info(estimate).status), int(live.state.steps)
+        (0, 2)
     """
 
     def __init__(self, learner: Learner, start: Model | LearnerState, key: Key | None = None):

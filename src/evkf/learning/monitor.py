@@ -35,7 +35,7 @@ MEMORY = 200
 PERIOD = 500
 """Bins after which the copy is renewed."""
 
-THRESHOLD = 4.0
+THRESHOLD = 6.0
 """Nats in favour of a change at which it is flagged."""
 
 ALLOWED = 0.02
