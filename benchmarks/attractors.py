@@ -139,7 +139,7 @@ def run(name: str, seed: int) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seeds")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()

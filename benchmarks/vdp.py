@@ -10,7 +10,7 @@ import numpy as np
 
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import State, VariationalKalmanFilter, scan_filter
-from evkf.likelihoods import Gaussian, Poisson
+from evkf.likelihoods import Gaussian, Likelihood, Poisson
 from evkf.metrics import log_chamfer, mean_log_density, transition_kl
 from evkf.model import Model, simulate
 
@@ -35,7 +35,7 @@ def recording(kind: str, seed: int, num_bins: int, gamma: float = 1.5, z0=None):
     return true, np.asarray(states), np.asarray(ys)
 
 
-def start(likelihood: Poisson | Gaussian, seed: int) -> Model:
+def start(likelihood: Likelihood, seed: int) -> Model:
     """A random walk with Q drawn log-uniform in [0.05^2, 0.3^2]."""
     low, high = 2 * np.log(0.05), 2 * np.log(0.3)
     noise = np.exp(np.random.default_rng(10_000 + seed).uniform(low, high))

@@ -175,7 +175,7 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one or two seeds each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))

@@ -290,7 +290,10 @@ def draw(recording: Recording, estimate: Estimate) -> Figure:
             field(estimate.late, aligned.weight, aligned.offset),
         ),
         forecasts=(paths[0], paths[1]),
-        followed=tuple(recording.states[bins.start : bins.stop] for bins in (early, late)),
+        followed=(
+            recording.states[early.start : early.stop],
+            recording.states[late.start : late.stop],
+        ),
     )
 
 

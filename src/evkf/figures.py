@@ -103,13 +103,8 @@ def learning_figure(
         for i, axes in enumerate(latents):
             _compare(axes, times, states[:, i], mean[:, i], std[:, i])
             axes.set_ylabel(f"$z_{i + 1}$")
-        for axes, field, colour, name in zip(
-            planes[:2],
-            fields,
-            (TRUTH, ESTIMATE),
-            ("True dynamics", "Learned dynamics"),
-            strict=True,
-        ):
+        colours, names = (TRUTH, ESTIMATE), ("True dynamics", "Learned dynamics")
+        for axes, field, colour, name in zip(planes[:2], fields, colours, names, strict=True):
             _field(axes, field, colour)
             axes.set_title(name)
         for axes, paths, truth, when in zip(
@@ -199,6 +194,6 @@ def _forecasts(
 ) -> None:
     axes.plot(*truth.T, color=TRUTH, lw=0.6, label="truth")
     for i, path in enumerate(paths):
-        label = {"label": "forecast"} if i == 0 else {}
-        axes.plot(*path.T, color=ESTIMATE, lw=1.6, solid_capstyle="round", **label)
+        name = "_forecast" if i else "forecast"
+        axes.plot(*path.T, color=ESTIMATE, lw=1.6, solid_capstyle="round", label=name)
     axes.plot(*paths[:, 0].T, ".", color=ESTIMATE, ms=3)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from scipy.stats import norm
 
 from evkf.dynamics import GaussianDynamics
@@ -51,8 +51,8 @@ def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) 
         >>> log_chamfer(np.zeros((4, 2)), np.array([[0.5, 0.0]]))
         0.0
     """
-    there, _ = cKDTree(other).query(one)
-    back, _ = cKDTree(one).query(other)
+    there, _ = KDTree(other).query(one)
+    back, _ = KDTree(one).query(other)
     return float(np.log(np.mean(there) + np.mean(back)))
 
 

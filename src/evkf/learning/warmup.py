@@ -152,5 +152,5 @@ def _fit(
         sound = jnp.isfinite(value)
         return (tree_where(sound, moved, tree), tree_where(sound, new, memory)), None
 
-    (tree, _), _ = jax.lax.scan(body, (start, optimiser.init(start)), length=STEPS)
+    (tree, _), _ = jax.lax.scan(body, (start, optimiser.init(start)), length=STEPS)  # pyright: ignore[reportArgumentType]
     return tree
