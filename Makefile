@@ -53,6 +53,10 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/evkf bench step --json results/bench_step.json --force
 	@$(BIN)/python benchmarks/chaotic_rnn.py --json results/chaotic_rnn.json
 	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
+	@$(BIN)/python benchmarks/vdp_learning.py --json results/vdp_learning.json
+	@$(BIN)/python benchmarks/attractors.py --json results/attractors.json
+	@$(BIN)/python benchmarks/learning_cost.py --json results/learning_cost.json
+	@$(BIN)/python benchmarks/losses.py --json results/losses.json
 
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"

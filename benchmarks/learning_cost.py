@@ -22,8 +22,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from vdp import recording, start
 
-from benchmarks.vdp import recording, start
 from evkf.learning import CompiledLearner, Learner
 from evkf.storage import load_tree, save_tree
 

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+from vdp import HELD_OUT, LEARNED, judge, recording, start
 
-from benchmarks.vdp import HELD_OUT, LEARNED, judge, recording, start
 from evkf.learning import Learner
 
 LEARNERS = {

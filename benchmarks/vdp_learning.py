@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from vdp import BIN, FILTER, HELD_OUT, LEARNED, judge, readout, recording, start
 
-from benchmarks.vdp import BIN, FILTER, HELD_OUT, LEARNED, judge, readout, recording, start
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import scan_filter
 from evkf.forecasting import forecast

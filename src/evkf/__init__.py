@@ -1,27 +1,36 @@
 """Real-time inference and learning of neural dynamics.
 
 The exponential family variational Kalman filter of Dowling, Zhao & Park (ICLR 2023), on JAX: a
-stream of binned spikes in, a filtering distribution per bin out.
+stream of binned spikes in; a filtering distribution per bin, forecasts and the dynamics out.
 """
 
 from evkf import dynamics, families, likelihoods
 from evkf.errors import EvkfError, InputError
+from evkf.estimator import EVKF
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
+from evkf.forecasting import forecast
+from evkf.learning import CompiledLearner, Learner
 from evkf.model import Model, simulate
+from evkf.smoothing import smooth
 from evkf.types import Status
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EVKF",
+    "CompiledLearner",
     "CompiledStep",
     "EvkfError",
     "InputError",
+    "Learner",
     "Model",
     "Status",
     "VariationalKalmanFilter",
     "dynamics",
     "families",
+    "forecast",
     "likelihoods",
     "scan_filter",
     "simulate",
+    "smooth",
 ]

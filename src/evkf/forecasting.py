@@ -17,7 +17,7 @@ from evkf.errors import InputError
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
 from evkf.model import Model, read_inputs
-from evkf.product_expectations import _tilt, can_tilt
+from evkf.product_expectations import can_tilt, tilt
 from evkf.quadrature import LEVELS, gauss_hermite
 from evkf.sites import choose_level
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
@@ -129,7 +129,7 @@ def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) ->
             isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
         )
         if exponential and can_tilt(family):
-            log_gain = jnp.sum(_tilt(family, belief, likelihood.C), axis=-1)
+            log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
             return likelihood.each_mean(likelihood.b + log_gain)
         if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
             a = likelihood.readout(family.mean(belief))

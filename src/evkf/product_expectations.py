@@ -101,7 +101,7 @@ def _product_poisson(
     constant = likelihood.each_rest(counts)
 
     def ell(nat: Nat) -> Scalar:
-        log_rate = likelihood.b + log_bin + jnp.sum(_tilt(family, nat, loads), axis=-1)
+        log_rate = likelihood.b + log_bin + jnp.sum(tilt(family, nat, loads), axis=-1)
         linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) + constant
         return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
 
@@ -142,7 +142,7 @@ def can_tilt(family: fam.Family) -> bool:
     return all(type(part) in _TILT for part in parts)
 
 
-def _tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+def tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
     """$\\log E[e^{cz}]$ of every dimension, part by part."""
     if not isinstance(family, fam.Product):
         return _TILT[type(family)](nat, C)

@@ -20,12 +20,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from evkf.families import Gaussian, Product, Univariate
-from evkf.families.gaussian import GaussianNat
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning.replay import Bins, Window
 from evkf.learning.window import replay, state_ell
 from evkf.model import Model
-from evkf.numerics import tree_where
+from evkf.numerics import inverse_positive, tree_where
 from evkf.product_expectations import product_ell
 from evkf.types import Belief, Key, Nat, Scalar
 
@@ -55,15 +54,23 @@ def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key)
 def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
     """The paper's idea with the right fixed point.
 
-    Mean parameters obey $E_y[\\mu_t] = \\bar\\mu$, natural ones do not. The target is therefore
-    $\\bar\\lambda + F^{-1}(\\mu_t - \\bar\\mu)$, held, whose expectation at the truth is
-    $\\bar\\lambda$.
+    Mean parameters obey $E_y[\\mu_t] = \\bar\\mu$, natural ones do not. For the Gaussian the target
+    is $(\\bar J m_t, \\bar J)$ with the predicted precision held, and the noise is learned by the
+    divergence; for other families $\\bar\\lambda + F^{-1}(\\mu_t - \\bar\\mu)$, held. At the truth
+    both have the expectation $\\bar\\lambda$.
     """
+    family = model.family
 
     def each(found: Belief, predicted: Belief) -> Scalar:
-        here, there = lax.stop_gradient((predicted, found))
-        target = _unbiased_target(model, here, there)
-        return _half_square(target, model.family.nat(predicted))
+        held = lax.stop_gradient(predicted)
+        if isinstance(family, Gaussian):
+            precision, _ = inverse_positive(held.cov)
+            pull = precision @ (found.mean - predicted.mean)
+            return 0.5 * pull @ pull + family.kl(found, predicted._replace(mean=held.mean))
+        assert isinstance(family, Univariate | Product)
+        change = jax.tree.map(jnp.subtract, family.to_mean(found), family.to_mean(held))
+        target = jax.tree.map(jnp.add, held, family.natural_gradient(held, change))
+        return _half_square(target, predicted)
 
     return _one_step(filter, model, windows, key, each), windows.bins.belief
 
@@ -117,23 +124,6 @@ def _one_step(
 
     before = jax.tree.map(shifted, windows.start, windows.bins.belief)
     return jnp.mean(jax.vmap(jax.vmap(one))(before, windows.bins))
-
-
-def _unbiased_target(model: Model, here: Belief, there: Belief) -> Nat:
-    """$\\bar\\lambda + F^{-1}(\\mu_t - \\bar\\mu)$."""
-    family = model.family
-    nat = family.nat(here)
-    if isinstance(family, Univariate | Product):
-        change = jax.tree.map(jnp.subtract, family.to_mean(family.nat(there)), family.to_mean(nat))
-        return jax.tree.map(jnp.add, nat, family.natural_gradient(nat, change))
-    assert isinstance(nat, GaussianNat)
-    precision = -2 * nat.quadratic
-    step = there.mean - here.mean
-    excess = there.cov - here.cov + jnp.outer(step, step)
-    second = 0.5 * precision @ excess @ precision
-    return GaussianNat(
-        nat.linear + precision @ step - 2 * second @ here.mean, nat.quadratic + second
-    )
 
 
 def _half_square(target: Nat, nat: Nat) -> Scalar:

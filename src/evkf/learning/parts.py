@@ -23,6 +23,10 @@ FIXED = {"bin_width", "dt", "df", "low", "high"}
 """Leaves that no gradient moves: units, the shape of a Student-t, where states have been."""
 
 
+MOST_LOG_DISPERSION = 7.0
+"""A negative binomial with more is a Poisson, and its likelihood flat."""
+
+
 class FreePrior(eqx.Module):
     """A Gaussian initial state in unconstrained parameters."""
 
@@ -108,13 +112,17 @@ def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
 
 
 def bound_noise(tree: Free, smallest: float) -> Free:
-    """Keep every noise from collapsing: no standard deviation under a floor."""
+    """Keep every noise from collapsing (no standard deviation under a floor), and dispersions
+    where they make a difference.
+    """
 
     def raise_floor(path: tuple, leaf: Array) -> Array:
         names = [key.name for key in path if isinstance(key, GetAttrKey)]
         held = part_of(path) in ("noise", "observation", "prior")
-        if held and names[-1] in ("log_std", "log_diagonal"):
+        if held and names[-1] in ("log_std", "log_diagonal", "log_scale"):
             return jnp.maximum(leaf, jnp.log(smallest))
+        if names[-1] == "log_dispersion":
+            return jnp.clip(leaf, -MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)
         return leaf
 
     return jax.tree_util.tree_map_with_path(raise_floor, tree)

@@ -54,12 +54,21 @@ class NegativeBinomial(ReadoutLikelihood):
 
     def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
         r = jnp.exp(self.log_dispersion)
-        logit = a + jnp.log(self.bin_width) - self.log_dispersion
-        return y * logit - (y + r) * jax.nn.softplus(logit)
+        log_rate = a + jnp.log(self.bin_width)
+        return y * log_rate - (y + r) * jax.nn.softplus(log_rate - self.log_dispersion)
 
     def each_constant(self, y: Channels) -> Channels:
-        r = jnp.exp(self.log_dispersion)
-        return gammaln(y + r) - gammaln(r)
+        """$\\log\\Gamma(y+r) - \\log\\Gamma(r) - y\\log r$, by Stirling's series where it would
+        cancel.
+        """
+        r = jnp.exp(self.log_dispersion) * jnp.ones_like(y)
+        large = r > 30
+        direct_r, series_r = jnp.where(large, 1, r), jnp.where(large, r, 30)
+        direct = gammaln(y + direct_r) - gammaln(direct_r) - y * jnp.log(direct_r)
+        series = (series_r + y - 0.5) * jnp.log1p(y / series_r) - y
+        series = series + (1 / (series_r + y) - 1 / series_r) / 12
+        series = series - (1 / (series_r + y) ** 3 - 1 / series_r**3) / 360
+        return jnp.where(large, series, direct)
 
     def each_base(self, y: Channels) -> Channels:
         return -gammaln(y + 1)

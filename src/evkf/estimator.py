@@ -1,0 +1,392 @@
+"""`EVKF`, the estimator for people with arrays: NumPy in, NumPy out, by scikit-learn's conventions.
+
+It puts together what the library has in parts: a first readout, the online learner, filter,
+smoother, forecast and storage. scikit-learn itself is not needed.
+"""
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from evkf.dynamics import Dynamics
+from evkf.errors import InputError
+from evkf.forecasting import Forecast, forecast
+from evkf.learning import Learner, LearnerState
+from evkf.likelihoods import Likelihood
+from evkf.model import Model
+from evkf.smoothing import smooth
+from evkf.storage import load_tree, read_meta, save_tree
+from evkf.stream import NotFitted, Stream, check_whole, open_stream
+from evkf.trials import (
+    AXES,
+    Trials,
+    count_channels,
+    filled_up,
+    filter_trials,
+    import_xarray,
+    read_trials,
+    results,
+)
+
+
+class Estimate(NamedTuple):
+    """The belief about the state now."""
+
+    mean: Float[np.ndarray, " L"]
+    cov: Float[np.ndarray, "L L"]
+
+
+class EVKF:
+    """States and dynamics behind the activity of a population, learned offline or as it comes.
+
+    Observations are (bins, neurons), or a list of such trials; every trial starts from the learned
+    initial state. `fit` starts anew; `partial_fit` and `learn_one` go on from what was learned
+    before. There, the first bins are kept until a readout can be found from them, and are learned
+    from then. Numbers have the precision that JAX is set to, as a rule float32.
+
+    Args:
+        latents: Latent dimensions.
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian", whose readout is
+            found; or one of `evkf.likelihoods`, whose readout is known.
+        dynamics: "mlp", a network that starts as a random walk; or one of `evkf.dynamics`.
+        bin_width: Width of a bin, for a likelihood by name.
+        hidden: Hidden units of the network, or those of several layers.
+        warm_up: Bins from which a readout is found.
+        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
+            left out all, but nothing of a likelihood that is known.
+        loss: A loss of `evkf.learning.Learner`.
+        ring: Bins kept for replay.
+        passes: How many times `fit` goes through the data: once bin by bin, as a stream is
+            learned, and then by `evkf.learning.pretrain`.
+        num_inputs: Length of the inputs.
+        seed: Of all randomness.
+
+    Attributes:
+        n_features_in_: Neurons.
+        bins_missing_: Bins still to come until there is a readout; until then there is no
+            `state_`, `model_` or `estimate_`.
+        learner_: The learner.
+        state_: All it knows, as a `LearnerState`.
+        model_: The model as it is now.
+        estimate_: Mean and covariance of the state now.
+
+    Example:
+        >>> import numpy as np
+        >>> rates = np.exp(np.sin(np.arange(300)[:, None] / 20 + np.arange(12)))
+        >>> counts = np.random.default_rng(0).poisson(rates)
+        >>> offline = EVKF(latents=2, warm_up=100, ring=256).fit(counts)
+        >>> offline.transform(counts).shape
+        (300, 2)
+        >>> online = EVKF(latents=2, warm_up=400)
+        >>> for y in counts:
+        ...     online.learn_one(y)
+        >>> online.bins_missing_
+        100
+    """
+
+    _stream: Stream | None = None
+    _settings: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        latents: int = 2,
+        likelihood: str | Likelihood = "poisson",
+        dynamics: str | Dynamics = "mlp",
+        bin_width: float = 1.0,
+        hidden: int | Sequence[int] = 32,
+        warm_up: int = 400,
+        learn: Sequence[str] | None = None,
+        loss: str = "elbo",
+        ring: int = 4096,
+        passes: int = 1,
+        num_inputs: int = 0,
+        seed: int = 0,
+    ):
+        self.latents, self.likelihood, self.dynamics = latents, likelihood, dynamics
+        self.bin_width, self.hidden, self.warm_up = bin_width, hidden, warm_up
+        self.learn, self.loss, self.ring, self.passes = learn, loss, ring, passes
+        self.num_inputs, self.seed = num_inputs, seed
+
+    def fit(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> Self:
+        """Learn from a recording, and forget what was learned before.
+
+        Args:
+            X: Observations, (bins, neurons), or a list of trials.
+            y: Not used.
+            masks: True where observed, as X or (bins,) for whole bins; a list for a list.
+            inputs: (bins, inputs); a list for a list.
+        """
+        check_whole(self.passes, 1, "passes")
+        stream = self._open(count_channels(X))
+        stream.fit(read_trials(stream.model, X, masks, inputs), self.passes)
+        self._adopt(stream)
+        return self
+
+    def partial_fit(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> Self:
+        """Go on learning, bin by bin; see `fit` for the arguments.
+
+        An array goes on where the last one ended; every trial of a list begins anew.
+        """
+        stream = self._stream or self._open(count_channels(X))
+        stream.take(read_trials(stream.model, X, masks, inputs, follows=True))
+        self._adopt(stream)
+        return self
+
+    def learn_one(
+        self,
+        y: ArrayLike,
+        mask: ArrayLike | None = None,
+        u: ArrayLike | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Take in one bin, and learn.
+
+        Args:
+            y: Observations, (neurons,).
+            mask: True where observed, (neurons,).
+            u: The input, (inputs,).
+            fresh: Whether the bin is the first of a trial.
+        """
+        if np.ndim(y) != 1:
+            raise InputError(f"a bin of shape {np.shape(y)}", "y", "pass shape (neurons,)")
+        Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
+        stream = self._stream or self._open(count_channels(Y))
+        bin = read_trials(stream.model, Y, masks, us)
+        stream.take(bin._replace(fresh=np.asarray([bool(fresh)])))
+        self._adopt(stream)
+
+    def transform(
+        self,
+        X: Any,
+        masks: Any = None,
+        inputs: Any = None,
+        return_cov: bool = False,
+        as_xarray: bool = False,
+    ) -> Any:
+        """Filtered means (bins, latents): of every bin given all up to it. Nothing is learned.
+
+        Args:
+            X: Observations, (bins, neurons), or a list of trials, which gives a list.
+            masks: As in `fit`.
+            inputs: As in `fit`.
+            return_cov: Whether to return covariances (bins, latents, latents) too.
+            as_xarray: Whether to return labelled arrays.
+        """
+        trials = self._read(X, masks, inputs)
+        found = filter_trials(self.learner_.filter, self.model_, trials, self._begun.key)
+        return results(trials, found.mean, found.cov if return_cov else None, as_xarray)
+
+    def smooth(
+        self,
+        X: Any,
+        masks: Any = None,
+        inputs: Any = None,
+        return_cov: bool = False,
+        as_xarray: bool = False,
+    ) -> Any:
+        """Smoothed means (bins, latents): of every bin given all of its trial; see `transform`."""
+        trials = self._read(X, masks, inputs)
+        found = smooth(self.learner_.filter, self.model_, *filled_up(trials), self._begun.key)
+        mean, cov = (np.array(leaf)[: len(trials.fresh)] for leaf in (found.mean, found.cov))
+        return results(trials, mean, cov if return_cov else None, as_xarray)
+
+    def score(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> float:
+        """How well bins are foretold from those before them: nats per bin, more is better.
+
+        The mean of the bound $L_t$ over all bins with an observation.
+        """
+        trials = self._read(X, masks, inputs)
+        found = filter_trials(self.learner_.filter, self.model_, trials, self._begun.key)
+        seen = trials.masks.any(axis=1)
+        if not seen.any():
+            raise InputError("no observed bins", "masks", "pass one or more")
+        return float(np.mean(found.elbo[seen]))
+
+    def forecast(
+        self,
+        horizon: int,
+        X: Any = None,
+        masks: Any = None,
+        inputs: Any = None,
+        inputs_ahead: ArrayLike | None = None,
+        as_xarray: bool = False,
+    ) -> Any:
+        """States and expected observations of the next bins, the nearest first.
+
+        Args:
+            horizon: How many bins to look ahead.
+            X: A recording (bins, neurons) from whose end to look ahead; when left out, from now.
+            masks: Of X, as in `fit`.
+            inputs: Of X, as in `fit`.
+            inputs_ahead: Of the bins to come, (horizon, inputs).
+            as_xarray: Whether to return mean, cov and rate as a labelled data set.
+
+        Returns:
+            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate`, and more.
+        """
+        model, filter = self.model_, self.learner_.filter
+        if X is None:
+            belief = self.state_.filter.belief
+        else:
+            trials = self._read(X, masks, inputs)
+            if trials.many:
+                raise InputError("a list of trials", "X", "look ahead from one at a time")
+            found = filter_trials(filter, model, trials, self._begun.key)
+            belief = jax.tree.map(lambda leaf: jnp.asarray(leaf[-1]), found.belief)
+        ahead = forecast(filter, model, belief, horizon, inputs_ahead, self._begun.key)
+        if not as_xarray:
+            return Forecast(*jax.tree.map(np.array, tuple(ahead)))
+        arrays = {name: (axes, np.array(getattr(ahead, name))) for name, axes in AXES.items()}
+        return import_xarray().Dataset(arrays, {"bin": np.arange(1, horizon + 1)})
+
+    def predict_one(self, u: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
+        """The expected observation of the next bin; nothing is changed.
+
+        Args:
+            u: Its input, (inputs,).
+        """
+        return self._begun.outlook(u)[2]
+
+    @property
+    def estimate_(self) -> Estimate:
+        """Mean and covariance of the state now."""
+        stream = self._begun
+        return Estimate(*stream.outlook(np.zeros(stream.model.dynamics.num_inputs))[:2])
+
+    @property
+    def n_features_in_(self) -> int:
+        """Neurons."""
+        return self._begun.model.likelihood.num_channels
+
+    @property
+    def bins_missing_(self) -> int:
+        """Bins still to come until there is a first readout; 0 means that learning has begun."""
+        return self._begun.missing
+
+    @property
+    def learner_(self) -> Learner:
+        """The learner."""
+        return self._begun.learner
+
+    @property
+    def state_(self) -> LearnerState:
+        """Everything that is known now; there is none until the warm-up is done."""
+        return self._begun.state
+
+    @property
+    def model_(self) -> Model:
+        """The model as it is now."""
+        return self.state_.model
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write everything to a .safetensors file, to go on from as if nothing had been."""
+        stream, settings = self._begun, self._settings
+        assert settings is not None
+        given = {k: v for k, v in settings.items() if isinstance(v, Likelihood | Dynamics)}
+        tree = stream.tree()
+        meta = {
+            "estimator": "EVKF",
+            "params": {k: _plain(v) for k, v in settings.items() if k not in given},
+            "given": {name: repr(value) for name, value in given.items()},
+            "neurons": self.n_features_in_,
+            "kept": len(tree["kept"][0]) if "kept" in tree else 0,
+        }
+        save_tree(path, {"given": given, **tree}, meta)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        likelihood: Likelihood | None = None,
+        dynamics: Dynamics | None = None,
+    ) -> Self:
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            likelihood: If the constructor was given one, one of that kind and size. Its numbers
+                are not used: all are in the file.
+            dynamics: The same for dynamics.
+        """
+        meta = read_meta(path)
+        if meta.get("estimator") != "EVKF":
+            raise InputError("no EVKF", str(path), "load what EVKF.save wrote")
+        like = {"likelihood": likelihood, "dynamics": dynamics}
+        like = {name: value for name, value in like.items() if value is not None}
+        for name in {**meta["given"], **like}:
+            saved, passed = meta["given"].get(name), like.get(name)
+            if saved != (None if passed is None else repr(passed)):
+                what = f"saved with {saved} as {name}, loaded with {passed}"
+                raise InputError(what, str(path), f"pass {name} as it was when saved, or not")
+        params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
+        blank = cls(**params, **like)._open(meta["neurons"]).blank(meta["kept"])
+        tree, _ = load_tree(path, {"given": like, **blank})
+        loaded = cls(**params, **tree["given"])
+        stream = loaded._open(meta["neurons"])
+        stream.restore(tree)
+        loaded._adopt(stream)
+        return loaded
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor; there is nothing deeper."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor, for the next `fit`."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise InputError(f"no parameter {name!r}", "params", f"choose among {list(known)}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        params = {k: v for k, v in self.get_params().items() if v is not defaults[k].default}
+        return f"EVKF({', '.join(f'{name}={value!r}' for name, value in params.items())})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._stream is not None:
+            remedy = "use save and load, or sklearn.base.clone for one that is not fitted"
+            raise InputError("a fitted EVKF to be copied or pickled", "EVKF", remedy)
+        return vars(self)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._stream is not None and not self._stream.missing
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags, TransformerTags
+
+        return Tags(None, TargetTags(required=False), TransformerTags(preserves_dtype=[]))
+
+    @property
+    def _begun(self) -> Stream:
+        if self._stream is None:
+            raise NotFitted("not fitted yet", "EVKF", "call fit, partial_fit or learn_one first")
+        return self._stream
+
+    def _read(self, X: Any, masks: Any, inputs: Any) -> Trials:
+        return read_trials(self.model_, X, masks, inputs)
+
+    def _open(self, neurons: int) -> Stream:
+        settings = self.get_params()
+        del settings["passes"]
+        return open_stream(neurons, **settings)
+
+    def _adopt(self, stream: Stream) -> None:
+        if stream is not self._stream:
+            self._stream, self._settings = stream, self.get_params()
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,270 @@
+"""A learner at work on a recording of which nothing is known beforehand.
+
+The first bins are kept until there are enough of them to find a readout; then they are learned from
+like all that follow, so that no bin is lost and none counts twice.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+from numpy.typing import ArrayLike
+
+from evkf.checks import read_array
+from evkf.dynamics import Dynamics, ResidualMLP
+from evkf.errors import InputError
+from evkf.families import Gaussian
+from evkf.filters import State
+from evkf.forecasting import expected_observation
+from evkf.learning import Learner, LearnerState, warmup
+from evkf.learning.compiled import CompiledLearner
+from evkf.learning.parts import PARTS
+from evkf.learning.pretrain import pretrain
+from evkf.likelihoods import Likelihood
+from evkf.model import Model
+from evkf.trials import Trials, join
+from evkf.types import Input, Key
+
+WINDOW = 50
+"""Bins in a window of later passes, if there are as many."""
+
+NOISE = 0.04
+"""Variance of the dynamics' noise to start from; states have a variance of about one."""
+
+Find = Callable[[Float[np.ndarray, "T N"], Bool[np.ndarray, "T N"]], Likelihood]
+
+
+class NotFitted(InputError, AttributeError):
+    """Something was asked of an estimator that has not seen enough bins.
+
+    Example:
+        >>> issubclass(NotFitted, ValueError), issubclass(NotFitted, AttributeError)
+        (True, True)
+    """
+
+
+class Stream:
+    """A learner, and what it is given.
+
+    Args:
+        learner: The learner.
+        model: Where to start from.
+        key: Randomness.
+        find: Finds the likelihood from the first observations and masks; None if that of the model
+            is the one to use.
+        num_bins: How many bins it takes for that.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> from evkf.trials import read_trials
+        >>> model = Model(VanDerPol(), Poisson([[0.0, 0.0]]))
+        >>> find = lambda ys, masks: Poisson([[1.0, 0.0]])
+        >>> stream = Stream(Learner(ring=64), model, jax.random.key(0), find, num_bins=50)
+        >>> stream.take(read_trials(model, np.ones((20, 1))))
+        >>> stream.missing
+        30
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        model: Model,
+        key: Key,
+        find: Find | None = None,
+        num_bins: int = 0,
+    ):
+        self.learner, self.model, self.key = learner, model, key
+        self._find, self._num_bins = find, num_bins
+        self._kept: list[Trials] = []
+        self._state = learner.init(model, key) if find is None else None
+        self._live: CompiledLearner | None = None
+        self._look: Any = None
+
+    @property
+    def missing(self) -> int:
+        """How many bins are still missing for the warm-up."""
+        if self._state is not None or self._live is not None:
+            return 0
+        return self._num_bins - sum(len(part.fresh) for part in self._kept)
+
+    @property
+    def state(self) -> LearnerState:
+        """Everything that is known now."""
+        if self._live is not None:
+            return self._live.state
+        if self._state is None:
+            what = f"{self.missing} bins are missing until there is a first readout"
+            raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
+        return self._state
+
+    def fit(self, trials: Trials, passes: int) -> None:
+        """Go through a recording, first bin by bin and then in windows from all over it.
+
+        The warm-up takes what there is of it. At the end the stream is where the recording ends.
+        """
+        state, _ = self.learner.scan(self._begin(trials), *trials[:4])
+        if passes > 1:
+            window = min(WINDOW, len(trials.fresh) - 1)
+            trained = pretrain(
+                self.learner, state, *trials[:4], epochs=passes - 1, window=max(window, 1)
+            )
+            newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
+            known = {"free": trained.free, "raw": trained.raw, "ring": trained.ring}
+            state = state._replace(**known, filter=State(newest.belief))
+        self._state = state
+
+    def take(self, trials: Trials) -> None:
+        """Go through a recording bin by bin."""
+        if self.missing > len(trials.fresh):
+            self._kept.append(trials)
+            return
+        if self.missing:
+            trials = join([*self._kept, trials])
+            self._state = self._begin(trials)
+            self._kept = []
+        live = self._live or self._go_live()
+        for bin in zip(*trials[:4], strict=True):
+            live.observe(*bin)
+            live.learn()
+
+    def outlook(self, u: ArrayLike | None) -> tuple[np.ndarray, ...]:
+        """Mean and covariance of the state now, and the expected observation of the next bin."""
+        size = self.model.dynamics.num_inputs
+        if u is None and size:
+            raise InputError("no input", "u", f"pass shape ({size},): the dynamics take inputs")
+        given = read_array(np.zeros(0) if u is None else u, (size,), "u")
+        if self._live is None:
+            return tuple(map(np.array, _outlook(self.learner, self.state, given)))
+        return tuple(map(np.array, self._look(self._live._packed, given)))
+
+    def tree(self) -> PyTree:
+        """All arrays, to be stored."""
+        if self.missing:
+            return {"kept": join(self._kept)[:4]}
+        return {"state": self.state}
+
+    def blank(self, kept: int) -> PyTree:
+        """What `tree` gives when so many bins are kept, or none because the warm-up is done."""
+        if not kept:
+            return {"state": self.learner.init(self.model, self.key)}
+        dtype = jnp.result_type(float)
+        channels, inputs = self.model.likelihood.num_channels, self.model.dynamics.num_inputs
+        widths = ((channels,), dtype), ((channels,), bool), ((inputs,), dtype), ((), bool)
+        return {"kept": tuple(np.zeros((kept, *shape), kind) for shape, kind in widths)}
+
+    def restore(self, tree: PyTree) -> None:
+        """Go on from what `tree` gave."""
+        if "state" in tree:
+            self._state = tree["state"]
+        else:
+            ys, masks, us, fresh = tree["kept"]
+            self._kept = [Trials(ys, masks, us, fresh, (len(ys),), False)]
+
+    def _begin(self, trials: Trials) -> LearnerState:
+        if self._find is None:
+            return self.state
+        found = self._find(trials.ys[: self._num_bins], trials.masks[: self._num_bins])
+        model = eqx.tree_at(lambda model: model.likelihood, self.model, found)
+        return self.learner.init(model, self.key)
+
+    def _go_live(self) -> CompiledLearner:
+        live = self._live = CompiledLearner(self.learner, self.state)
+        self._state = None
+        self._look = jax.jit(lambda packed, u: _outlook(self.learner, live._unpack(packed), u))
+        return live
+
+
+@jax.jit
+def _outlook(learner: Learner, state: LearnerState, u: Input) -> tuple[Array, Array, Array]:
+    model = state.model
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.ring.count)
+    predicted = learner.filter.predict(model, state.filter, jax.random.split(key)[0], u)
+    family, belief = model.family, state.filter.belief
+    return family.mean(belief), family.cov(belief), expected_observation(model, predicted.belief)
+
+
+def open_stream(
+    neurons: int,
+    latents: int,
+    likelihood: str | Likelihood,
+    dynamics: str | Dynamics,
+    bin_width: float,
+    hidden: int | Sequence[int],
+    warm_up: int,
+    learn: Sequence[str] | None,
+    loss: str,
+    ring: int,
+    num_inputs: int,
+    seed: int,
+) -> Stream:
+    """A stream by the parameters of `evkf.estimator.EVKF`, which says what they mean.
+
+    Example:
+        >>> named = dict(likelihood="poisson", dynamics="mlp", loss="elbo", learn=None)
+        >>> sizes = dict(latents=2, bin_width=0.01, hidden=8, warm_up=100, ring=64, num_inputs=0)
+        >>> open_stream(20, **named, **sizes, seed=0).missing
+        100
+    """
+    whole = {"latents": (latents, 1), "warm_up": (warm_up, 1), "num_inputs": (num_inputs, 0)}
+    for name, (value, least) in {**whole, "seed": (seed, 0)}.items():
+        check_whole(value, least, name)
+    start_key, key = jax.random.split(jax.random.key(seed))
+    if isinstance(dynamics, str):
+        if dynamics != "mlp":
+            raise InputError(f"unknown dynamics {dynamics!r}", "dynamics", "pass 'mlp'")
+        widths = [int(width) for width in np.atleast_1d(hidden)]
+        dynamics = ResidualMLP(latents, NOISE, start_key, widths, num_inputs)
+    _check_sizes(dynamics, latents, num_inputs)
+    find = None
+    if isinstance(likelihood, str):
+        find = partial(warmup.warm_up, latents=latents, likelihood=likelihood, bin_width=bin_width)
+        likelihood = _unknown(likelihood, neurons, latents, bin_width)
+    if learn is None:
+        learn = PARTS if find else ("dynamics", "noise", "prior")
+        if not isinstance(dynamics.family, Gaussian):
+            learn = [part for part in learn if part != "prior"]
+    learner = Learner(loss=loss, parts=tuple(learn), ring=ring)
+    return Stream(learner, Model(dynamics, likelihood), key, find, warm_up)
+
+
+def check_whole(value: Any, least: int, name: str) -> None:
+    """Refuse what is not a whole number, or too small.
+
+    Example:
+        >>> check_whole(2, 1, "latents")
+    """
+    try:
+        fits = operator.index(value) >= least
+    except TypeError:
+        fits = False
+    if not fits:
+        raise InputError(f"{name} = {value!r}", name, f"pass a whole number, {least} or more")
+
+
+def _unknown(kind: str, neurons: int, latents: int, bin_width: float) -> Likelihood:
+    """A likelihood with a readout of zeros in place of the one to be found."""
+    if kind not in warmup.KINDS:
+        raise InputError(
+            f"unknown likelihood {kind!r}", "likelihood", f"pass one of {list(warmup.KINDS)}"
+        )
+    if latents > neurons:
+        raise InputError(f"{latents} latents of {neurons} neurons", "latents", "pass fewer")
+    return warmup.KINDS[kind](np.zeros((neurons, latents)), bin_width=bin_width)
+
+
+def _check_sizes(dynamics: Dynamics, latents: int, num_inputs: int) -> None:
+    sizes = dynamics.dim, dynamics.num_inputs
+    if sizes != (latents, num_inputs):
+        raise InputError(
+            f"dynamics of {sizes[0]} latents and {sizes[1]} inputs for latents={latents} and "
+            f"num_inputs={num_inputs}",
+            "dynamics",
+            f"pass latents={sizes[0]} and num_inputs={sizes[1]}",
+        )

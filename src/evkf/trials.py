@@ -1,0 +1,251 @@
+"""Recordings as people have them: an array, or a list of trials of different lengths.
+
+Trials are laid end to end with a mark where each begins, and filled up with unobserved bins to a
+power of two, so that a new length seldom means another compilation. Results are cut back to the
+bins that were given.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.filters import Filter, State
+from evkf.filters.base import read_observations
+from evkf.model import Model, read_inputs
+from evkf.numerics import tree_where
+from evkf.types import Belief, Key
+
+SHORTEST = 64
+"""Bins that a recording is filled up to at least."""
+
+NAMES = {"ys": "X", "us": "inputs"}
+"""What arguments of the library are called for people with arrays."""
+
+
+AXES = {
+    "mean": ("bin", "latent"),
+    "cov": ("bin", "latent", "other_latent"),
+    "rate": ("bin", "neuron"),
+}
+"""Names of the axes of labelled arrays."""
+
+
+class Trials(NamedTuple):
+    """Trials end to end.
+
+    Attributes:
+        ys: Observations, zero where masked.
+        masks: True where observed.
+        us: Inputs.
+        fresh: True where a trial begins.
+        lengths: Bins of every trial.
+        many: Whether a list was given.
+    """
+
+    ys: Float[np.ndarray, "T N"]
+    masks: Bool[np.ndarray, "T N"]
+    us: Float[np.ndarray, "T U"]
+    fresh: Bool[np.ndarray, " T"]
+    lengths: tuple[int, ...]
+    many: bool
+
+    def split(self, array: np.ndarray) -> Any:
+        """Cut an array of all bins into trials, if a list of them was given."""
+        return np.split(array, np.cumsum(self.lengths)[:-1]) if self.many else array
+
+
+class Filtered(NamedTuple):
+    """What the filter believed of every bin, as NumPy arrays."""
+
+    belief: Belief
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
+    elbo: Float[np.ndarray, " T"]
+
+
+def count_channels(X: Any) -> int:
+    """Channels of an array of bins, or of the first of several.
+
+    Example:
+        >>> count_channels([np.zeros((3, 2)), np.zeros((4, 2))])
+        2
+    """
+    first = X[0] if _many(X) else X
+    if np.ndim(first) != 2:
+        raise InputError(
+            f"X with {np.ndim(first)} axes", "X", "pass (bins, neurons), or a list of such trials"
+        )
+    return np.shape(first)[1]
+
+
+def read_trials(
+    model: Model, X: Any, masks: Any = None, inputs: Any = None, follows: bool = False
+) -> Trials:
+    """Check a recording against a model; nothing is reshaped, cast away or dropped.
+
+    Args:
+        model: The model.
+        X: Observations, (bins, neurons), or a list of such trials.
+        masks: True where observed, of the shape of X or (bins,) for whole bins; all when left out.
+        inputs: Inputs, (bins, inputs).
+        follows: Whether a single array goes on where the one before ended.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))]).fresh
+        array([ True, False,  True, False, False])
+    """
+    many = _many(X)
+    given = {"masks": masks, "inputs": inputs}
+    trials = list(X) if many else [X]
+    for name, value in given.items():
+        if many and value is not None and len(value) != len(trials):
+            raise InputError(
+                f"{len(value)} {name} for {len(trials)} trials", name, "pass one for every trial"
+            )
+        given[name] = value if many and value is not None else [value] * len(trials)
+    read = [
+        _read_one(model, *each, trial=index if many else None)
+        for index, each in enumerate(zip(trials, *given.values(), strict=True))
+    ]
+    if sum(part.lengths[0] for part in read) == 0:
+        raise InputError("no bins", "X", "pass one or more")
+    if follows and not many:
+        read[0].fresh[:] = False
+    return join(read)._replace(many=many)
+
+
+def join(parts: Sequence[Trials]) -> Trials:
+    """One recording after another.
+
+    Example:
+        >>> bins = np.zeros((2, 1)), np.ones((2, 1), bool), np.zeros((2, 0)), np.zeros(2, bool)
+        >>> join([Trials(*bins, (2,), False)] * 3).lengths
+        (2, 2, 2)
+    """
+    ys, masks, us, fresh = (
+        np.concatenate(arrays) for arrays in zip(*(p[:4] for p in parts), strict=True)
+    )
+    return Trials(ys, masks, us, fresh, sum((part.lengths for part in parts), ()), parts[0].many)
+
+
+def filled_up(trials: Trials) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Observations, masks, inputs and starts with unobserved bins at the end, a trial of their own.
+
+    Example:
+        >>> bins = np.ones((70, 1)), np.ones((70, 1), bool), np.zeros((70, 0)), np.zeros(70, bool)
+        >>> [array.shape for array in filled_up(Trials(*bins, (70,), False))]
+        [(128, 1), (128, 1), (128, 0), (128,)]
+    """
+    num = len(trials.fresh)
+    size = max(SHORTEST, 1 << (num - 1).bit_length())
+    ys, masks, us, fresh = (
+        np.concatenate([array, np.zeros((size - num, *array.shape[1:]), array.dtype)])
+        for array in trials[:4]
+    )
+    fresh[num:] = True
+    return ys, masks, us, fresh
+
+
+def filter_trials(filter: Filter, model: Model, trials: Trials, key: Key) -> Filtered:
+    """Filter every trial from the initial state on.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
+        >>> filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0)).mean.shape
+        (5, 2)
+    """
+    ys, masks, us, fresh = (jnp.asarray(array) for array in filled_up(trials))
+    found = _filter(filter, model, ys, masks, us, fresh, key)
+    return Filtered(*jax.tree.map(lambda leaf: np.array(leaf[: len(trials.fresh)]), found))
+
+
+def results(trials: Trials, mean: np.ndarray, cov: np.ndarray | None, as_xarray: bool) -> Any:
+    """Means, and covariances if there are any, of every bin in the form that was asked for.
+
+    Example:
+        >>> bins = np.ones((2, 1)), np.ones((2, 1), bool), np.zeros((2, 0)), np.zeros(2, bool)
+        >>> trials = Trials(*bins, lengths=(1, 1), many=True)
+        >>> results(trials, np.array([[1.0], [2.0]]), None, as_xarray=False)
+        [array([[1.]]), array([[2.]])]
+    """
+
+    def finished(array: np.ndarray, name: str) -> Any:
+        parts = trials.split(array)
+        if not as_xarray:
+            return parts
+        labelled = partial(import_xarray().DataArray, dims=AXES[name], name=name)
+        return [labelled(part) for part in parts] if trials.many else labelled(parts)
+
+    means = finished(mean, "mean")
+    return means if cov is None else (means, finished(cov, "cov"))
+
+
+def import_xarray() -> ModuleType:
+    """xarray, or an error that says how to get it.
+
+    Example:
+        >>> import_xarray().__name__
+        'xarray'
+    """
+    try:
+        import xarray
+    except ModuleNotFoundError as error:
+        what = "labelled arrays need xarray, which is not installed"
+        raise InputError(what, "as_xarray", 'pip install "evkf[xarray]"') from error
+    return xarray
+
+
+@jax.jit
+def _filter(
+    filter: Filter, model: Model, ys: Array, masks: Array, us: Array, fresh: Array, key: Key
+) -> tuple[Belief, Array, Array, Array]:
+    start = filter.init(model)
+
+    def body(state: State, inputs: tuple) -> tuple[State, tuple]:
+        y, mask, u, new, t = inputs
+        state = tree_where(new, start, state)
+        state, info = filter.step(model, state, y, mask, jax.random.fold_in(key, t), u)
+        return state, (state.belief, info.elbo)
+
+    bins = (ys, masks, us, fresh, jnp.arange(len(ys)))
+    _, (beliefs, elbo) = lax.scan(body, start, bins)
+    mean, cov = jax.vmap(model.family.mean)(beliefs), jax.vmap(model.family.cov)(beliefs)
+    return beliefs, mean, cov, elbo
+
+
+def _many(X: Any) -> bool:
+    return isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
+
+
+def _read_one(
+    model: Model, X: ArrayLike, masks: ArrayLike | None, us: ArrayLike | None, trial: int | None
+) -> Trials:
+    try:
+        ys, seen = (np.asarray(array) for array in read_observations(model, X, masks))
+        given = np.asarray(read_inputs(model, us, len(ys)))
+    except InputError as error:
+        raise InputError(error.what, _place(error.where, trial), error.remedy) from None
+    fresh = np.zeros(len(ys), bool)
+    fresh[:1] = True
+    return Trials(ys, seen, given, fresh, (len(ys),), False)
+
+
+def _place(where: str, trial: int | None) -> str:
+    name, bracket, index = where.partition("[")
+    return NAMES.get(name, name) + ("" if trial is None else f"[{trial}]") + bracket + index

@@ -1,0 +1,78 @@
+"""The learner compiled for streams is the learner."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evkf.learning import Learner
+from evkf.learning.compiled import LARGE, CompiledLearner, packing
+from tests.learning.cases import MODELS, T, recording
+from tests.quick import quick_compilation  # noqa: F401
+
+LEARNER = Learner(ring=512, num_windows=2, window=3)
+"""The ring has arrays that travel alone."""
+BINS = recording("linear")
+
+
+def close(one, two):
+    def check(a, b):
+        np.testing.assert_array_equal(a, b)
+
+    jax.tree.map(check, one, two)
+
+
+@pytest.fixture(scope="module")
+def live():
+    return CompiledLearner(LEARNER, MODELS["linear"]())
+
+
+def test_equals_the_scan(live):
+    start = LEARNER.init(MODELS["linear"]())
+    sizes = [leaf.size for leaf in jax.tree.leaves(start)]
+    assert max(sizes) >= LARGE
+    close(live.state, start)
+    wanted, trace = LEARNER.scan(start, *BINS)
+    earlier = live.state
+    for t, bins in enumerate(zip(*BINS, strict=True)):
+        said = live.observe(*(np.asarray(array) for array in bins))
+        learned = live.learn()
+        found = live.belief(said), live.info(said), learned
+        close(found, jax.tree.map(lambda leaf, t=t: leaf[t], tuple(trace)))
+    close(live.state, wanted)
+    assert int(live.state.steps) == T - LEARNER.window
+    # States that were handed out are copies.
+    close(earlier, start)
+
+
+def test_what_is_left_out_is_filled_in(live):
+    """All channels observed, the trial goes on, and a bin may pass without learning."""
+    before = live.state
+    live.observe([1, 0, 0.5, -0.5], u=[0.3])
+    after = live.state
+    slot = int(before.ring.count)
+    kept = jax.tree.map(lambda leaf: leaf[slot], after.ring.bins)
+    np.testing.assert_array_equal(kept.y, [1, 0, 0.5, -0.5])
+    np.testing.assert_array_equal(kept.u, [0.3])
+    assert np.all(kept.mask)
+    assert bool(kept.fresh) == (slot == 0)
+    np.testing.assert_array_equal(kept.belief.mean, after.filter.belief.mean)
+    assert int(after.ring.count) == slot + 1
+    assert int(after.steps) == int(before.steps)
+
+
+def test_packing_there_and_back():
+    tree = {
+        "small": (jnp.arange(3.0), jnp.asarray(2.5)),
+        "none": jnp.zeros((2, 0)),
+        "flags": jnp.asarray([True, False]),
+        "count": jnp.asarray(7, jnp.int32),
+        "large": jnp.arange(LARGE + 1.0).reshape(1, -1),
+    }
+    pack, unpack = packing(tree)
+    packed = pack(tree)
+    assert [array.dtype.name for array in packed] == ["bool", "float64", "int32", "float64"]
+    assert packed[1].shape == (4,)
+    again = unpack(packed)
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    jax.tree.map(np.testing.assert_array_equal, again, tree)
