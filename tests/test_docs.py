@@ -59,9 +59,6 @@ LABELS = [
 ]
 """Every label of the paper's source, in the order of print."""
 
-PLANNED = {"evkf.learning"}
-"""Modules that the map may name only after the words "not yet"."""
-
 LEAST_EXAMPLES = 100
 
 DOCTESTS = """
@@ -154,10 +151,7 @@ def test_map_names_what_exists(row: list[str]):
     _, _, code, test = row
     for part in code.split(";"):
         for name in re.findall(r"`(evkf(?:\.\w+)+)`", part):
-            if name in PLANNED:
-                assert "not yet" in part, f"{name} is still to come"
-            else:
-                resolve(name)
+            resolve(name)
     assert re.search(r"`(evkf|eq:|alg:)", code), "a place, present or planned"
     tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", test)
     assert tests or test.startswith(("not yet", "see `alg:")), (
@@ -189,11 +183,6 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-def test_planned_modules_are_still_to_come():
-    for name in PLANNED:
-        assert not _is_module(name), f"{name} is here: say so in the map, and take it off PLANNED"
 
 
 def test_doctests_run_in_the_default_precision():
