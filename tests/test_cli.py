@@ -15,7 +15,7 @@ import pytest
 import evkf
 from evkf.cli import EXIT_CODES, insistent_interrupt, main, to_json
 
-SMALL = ("--bins", "40", "--neurons", "20", "--seed", "3")
+SMALL = ("--bins", "80", "--neurons", "20", "--seed", "3")
 BENCH = ("bench", "step", "--quick", "--latents", "2", "--neurons", "8", "--calls", "20")
 REQUIRED = {"L", "N", "likelihood", "median_us", "p99_us", "scan_us", "empty_us", "ratio"}
 DEMO_FILES = {"demo.png", "demo.svg", "summary.json", "config.json"}
@@ -79,7 +79,7 @@ def test_demo_writes_figure_summary_and_configuration(demo: tuple[Path, Result])
     assert "<svg" in (out / "demo.svg").read_text(encoding="utf-8")
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert config["options"] == {
-        "bins": 40,
+        "bins": 80,
         "neurons": 20,
         "seed": 3,
         "dtype": "float32",
@@ -93,7 +93,7 @@ def test_json_stands_alone_on_stdout_and_words_go_to_stderr(demo: tuple[Path, Re
     out, result = demo
     assert json.loads(result.out) == json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert "RMSE" in result.err
-    assert "40/40 bins" in result.err
+    assert "80/80 bins" in result.err
 
 
 def test_demo_refuses_to_overwrite(demo: tuple[Path, Result]):
@@ -134,7 +134,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path):
 
 
 def test_interrupt_exits_130(tmp_path: Path):
-    command = [sys.executable, "-m", "evkf", "demo", "--realtime", "--bins", "100000"]
+    command = [sys.executable, "-m", "evkf", "demo", "--realtime", "--bins", "10000"]
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 from numpy.typing import ArrayLike
 
+from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS
 from evkf.learning.learner import Learner, LearnerState, LearnInfo
@@ -122,6 +123,9 @@ class CompiledLearner:
         fresh: bool = False,
     ) -> Packed:
         """Filter a bin; `belief` and `info` read what is returned."""
+        if u is None and self._no_input.size:
+            size = self._no_input.size
+            raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
         observed = np.asarray(y, self._dtype)
         seen = self._seen if mask is None else np.asarray(mask)
         given = self._no_input if u is None else np.asarray(u, self._dtype)
