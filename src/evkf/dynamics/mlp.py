@@ -18,8 +18,9 @@ from evkf.types import Input, Key, Vector
 STEEPNESS, EXTENT = 1.0, 2.0
 """Norm of the first layer's rows, and how far from the origin its units bend."""
 
-REACH = 2.0
-"""How many standard deviations around an estimate count as visited."""
+REACH, MARGIN = 4.0, 0.1
+"""How many standard deviations around an estimate count as visited, and the share of the visited
+range by which the box is wider on every side."""
 
 
 class Network(eqx.Module):
@@ -108,7 +109,9 @@ class ResidualMLP(GaussianDynamics):
 
     def mean(self, z: Vector, u: Input) -> Vector:
         # Until a state was seen the box is inside out, and holds nothing.
-        z = jnp.where(self.low <= self.high, jnp.clip(z, self.low, self.high), z)
+        margin = MARGIN * (self.high - self.low)
+        inside = jnp.clip(z, self.low - margin, self.high + margin)
+        z = jnp.where(self.low <= self.high, inside, z)
         return z + self.network(jnp.concatenate([z, u]))
 
     def visited(self, mean: Vector, std: Vector) -> Self:

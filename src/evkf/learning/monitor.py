@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 from numpy.typing import ArrayLike
 
-from evkf.dynamics import GaussianDynamics, Linear
+from evkf.dynamics import Dynamics, GaussianDynamics, Linear, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
 from evkf.filters import Info, State, VariationalKalmanFilter
@@ -165,9 +165,11 @@ class Monitor(eqx.Module):
             fresh: Whether a trial begins.
         """
         begins = jnp.asarray(fresh)
+        # A copy that has not been where the model has would lose there for that alone.
+        copy = eqx.tree_at(lambda m: m.dynamics, state.copy, _same_box(state.copy, model))
         walk, nats_walk = self._walk(state, model, y, mask, begins)
-        before = tree_where(begins, self.filter.init(state.copy), state.copied)
-        copied, said = self.filter.step(state.copy, before, y, mask, None, u)
+        before = tree_where(begins, self.filter.init(copy), state.copied)
+        copied, said = self.filter.step(copy, before, y, mask, None, u)
 
         def known(value: Scalar) -> Scalar:
             return jnp.where(jnp.isfinite(value), value, 0)
@@ -224,6 +226,14 @@ class Monitor(eqx.Module):
         before = tree_where(begins, self.filter.init(under), state.walk)
         found, said = self.filter.step(under, before, y, mask)
         return found, said.elbo
+
+
+def _same_box(copy: Model, model: Model) -> Dynamics:
+    """The copy's dynamics, with the model's knowledge of where states have been."""
+    if not isinstance(copy.dynamics, ResidualMLP):
+        return copy.dynamics
+    box = (model.dynamics.low, model.dynamics.high)  # pyright: ignore[reportAttributeAccessIssue]
+    return eqx.tree_at(lambda d: (d.low, d.high), copy.dynamics, box)
 
 
 class Watched(NamedTuple):
