@@ -70,12 +70,15 @@ def learned_forecast(model: Model, beliefs: GaussianBelief) -> GaussianBelief:
     return jax.vmap(one)(beliefs)
 
 
-def linear_forecast(past: np.ndarray, present: np.ndarray, persist: bool) -> GaussianBelief:
-    """Persistence, or the best linear map over the horizon, with the covariance of its errors."""
+def linear_forecast(past: np.ndarray, now: GaussianBelief, persist: bool) -> GaussianBelief:
+    """Persistence, or the best linear map over the horizon, with the covariance of its errors: of
+    the estimate ahead, and of the state around that estimate.
+    """
+    present = np.asarray(now.mean)
     before, after = past[:-AHEAD], past[AHEAD:]
     dim = past.shape[1]
     weight, offset = (np.eye(dim), np.zeros(dim)) if persist else affine_map(before, after)
-    cov = np.cov((after - before @ weight - offset).T)
+    cov = np.cov((after - before @ weight - offset).T) + np.mean(now.cov, axis=0)
     mean = present @ weight + offset
     return GaussianBelief(
         jnp.asarray(mean), jnp.broadcast_to(jnp.asarray(cov), (len(mean), dim, dim))
@@ -106,12 +109,16 @@ def portrait(name: str, model: Model, means: np.ndarray, states: np.ndarray) -> 
     def rest(z: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 30, lambda _, z: model.dynamics.mean(z, jnp.zeros(0)), z)
 
-    settled = np.asarray(jax.jit(jax.vmap(rest))(jnp.asarray(means[::10]))) @ weight + offset
+    slow = jax.jit(jax.vmap(rest))(jnp.asarray(means[::10]))
+    settled = np.asarray(slow) @ weight + offset
+    moved = np.asarray(jax.vmap(lambda z: model.dynamics.mean(z, jnp.zeros(0)))(slow)) - slow
+    speed = np.linalg.norm(moved @ weight, axis=1)
     radii = np.linalg.norm(settled, axis=1)
     angles = np.unique(np.floor(np.arctan2(settled[:, 1], settled[:, 0]) * 6 / np.pi))
     return {
         "distance": float(np.quantile(np.abs(radii - 1), 0.95)),
         "sectors_of_12": len(angles),
+        "speed": float(np.quantile(speed, 0.95)),
     }
 
 
@@ -127,11 +134,10 @@ def run(name: str, seed: int) -> dict:
     means = np.asarray(trace.belief.mean[LEARNED // 2 :])
     starts = jax.tree.map(lambda leaf: leaf[:-AHEAD:2], after.belief)
     coming = jnp.asarray(ys[LEARNED:][AHEAD::2])
-    present = np.asarray(starts.mean)
     nats = {
         "learned": learned_forecast(state.model, starts),
-        "persistence": linear_forecast(means, present, persist=True),
-        "linear": linear_forecast(means, present, persist=False),
+        "persistence": linear_forecast(means, starts, persist=True),
+        "linear": linear_forecast(means, starts, persist=False),
     }
     row = {who: float(np.mean(score(state.model, q, coming))) for who, q in nats.items()}
     row["r2"] = affine_r2(after.belief.mean, states[LEARNED:])
@@ -160,6 +166,9 @@ def main() -> int:
         print(f"{name}: fixed points or slow set off by at most {far:.3f} of the radius")
         if not far <= 0.1:
             missed.append(f"{name}: portrait off by {far:.3f}")
+        # Slow: less than a tenth of the noise of a bin.
+        if not all(row.get("speed", 0) <= 0.01 for row in rows):
+            missed.append(f"{name}: the set is not slow")
         if not all(row.get("right_stability", True) for row in rows):
             missed.append(f"{name}: wrong stability of a fixed point")
     if options.json:

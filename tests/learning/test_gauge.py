@@ -8,9 +8,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from evkf import likelihoods as lik
-from evkf.dynamics import Linear
-from evkf.learning import Learner
-from evkf.learning.gauge import hold_gauge
+from evkf.dynamics import Linear, VanDerPol
+from evkf.learning import Learner, freeze
+from evkf.learning.gauge import gauge, hold_gauge
 from evkf.learning.parts import free, split
 from evkf.model import Model
 from tests.learning.cases import readout
@@ -44,7 +44,7 @@ def stacked(tree):
 def test_steps_leave_the_column_space(name):
     tree = learned(LIKELIHOODS[name])
     step = random_step(tree)
-    kept = hold_gauge(tree, step)
+    kept = hold_gauge(gauge(tree), step)
     project = C @ np.linalg.pinv(C)
     wanted = stacked(step) - project @ stacked(step)
     np.testing.assert_allclose(stacked(kept), wanted, atol=1e-10)
@@ -60,7 +60,7 @@ def test_columns_that_depend_on_one_another(matrix):
     step = random_step(tree)
     project = matrix @ np.linalg.pinv(matrix)
     wanted = stacked(step) - project @ stacked(step)
-    np.testing.assert_allclose(stacked(hold_gauge(tree, step)), wanted, atol=1e-9)
+    np.testing.assert_allclose(stacked(hold_gauge(gauge(tree), step)), wanted, atol=1e-9)
 
 
 class Weights(eqx.Module):
@@ -69,16 +69,44 @@ class Weights(eqx.Module):
 
 def test_a_readout_without_offset_is_the_users_own():
     own = lik.Custom(lambda p, z, y: -((y - p.C @ z) ** 2), 4, Weights(jnp.asarray(C)))
-    for likelihood in (own, lik.Joint([own, lik.Poisson(C, B)])):
-        tree = learned(likelihood)
-        step = random_step(tree)
-        kept = hold_gauge(tree, step)
-        part = (lambda t: t.model.likelihood) if likelihood is own else _first
-        np.testing.assert_array_equal(part(kept).params.C, part(step).params.C)
+    assert not gauge(learned(own)).size
+    tree = learned(lik.Joint([own, lik.Poisson(C, B)]))
+    step = random_step(tree)
+    kept = hold_gauge(gauge(tree), step)
+    mine, given = (each.model.likelihood.parts[0].params.C for each in (kept, step))
+    np.testing.assert_array_equal(mine, given)
 
 
-def _first(tree):
-    return tree.model.likelihood.parts[0]
+def test_many_steps_do_not_add_up():
+    """Orthogonal to the first C, not to the present one, whose norm would only ever grow."""
+    tree = learned(LIKELIHOODS["one"])
+    basis, start = gauge(tree), stacked(tree)
+    move = jax.jit(lambda tree, step: eqx.apply_updates(tree, hold_gauge(basis, step)))
+    for _ in range(100):
+        tree = move(tree, random_step(tree))
+    moved = stacked(tree)
+    assert np.linalg.norm(moved - start) > 10
+    np.testing.assert_allclose(C.T @ moved, C.T @ start, atol=1e-9)
+
+
+def test_known_coordinates_are_not_held():
+    model = Model(VanDerPol(), lik.Gaussian(C, B))
+    assert not Learner(parts=PARTS).init(model).gauge.size
+    free_walk = Model(Linear(np.eye(2), 0.1), lik.Gaussian(C, B))
+    assert not Learner(parts=("readout",)).init(free_walk).gauge.size
+    assert Learner(parts=PARTS).init(free_walk).gauge.size
+
+
+def test_frozen_dynamics_hold_the_coordinates_themselves():
+    learner = Learner(parts=PARTS, ring=16, num_windows=2, window=3)
+    state = learner.init(Model(Linear(0.9 * np.eye(2), 0.1), lik.Gaussian(C, B)))
+    step = jax.jit(learner.step)
+    for frozen in (False, True):
+        state = freeze(state, "dynamics") if frozen else state
+        for y in RNG.normal(size=(8, 4)):
+            before, (state, _) = state, step(state, jnp.asarray(y))
+        moved = stacked(state.free)[:, :2] - stacked(before.free)[:, :2]
+        assert (np.linalg.norm(C.T @ moved) > 1e-6) == frozen
 
 
 def test_learning_turns_the_subspace_and_keeps_its_axes():
@@ -90,5 +118,5 @@ def test_learning_turns_the_subspace_and_keeps_its_axes():
     for y in RNG.normal(size=(8, 4)):
         before, (state, _) = state, step(state, jnp.asarray(y))
         old, new = (stacked(unravel(each.raw)) for each in (before, state))
-        assert np.linalg.norm(old[:, :2].T @ (new - old)) < 1e-12
+        assert np.linalg.norm(C.T @ (new - old)) < 1e-12
         assert (np.linalg.norm(new - old) > 1e-3) == (int(state.steps) > 0)

@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from evkf.dynamics import Linear
+from evkf.dynamics import Linear, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian as GaussianFamily
 from evkf.learning import Learner, adam, freeze, thaw
@@ -166,10 +166,9 @@ def test_algorithm_one_equals_a_loop_by_hand():
         found = [dynamics.weight[0, 0], dynamics.bias[0], dynamics.noise.log_std[0]]
         np.testing.assert_allclose(found, params, atol=1e-8)
     assert int(state.steps) == 3
-    # A gradient that is not finite is not gathered.
+    # A bin that could not be used adds nothing.
     state, _ = step(state, jnp.asarray(SCALAR[0]))
-    lost, (_, learned) = step(state, jnp.asarray([np.nan, 1.0]))
-    assert bool(learned.skipped)
+    lost, _ = step(state, jnp.asarray([np.nan, 1.0]))
     np.testing.assert_array_equal(lost.gradient, state.gradient)
 
 
@@ -270,3 +269,28 @@ def test_bad_recordings():
         with pytest.raises(InputError) as caught:
             learner.scan(state, **arguments)
         assert caught.value.where == where
+
+
+def test_a_bin_that_could_not_be_used_is_not_learned_from():
+    """NaN from a live source: the filter falls back, and replay does not see it."""
+    learner = Learner(ring=16, num_windows=2, window=3)
+    model = Model(Linear(0.9 * np.eye(1), 0.1), Gaussian([[1.0], [0.5]]))
+    state, step = learner.init(model), jax.jit(learner.step)
+    for t in range(12):
+        y = jnp.full(2, jnp.nan if t == 6 else 1.0)
+        state, (info, learned) = step(state, y)
+        assert np.isnan(info.elbo) == (t == 6)
+        assert not learned.skipped
+    assert int(state.steps) > 5
+    assert not np.any(state.ring.bins.mask[6])
+
+
+def test_only_what_was_observed_counts_as_visited():
+    learner = Learner(ring=16, num_windows=2, window=3)
+    model = Model(ResidualMLP(1, 0.5, jax.random.key(0)), Gaussian([[1.0]]))
+    state, observe = learner.init(model), jax.jit(learner.observe)
+    state, _ = observe(state, jnp.zeros(1))
+    box = state.model.dynamics.high - state.model.dynamics.low
+    for _ in range(20):
+        state, _ = observe(state, jnp.zeros(1), jnp.zeros(1, bool))
+    np.testing.assert_array_equal(state.model.dynamics.high - state.model.dynamics.low, box)

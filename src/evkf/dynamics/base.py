@@ -4,7 +4,7 @@ Paper: the conditional exponential family of section 3.1.
 """
 
 from abc import abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import equinox as eqx
 import numpy as np
@@ -41,6 +41,8 @@ class GaussianDynamics(Dynamics):
     """Additive Gaussian noise: $z_t \\sim N(f_\\theta(z_{t-1}, u_t), Q)$."""
 
     noise: eqx.AbstractVar[Covariance]
+    any_coordinates: ClassVar[bool] = False
+    """Whether the same dynamics in other (affine) coordinates are of the same kind."""
 
     @abstractmethod
     def mean(self, z: Vector, u: Input) -> Vector:

@@ -1,5 +1,7 @@
 """Linear dynamics with Gaussian noise."""
 
+from typing import ClassVar
+
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -13,22 +15,25 @@ from evkf.types import Input, Matrix, Vector
 class Linear(GaussianDynamics):
     """$z_t \\sim N(A z_{t-1} + B u_t + c, Q)$.
 
-    Args:
-        weight: A, (latents, latents).
-        noise: Q: a variance, one per latent, or a full matrix.
-        bias: c, (latents,); zero when left out.
-        input_weight: B, (latents, inputs); no inputs when left out.
+        Args:
+            weight: A, (latents, latents).
+            noise: Q: a variance, one per latent, or a full matrix.
+            bias: c, (latents,); zero when left out.
+            input_weight: B, (latents, inputs); no inputs when left out.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> Linear([[0.9]], noise=0.1).mean(jnp.ones(1), jnp.zeros(0))
-        Array([0.9], dtype=float32)
+        Example:
+            >>> from typing import ClassVar
+
+    import jax.numpy as jnp
+            >>> Linear([[0.9]], noise=0.1).mean(jnp.ones(1), jnp.zeros(0))
+            Array([0.9], dtype=float32)
     """
 
     weight: Matrix
     noise: Covariance
     bias: Vector
     input_weight: Float[Array, "L U"]
+    any_coordinates: ClassVar[bool] = True
 
     def __init__(
         self,

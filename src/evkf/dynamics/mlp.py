@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -89,6 +89,7 @@ class ResidualMLP(GaussianDynamics):
     low: Vector
     high: Vector
     num_inputs: int = eqx.field(static=True)
+    any_coordinates: ClassVar[bool] = True
 
     def __init__(
         self,

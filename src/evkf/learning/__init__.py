@@ -19,6 +19,7 @@ from evkf.learning.monitor import (
     scan_watched,
     watch,
 )
+from evkf.learning.pretrain import fit_states, pretrain
 from evkf.learning.warmup import warm_up
 
 __all__ = [
@@ -33,7 +34,9 @@ __all__ = [
     "MonitorState",
     "Watched",
     "adam",
+    "fit_states",
     "freeze",
+    "pretrain",
     "scan_watched",
     "thaw",
     "warm_up",

@@ -3,7 +3,8 @@
 States are defined up to an affine map: $C A^{-1}$, $b - C A^{-1} c$ and $Az + c$ explain the data
 as well as C, b and z. A step of the readout within the column space of C does nothing but change
 coordinates, which the dynamics can do as well. Such steps are left out: the subspace may turn as
-the data ask, and within it the axes stay.
+the data ask, and within it the axes stay. Where the dynamics are known or frozen, or cannot follow,
+the coordinates are theirs and nothing is held.
 """
 
 import jax
@@ -11,23 +12,39 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float
 
+from evkf.dynamics import GaussianDynamics
 from evkf.learning.parts import Free
+from evkf.model import Model
 from evkf.numerics import cholesky, solve_lower
 
 
-def hold_gauge(learned: Free, change: Free) -> Free:
-    """Remove from a step of C and b what lies in the column space of C."""
+def gauge(learned: Free) -> Float[Array, "L N"]:
+    """An orthonormal basis of the column space of C, all readouts together; empty without any."""
     readouts = _readouts(learned)
     if not readouts:
-        return change
+        return jnp.zeros((0, 0))
     C = jnp.concatenate([C for C, _ in readouts.values()])
-    moves = _readouts(change)
-    step = jnp.concatenate([jnp.column_stack([dC, db]) for dC, db in moves.values()])
     # A little more than C'C, which has no factor if columns depend on one another.
     square, info = C.T @ C, jnp.finfo(C.dtype)
     ridge = 100 * info.eps * jnp.trace(square) + info.tiny
-    white = solve_lower(cholesky(square + ridge * jnp.eye(len(square), dtype=C.dtype)), C.T)
-    kept = step - white.T @ (white @ step)
+    return solve_lower(cholesky(square + ridge * jnp.eye(len(square), dtype=C.dtype)), C.T)
+
+
+def can_move(model: Model) -> bool:
+    """Whether the dynamics could follow a change of coordinates, so that they need holding."""
+    dynamics = model.dynamics
+    return isinstance(dynamics, GaussianDynamics) and dynamics.any_coordinates
+
+
+def hold_gauge(basis: Float[Array, "L N"], change: Free) -> Free:
+    """Remove from a step of C and b what lies in the space of a basis.
+
+    The basis is that of the first C: its products with C and b then stay as they were, however many
+    steps there are.
+    """
+    moves = _readouts(change)
+    step = jnp.concatenate([jnp.column_stack([dC, db]) for dC, db in moves.values()])
+    kept = step - basis.T @ (basis @ step)
     start, replaced = 0, {}
     for path, (dC, _) in moves.items():
         rows = kept[start : start + len(dC)]

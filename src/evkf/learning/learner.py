@@ -21,7 +21,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_observations
-from evkf.learning.gauge import hold_gauge
+from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
 from evkf.learning.replay import Bins, Ring, Window, empty, forget, newest, push, refresh, windows
@@ -43,6 +43,8 @@ class LearnerState(NamedTuple):
     gradient: Float[Array, " D"]
     """Gradients gathered since the last step, if there is no replay."""
     thawed: Thawed
+    gauge: Float[Array, "L N"]
+    """Where the coordinates are held; empty if they are not."""
     steps: Count
     """Gradient steps tried."""
     key: Array
@@ -194,10 +196,16 @@ class Learner(eqx.Module):
             ring=empty(model, self.ring or 2),
             optimiser=self.optimiser.init(flat),
             gradient=jnp.zeros_like(flat),
+            gauge=self._gauge(model, tree),
             thawed=Thawed(*(jnp.asarray(part in self.parts) for part in PARTS)),
             steps=jnp.asarray(0, jnp.int32),
             key=jax.random.key_data(jax.random.key(0) if key is None else key),
         )
+
+    def _gauge(self, model: Model, tree: Free) -> Float[Array, "L N"]:
+        if {"readout", "dynamics"} <= set(self.parts) and can_move(model):
+            return gauge(split(tree, self.parts)[0])
+        return jnp.zeros((0, 0))
 
     def observe(
         self,
@@ -216,8 +224,11 @@ class Learner(eqx.Module):
         dtype = state.ring.bins.y.dtype
         mask = jnp.ones(y.shape, bool) if mask is None else mask
         u = jnp.zeros(model.dynamics.num_inputs, dtype) if u is None else u
-        kept = Bins(jnp.where(mask, y, 0).astype(dtype), mask, u, begins, found.belief)
-        tree = self._visit(state.free, found)
+        # What the filter could not use is not learned from either.
+        used = mask & jnp.isfinite(info.elbo)
+        kept = Bins(jnp.where(used, y, 0).astype(dtype), used, u, begins, found.belief)
+        usual = jnp.any(used) & (info.status == 0)
+        tree = tree_where(usual, self._visit(state.free, found), state.free)
         return state._replace(free=tree, filter=found, ring=push(state.ring, kept)), info
 
     def _visit(self, tree: Free, found: State) -> Free:
@@ -307,8 +318,9 @@ class Learner(eqx.Module):
         moves, before = thawed_vector(learned, state.thawed), _raw(learned, state)
         step, optimiser = self.optimiser.update(moves * grad, state.optimiser, before)
         change = unravel(moves * jnp.asarray(step))
-        if "readout" in self.parts:
-            change = hold_gauge(unravel(before), change)
+        if state.gauge.size:
+            held = hold_gauge(state.gauge, change)
+            change = tree_where(state.thawed.dynamics, held, change)
         moved = eqx.apply_updates(unravel(before), change)
         raw = ravel_pytree(bound_noise(moved, self.min_std))[0]
         sound = sound & jnp.all(jnp.isfinite(raw))

@@ -76,7 +76,7 @@ class MonitorInfo(NamedTuple):
     Attributes:
         nats: Running mean of the bound, nats per bin.
         over_walk: The same minus that of a random walk: what the dynamics are worth.
-        over_copy: The same minus that of the model as it was 500 to 1000 bins ago: whether
+        over_copy: The same minus that of a copy of the model, renewed every 500 bins: whether
             learning still gains.
         evidence: Nats in favour of a change of the dynamics.
         changed: Whether one is flagged in this bin.
