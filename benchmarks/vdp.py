@@ -74,10 +74,12 @@ def judge(true: Model, learned: Model, states: np.ndarray, ys: np.ndarray, now: 
     picks = states[rng.integers(500, LEARNED, (3, 10))]
     first, second = trajectories(true, picks[0], 1), trajectories(true, picks[1], 2)
     ours = trajectories(learned, picks[2], 3)
+    finite = bool(np.all(np.isfinite(ours)))
+    floor = log_chamfer(first, second)
     return {
         "gap": log_q(true, oracle) - log_q(learned, now),
         "kl": transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near)),
-        "chamfer_above_floor": log_chamfer(first, ours) - log_chamfer(first, second),
-        "finite": bool(np.all(np.isfinite(ours))),
+        "chamfer_above_floor": log_chamfer(first, ours) - floor if finite else np.inf,
+        "finite": finite,
         "farthest": float(np.abs(ours).max()),
     }

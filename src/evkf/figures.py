@@ -164,11 +164,10 @@ def _compare(
     times: Float[np.ndarray, " T"],
     truth: Float[np.ndarray, " T"],
     estimate: Float[np.ndarray, " T"],
-    std: Float[np.ndarray, " T"] | None = None,
+    std: Float[np.ndarray, " T"],
 ) -> None:
-    if std is not None:
-        low, high = estimate - Z95 * std, estimate + Z95 * std
-        axes.fill_between(times, low, high, color=BAND, lw=0, label="95 % interval")
+    low, high = estimate - Z95 * std, estimate + Z95 * std
+    axes.fill_between(times, low, high, color=BAND, lw=0, label="95 % interval")
     axes.plot(times, estimate, color=ESTIMATE, lw=1.7, label="estimate")
     axes.plot(times, truth, color=TRUTH, lw=0.6, label="truth")
 
