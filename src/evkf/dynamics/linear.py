@@ -15,18 +15,16 @@ from evkf.types import Input, Matrix, Vector
 class Linear(GaussianDynamics):
     """$z_t \\sim N(A z_{t-1} + B u_t + c, Q)$.
 
-        Args:
-            weight: A, (latents, latents).
-            noise: Q: a variance, one per latent, or a full matrix.
-            bias: c, (latents,); zero when left out.
-            input_weight: B, (latents, inputs); no inputs when left out.
+    Args:
+        weight: A, (latents, latents).
+        noise: Q: a variance, one per latent, or a full matrix.
+        bias: c, (latents,); zero when left out.
+        input_weight: B, (latents, inputs); no inputs when left out.
 
-        Example:
-            >>> from typing import ClassVar
-
-    import jax.numpy as jnp
-            >>> Linear([[0.9]], noise=0.1).mean(jnp.ones(1), jnp.zeros(0))
-            Array([0.9], dtype=float32)
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Linear([[0.9]], noise=0.1).mean(jnp.ones(1), jnp.zeros(0))
+        Array([0.9], dtype=float32)
     """
 
     weight: Matrix
