@@ -9,6 +9,7 @@ bit as if it had never stopped.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -114,14 +115,7 @@ def go_on(path: Path, first: int, last: int) -> str:
     if last < len(ys):
         save_tree(path, live.state, {"bins": last})
     flat = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(live.state)]
-    return str(hash_bytes(b"".join(flat)))
-
-
-def hash_bytes(data: bytes) -> str:
-    """A digest of bytes that is the same in every process."""
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(b"".join(flat)).hexdigest()
 
 
 def restart() -> tuple[dict, list[str]]:

@@ -223,7 +223,7 @@ def test_overflowing_dynamics_leave_the_filtering_belief():
 def test_refusals():
     model = linear_model()
     ys, masks, us, _ = recording()
-    with pytest.raises(InputError, match=r"fresh of shape .* pass 8 booleans"):
+    with pytest.raises(InputError, match=r"trial starts of type .* pass 8 booleans"):
         smooth(FILTER, model, ys, masks, us, fresh=np.zeros(3, bool))
     with pytest.raises(InputError, match="fresh"):
         smooth(FILTER, model, ys, masks, us, fresh=np.zeros(T))

@@ -16,7 +16,7 @@ from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
-from evkf.model import Model, read_inputs
+from evkf.model import Model, draw_path, read_inputs
 from evkf.product_expectations import can_tilt, tilt
 from evkf.quadrature import LEVELS, gauss_hermite
 from evkf.sites import choose_level
@@ -189,16 +189,8 @@ def sample_forecast(
 def _sample(
     model: Model, belief: Belief, us: Float[Array, "H U"], key: Key, num: int
 ) -> tuple[Array, Array]:
-    dynamics = model.dynamics
-
-    def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:
-        key, u = inputs
-        state_key, y_key = jax.random.split(key)
-        z = dynamics.family.sample(dynamics.transition(z, u), state_key, 1)[0]
-        return z, (z, model.likelihood.sample(z, y_key))
-
     def future(z: Vector, key: Key) -> tuple[Array, Array]:
-        return lax.scan(body, z, (jax.random.split(key, len(us)), us))[1]
+        return draw_path(model, jax.random.split(key, len(us)), us, z)
 
     start_key, run_key = jax.random.split(key)
     starts = model.family.sample(belief, start_key, num)

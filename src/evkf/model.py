@@ -103,7 +103,7 @@ def simulate(
         z0 = model.family.sample(model.prior, start_key, 1)[0]
     if z0.shape != (model.family.dim,):
         raise InputError(f"state of shape {z0.shape}", "z0", f"pass shape ({model.family.dim},)")
-    return _simulate(model, jax.random.split(run_key, num_bins), us, z0)
+    return draw_path(model, jax.random.split(run_key, num_bins), us, z0)
 
 
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
@@ -122,7 +122,8 @@ def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Arra
 
 
 @jax.jit
-def _simulate(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, Array]:
+def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, Array]:
+    """States and observations that follow a state, a key and an input for every bin."""
     dynamics = model.dynamics
 
     def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:

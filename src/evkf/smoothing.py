@@ -17,7 +17,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
@@ -26,7 +25,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief
 from evkf.filters import Info, State, VariationalKalmanFilter
-from evkf.filters.base import read_observations
+from evkf.filters.base import read_fresh, read_observations
 from evkf.model import Model, read_inputs
 from evkf.numerics import cholesky, factorisable, inverse_lower, tree_where
 from evkf.types import Belief, Input, Key, Matrix, Vector
@@ -101,7 +100,9 @@ def smooth(
     observed, seen = read_observations(model, ys, masks)
     num_bins = observed.shape[0]
     inputs = read_inputs(model, us, num_bins)
-    return _smooth(filter, model, observed, seen, inputs, _read_fresh(fresh, num_bins), key)
+    return _smooth(
+        filter, model, observed, seen, inputs, read_fresh(fresh, num_bins).at[:1].set(True), key
+    )
 
 
 @jax.jit
@@ -279,15 +280,3 @@ def _check_model(model: Model) -> None:
             "model",
             "smooth models whose states are Gaussian with additive noise (GaussianDynamics)",
         )
-
-
-def _read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
-    array = np.zeros(num_bins, bool) if fresh is None else np.array(fresh)
-    if array.shape != (num_bins,) or array.dtype != bool:
-        raise InputError(
-            f"fresh of shape {array.shape} and type {array.dtype}",
-            "fresh",
-            f"pass {num_bins} booleans, True where a trial begins",
-        )
-    array[:1] = True
-    return jnp.asarray(array)

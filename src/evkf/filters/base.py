@@ -187,3 +187,15 @@ def read_observations(
         )
     model.likelihood.check(array, mask, "ys")
     return jnp.asarray(np.where(mask, array, 0), jnp.result_type(float)), jnp.asarray(mask)
+
+
+def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
+    """Check the marks of trial starts."""
+    marks = np.zeros(num_bins, bool) if fresh is None else np.asarray(fresh)
+    if marks.dtype != bool or marks.shape != (num_bins,):
+        raise InputError(
+            f"trial starts of type {marks.dtype} and shape {marks.shape}",
+            "fresh",
+            f"pass {num_bins} booleans, True at the first bin of a trial",
+        )
+    return jnp.asarray(marks)

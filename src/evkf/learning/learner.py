@@ -10,7 +10,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters import Info, State, VariationalKalmanFilter
-from evkf.filters.base import read_observations
+from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
@@ -364,18 +363,6 @@ def _scan(
         return state, LearnTrace(state.filter.belief, info, learned)
 
     return lax.scan(body, state, (ys, masks, us, fresh))
-
-
-def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
-    """Check the marks of trial starts."""
-    marks = np.zeros(num_bins, bool) if fresh is None else np.asarray(fresh)
-    if marks.dtype != bool or marks.shape != (num_bins,):
-        raise InputError(
-            f"trial starts of type {marks.dtype} and shape {marks.shape}",
-            "fresh",
-            f"pass {num_bins} booleans, True at the first bin of a trial",
-        )
-    return jnp.asarray(marks)
 
 
 def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:

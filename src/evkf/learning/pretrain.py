@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 from evkf.checks import read_array
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.filters.base import read_observations
-from evkf.learning.learner import Learner, LearnerState, adam, read_fresh
+from evkf.filters.base import read_fresh, read_observations
+from evkf.learning.learner import Learner, LearnerState, adam
 from evkf.learning.parts import bound_noise, free, split
 from evkf.learning.replay import Ring, windows
 from evkf.model import Model, read_inputs
