@@ -125,8 +125,7 @@ def portrait(name: str, model: Model, means: np.ndarray, states: np.ndarray) -> 
 def run(name: str, seed: int) -> dict:
     """Learn one recording and judge it."""
     true, states, ys = recording(name, seed)
-    first = ys[:WARM_UP]
-    found = warm_up(first, np.ones(first.shape, bool), true.family.dim, "poisson", BIN)
+    found = warm_up(ys[:WARM_UP], true.family.dim, "poisson", BIN)
     model = Model(ResidualMLP(true.family.dim, 0.05, jax.random.key(seed)), found)
     learner = Learner(parts=("dynamics", "noise", "readout"))
     state, trace = learner.scan(learner.init(model), ys[:LEARNED])

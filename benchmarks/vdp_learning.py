@@ -77,10 +77,7 @@ def unknown_readout(seeds: range) -> tuple[dict, list[str]]:
         learner = Learner(parts=parts)
         for seed in seeds:
             true, states, ys = recording(kind, seed, LEARNED + HELD_OUT)
-            first = ys[:400]
-            found = warm_up(
-                first, np.ones(first.shape, bool), 2, kind, float(true.likelihood.bin_width)
-            )
+            found = warm_up(ys[:400], 2, kind, float(true.likelihood.bin_width))
             model = Model(ResidualMLP(2, 0.05, jax.random.key(1000 + seed)), found)
             state, _ = learner.scan(learner.init(model), ys[:LEARNED])
             oracle, _ = scan_filter(FILTER, true, ys[:LEARNED])

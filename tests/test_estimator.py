@@ -133,14 +133,15 @@ def test_more_passes_teach_more(fitted, data):
 
 def test_a_stream_is_learned_whole_however_it_is_cut(data, tmp_path):
     ys = data[1]
-    one = EVKF(**SMALL, likelihood="gaussian", learn=["dynamics"])
+    one = EVKF(**SMALL, likelihood="gaussian", learn=["dynamics"], watch=True)
     for y in ys[:45]:
         one.learn_one(y)
     assert one.bins_missing_ == 15
     assert not one.__sklearn_is_fitted__()
     assert not hasattr(one, "state_")
+    np.testing.assert_allclose(one.predict_one(), ys[:45].mean(axis=0), rtol=1e-6)
     with pytest.raises(InputError, match="15 bins are missing"):
-        one.predict_one()
+        one.forecast(1)
     one.save(tmp_path / "warming.safetensors")
     one.partial_fit(ys[45:100])
     assert int(one.state_.ring.count) == 100
@@ -148,6 +149,7 @@ def test_a_stream_is_learned_whole_however_it_is_cut(data, tmp_path):
     for y in ys[100:110]:
         one.learn_one(y)
     one.partial_fit([ys[110:115], ys[115:120]])
+    assert np.isfinite(one.evidence_.over_walk)
     assert np.flatnonzero(one.state_.ring.bins.fresh[:120]).tolist() == [0, 110, 115]
     one.save(tmp_path / "end.safetensors")
     np.save(tmp_path / "ys.npy", ys)
@@ -198,6 +200,16 @@ def test_known_model_with_inputs_goes_on_after_loading(tmp_path):
     np.testing.assert_array_equal(one.estimate_.mean, belief.mean)
     np.testing.assert_array_equal(one.estimate_.cov, belief.cov)
     assert same(one.state_, before)
+
+    one.freeze().partial_fit(ys[:9], masks=masks[:9], inputs=us[:9])
+    assert same(one.model_, before.model)
+    one.thaw("dynamics").partial_fit(ys[:9], masks=masks[:9], inputs=us[:9])
+    assert not same(one.model_.dynamics.weight, before.model.dynamics.weight)
+    assert same(one.model_.dynamics.noise, before.model.dynamics.noise)
+    with pytest.raises(InputError, match="'readout' is not learned"):
+        one.thaw("readout")
+    with pytest.raises(InputError, match="watch=True"):
+        one.evidence_  # noqa: B018
 
     path = tmp_path / "known.safetensors"
     one.save(path)
@@ -310,6 +322,8 @@ BAD = {
     "inputs": (lambda e: e.fit([YS], inputs=[YS]), r"in inputs\[0\]"),
     "latents": (lambda e: e.set_params(latents=4).fit(YS), "4 latents of 3 neurons"),
     "half a latent": (lambda e: e.set_params(latents=1.5).fit(YS), "latents = 1.5"),
+    "warm-up": (lambda e: e.set_params(warm_up=2).fit(YS), "warm_up = 2"),
+    "hidden": (lambda e: e.set_params(hidden=[]).fit(YS), "hidden = "),
     "no passes": (lambda e: e.set_params(passes=0).fit(YS), "passes = 0"),
     "likelihood": (lambda e: e.set_params(likelihood="cauchy").fit(YS), "'cauchy'"),
     "dynamics": (lambda e: e.set_params(dynamics="rnn").fit(YS), "'rnn'"),

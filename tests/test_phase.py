@@ -1,6 +1,8 @@
 """Flow, fixed points and cycles of systems whose own are known."""
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
@@ -12,6 +14,7 @@ from evkf.dynamics import (
     Linear,
     Lorenz,
     Network,
+    ResidualMLP,
     RingAttractor,
     VanDerPol,
 )
@@ -169,6 +172,21 @@ def test_many_fixed_points_are_those_of_another_solver():
     stable = np.max(np.linalg.eigvals(slope).real, axis=-1) < 0
     np.testing.assert_array_equal(found.stable, stable)
     assert 0 < np.sum(stable) < len(stable)
+
+
+def test_the_edge_of_what_was_visited_is_no_fixed_point():
+    """A network that pushes one way everywhere rests nowhere; cut off at its box it would."""
+    zero = ResidualMLP(2, 0.1, jax.random.key(0), output_scale=0)
+    pushed = eqx.tree_at(lambda d: d.network.biases[-1], zero, jnp.array([0.1, 0.0]))
+    seen = pushed.visited(jnp.zeros(2), jnp.array([0.25, 0.25]))
+    edge = jnp.array([1.3, 0.0])
+    np.testing.assert_allclose(seen.mean(edge, jnp.zeros(0)), edge)
+    starts = grid(-1, 1, 4).reshape(-1, 2)
+    assert not len(fixed_points(seen, starts).points)
+    assert not len(slow_points(seen, starts).points)
+    assert not seen.covers(edge)
+    assert seen.covers(jnp.array([1.1, -1.1]))
+    assert zero.covers(edge)
 
 
 def test_refusals():

@@ -115,8 +115,7 @@ def stream(
     """
     begin = time.perf_counter()
     first = warm_up_bins(len(counts))
-    seen = np.ones(counts[:first].shape, bool)
-    likelihood = warm_up(counts[:first], seen, 2, "poisson", BIN_WIDTH)
+    likelihood = warm_up(counts[:first], 2, "poisson", BIN_WIDTH)
     start = Model(ResidualMLP(2, 0.05, jax.random.key(seed)), likelihood)
     learner = Learner(parts=("dynamics", "noise", "readout"), ring=max(64, min(4096, len(counts))))
     live = CompiledLearner(learner, start)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.forecasting import Forecast, forecast
-from evkf.learning import Learner, LearnerState
+from evkf.learning import Learner, LearnerState, MonitorInfo
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
 from evkf.smoothing import smooth
@@ -62,7 +62,11 @@ class EVKF:
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
             left out all, but nothing of a likelihood that is known.
         loss: A loss of `evkf.learning.Learner`.
+        rate: Learning rate to start from; it falls to 0.3 of that.
+        steps: Gradient steps after every bin.
         ring: Bins kept for replay.
+        watch: Whether to watch the evidence (`evidence_`), and to learn anew after a change of the
+            dynamics; it takes two more filter steps a bin.
         passes: How many times `fit` goes through the data: once bin by bin, as a stream is
             learned, and then by `evkf.learning.pretrain`.
         num_inputs: Length of the inputs.
@@ -76,6 +80,7 @@ class EVKF:
         state_: All it knows, as a `LearnerState`.
         model_: The model as it is now.
         estimate_: Mean and covariance of the state now.
+        evidence_: What the dynamics are worth now, as a `MonitorInfo`, with `watch`.
 
     Example:
         >>> import numpy as np
@@ -104,14 +109,18 @@ class EVKF:
         warm_up: int = 400,
         learn: Sequence[str] | None = None,
         loss: str = "elbo",
+        rate: float = 1e-2,
+        steps: int = 1,
         ring: int = 4096,
+        watch: bool = False,
         passes: int = 1,
         num_inputs: int = 0,
         seed: int = 0,
     ):
         self.latents, self.likelihood, self.dynamics = latents, likelihood, dynamics
         self.bin_width, self.hidden, self.warm_up = bin_width, hidden, warm_up
-        self.learn, self.loss, self.ring, self.passes = learn, loss, ring, passes
+        self.learn, self.loss, self.rate, self.steps = learn, loss, rate, steps
+        self.ring, self.watch, self.passes = ring, watch, passes
         self.num_inputs, self.seed = num_inputs, seed
 
     def fit(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> Self:
@@ -249,16 +258,38 @@ class EVKF:
     def predict_one(self, u: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
         """The expected observation of the next bin; nothing is changed.
 
+        Until there is a readout, the mean of the bins so far.
+
         Args:
             u: Its input, (inputs,).
         """
-        return self._begun.outlook(u)[2]
+        stream = self._begun
+        return stream.mean() if stream.missing else np.array(stream.outlook(u).rate)
+
+    def freeze(self, *parts: str) -> Self:
+        """Keep parts of the model as they are from now on; all, if none is named."""
+        self._begun.change(lambda state: self.learner_.freeze(state, *parts))
+        return self
+
+    def thaw(self, *parts: str) -> Self:
+        """Let parts of the model move again; all, if none is named."""
+        self._begun.change(lambda state: self.learner_.thaw(state, *parts))
+        return self
 
     @property
     def estimate_(self) -> Estimate:
         """Mean and covariance of the state now."""
         stream = self._begun
-        return Estimate(*stream.outlook(np.zeros(stream.model.dynamics.num_inputs))[:2])
+        outlook = stream.outlook(np.zeros(stream.model.dynamics.num_inputs))
+        return Estimate(np.array(outlook.mean), np.array(outlook.cov))
+
+    @property
+    def evidence_(self) -> MonitorInfo:
+        """What the dynamics are worth, and whether they have changed."""
+        evidence = self._begun.evidence
+        if evidence is None:
+            raise NotFitted("no evidence yet", "EVKF", "pass watch=True, and go on with some bins")
+        return jax.tree.map(np.array, evidence)
 
     @property
     def n_features_in_(self) -> int:

@@ -116,8 +116,9 @@ def fixed_points(
 ) -> FixedPoints:
     """Find where $f(z, u) = z$, by damped Newton steps from many starts.
 
-    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts.
-    Those closer to one another than 1/1000 of the longest side of the starts' box are one.
+    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts; and of
+    learned dynamics only those where states have been. Those closer to one another than 1/1000 of
+    the longest side of the starts' box are one.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
@@ -156,7 +157,8 @@ def slow_points(
     """Follow the speed $|f(z, u) - z|$ down from every start, and keep the ends that are slow.
 
     For fixed points that are no single points but a line, a ring or a sheet: all ends are returned,
-    none merged. Along such a set an eigenvalue is 1, so that `stable` says little there.
+    none merged; of learned dynamics only those where states have been. Along such a set an
+    eigenvalue is 1, so that `stable` says little there.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
@@ -272,7 +274,9 @@ def _search(
     )
     found = np.asarray(ends)
     rounding = 4 * np.finfo(found.dtype).eps * np.linalg.norm(found, axis=-1)
-    return found, speed, speed <= np.maximum(tolerance * np.median(usual), rounding)
+    slow = speed <= np.maximum(tolerance * np.median(usual), rounding)
+    # Outside of where states have been, learned dynamics rest at what is an edge of the map alone.
+    return found, speed, slow & np.asarray(jax.vmap(flow.covers)(ends))
 
 
 def _describe(

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Float, PyTree
 from numpy.typing import ArrayLike
 
 from evkf.checks import read_array
@@ -21,15 +21,24 @@ from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
 from evkf.filters import State
-from evkf.forecasting import expected_observation
-from evkf.learning import Learner, LearnerState, warmup
-from evkf.learning.compiled import CompiledLearner
+from evkf.learning import (
+    CompiledLearner,
+    Learner,
+    LearnerState,
+    Monitor,
+    MonitorInfo,
+    Watched,
+    adam,
+    scan_watched,
+    warmup,
+)
+from evkf.learning.compiled import Outlook, look_out
 from evkf.learning.parts import PARTS
 from evkf.learning.pretrain import pretrain
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
 from evkf.trials import Trials, join
-from evkf.types import Input, Key
+from evkf.types import Key
 
 WINDOW = 50
 """Bins in a window of later passes, if there are as many."""
@@ -37,7 +46,7 @@ WINDOW = 50
 NOISE = 0.04
 """Variance of the dynamics' noise to start from; states have a variance of about one."""
 
-Find = Callable[[Float[np.ndarray, "T N"], Bool[np.ndarray, "T N"]], Likelihood]
+Find = Callable[..., Likelihood]
 
 
 class NotFitted(InputError, AttributeError):
@@ -56,16 +65,17 @@ class Stream:
         learner: The learner.
         model: Where to start from.
         key: Randomness.
-        find: Finds the likelihood from the first observations and masks; None if that of the model
-            is the one to use.
+        find: Finds the likelihood from the first observations, masks and trial starts; None if that
+            of the model is the one to use.
         num_bins: How many bins it takes for that.
+        monitor: Watches the evidence, if there is one.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
         >>> from evkf.likelihoods import Poisson
         >>> from evkf.trials import read_trials
         >>> model = Model(VanDerPol(), Poisson([[0.0, 0.0]]))
-        >>> find = lambda ys, masks: Poisson([[1.0, 0.0]])
+        >>> find = lambda ys, masks, fresh: Poisson([[1.0, 0.0]])
         >>> stream = Stream(Learner(ring=64), model, jax.random.key(0), find, num_bins=50)
         >>> stream.take(read_trials(model, np.ones((20, 1))))
         >>> stream.missing
@@ -79,13 +89,14 @@ class Stream:
         key: Key,
         find: Find | None = None,
         num_bins: int = 0,
+        monitor: Monitor | None = None,
     ):
-        self.learner, self.model, self.key = learner, model, key
+        self.learner, self.model, self.key, self.monitor = learner, model, key, monitor
+        self.evidence: MonitorInfo | None = None
         self._find, self._num_bins = find, num_bins
         self._kept: list[Trials] = []
-        self._state = learner.init(model, key) if find is None else None
+        self._state = self._start(model) if find is None else None
         self._live: CompiledLearner | None = None
-        self._look: Any = None
 
     @property
     def missing(self) -> int:
@@ -96,7 +107,12 @@ class Stream:
 
     @property
     def state(self) -> LearnerState:
-        """Everything that is known now."""
+        """Everything that the learner knows now."""
+        known = self._everything
+        return known.learner if isinstance(known, Watched) else known
+
+    @property
+    def _everything(self) -> LearnerState | Watched:
         if self._live is not None:
             return self._live.state
         if self._state is None:
@@ -104,12 +120,30 @@ class Stream:
             raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
         return self._state
 
+    def change(self, change: Callable[[LearnerState], LearnerState]) -> None:
+        """Put another state in place of the learner's."""
+        known = self._everything
+        if isinstance(known, Watched):
+            known = known._replace(learner=change(known.learner))
+        else:
+            known = change(known)
+        if self._live is None:
+            self._state = known
+        else:
+            self._live.state = known
+
     def fit(self, trials: Trials, passes: int) -> None:
         """Go through a recording, first bin by bin and then in windows from all over it.
 
         The warm-up takes what there is of it. At the end the stream is where the recording ends.
         """
-        state, _ = self.learner.scan(self._begin(trials), *trials[:4])
+        begun = self._begin(trials)
+        if self.monitor is None:
+            state, _ = self.learner.scan(begun, *trials[:4])
+        else:
+            watched = (self.learner, self.monitor, begun, begun.learner.model)
+            begun, (_, _, evidence) = scan_watched(*watched, *trials[:4])
+            self.evidence, state = jax.tree.map(lambda leaf: leaf[-1], evidence), begun.learner
         if passes > 1:
             window = min(WINDOW, len(trials.fresh) - 1)
             trained = pretrain(
@@ -118,7 +152,7 @@ class Stream:
             newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
             known = {"free": trained.free, "raw": trained.raw, "ring": trained.ring}
             state = state._replace(**known, filter=State(newest.belief))
-        self._state = state
+        self._state = begun._replace(learner=state) if isinstance(begun, Watched) else state
 
     def take(self, trials: Trials) -> None:
         """Go through a recording bin by bin."""
@@ -131,29 +165,36 @@ class Stream:
             self._kept = []
         live = self._live or self._go_live()
         for bin in zip(*trials[:4], strict=True):
-            live.observe(*bin)
+            said = live.observe(*bin)
             live.learn()
+        self.evidence = live.evidence(said)
 
-    def outlook(self, u: ArrayLike | None) -> tuple[np.ndarray, ...]:
-        """Mean and covariance of the state now, and the expected observation of the next bin."""
+    def outlook(self, u: ArrayLike | None) -> Outlook:
+        """The state now, and the next bin; before the warm-up the mean of what was seen."""
         size = self.model.dynamics.num_inputs
         if u is None and size:
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take inputs")
         given = read_array(np.zeros(0) if u is None else u, (size,), "u")
-        if self._live is None:
-            return tuple(map(np.array, _outlook(self.learner, self.state, given)))
-        return tuple(map(np.array, self._look(self._live._packed, given)))
+        if self._live is not None:
+            return self._live.outlook(given)
+        return _look_out(self.learner, self.state, given)
+
+    def mean(self) -> Float[np.ndarray, " N"]:
+        """Of the bins kept for the warm-up, channel by channel; NaN where none was observed."""
+        kept = join(self._kept)
+        count = kept.masks.sum(axis=0)
+        return np.where(count, kept.ys.sum(axis=0) / np.maximum(count, 1), np.nan)
 
     def tree(self) -> PyTree:
         """All arrays, to be stored."""
         if self.missing:
             return {"kept": join(self._kept)[:4]}
-        return {"state": self.state}
+        return {"state": self._everything}
 
     def blank(self, kept: int) -> PyTree:
         """What `tree` gives when so many bins are kept, or none because the warm-up is done."""
         if not kept:
-            return {"state": self.learner.init(self.model, self.key)}
+            return {"state": self._start(self.model)}
         dtype = jnp.result_type(float)
         channels, inputs = self.model.likelihood.num_channels, self.model.dynamics.num_inputs
         widths = ((channels,), dtype), ((channels,), bool), ((inputs,), dtype), ((), bool)
@@ -167,27 +208,25 @@ class Stream:
             ys, masks, us, fresh = tree["kept"]
             self._kept = [Trials(ys, masks, us, fresh, (len(ys),), False)]
 
-    def _begin(self, trials: Trials) -> LearnerState:
+    def _start(self, model: Model) -> LearnerState | Watched:
+        state = self.learner.init(model, self.key)
+        return state if self.monitor is None else Watched(state, self.monitor.init(model))
+
+    def _begin(self, trials: Trials) -> Any:
         if self._find is None:
-            return self.state
-        found = self._find(trials.ys[: self._num_bins], trials.masks[: self._num_bins])
+            return self._everything
+        ys, masks, _, fresh = (array[: self._num_bins] for array in trials[:4])
+        found = self._find(ys, masks=masks, fresh=fresh)
         model = eqx.tree_at(lambda model: model.likelihood, self.model, found)
-        return self.learner.init(model, self.key)
+        return self._start(model)
 
     def _go_live(self) -> CompiledLearner:
-        live = self._live = CompiledLearner(self.learner, self.state)
-        self._state = None
-        self._look = jax.jit(lambda packed, u: _outlook(self.learner, live._unpack(packed), u))
+        live = CompiledLearner(self.learner, self._everything, monitor=self.monitor)
+        self._live, self._state = live, None
         return live
 
 
-@jax.jit
-def _outlook(learner: Learner, state: LearnerState, u: Input) -> tuple[Array, Array, Array]:
-    model = state.model
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.ring.count)
-    predicted = learner.filter.predict(model, state.filter, jax.random.split(key)[0], u)
-    family, belief = model.family, state.filter.belief
-    return family.mean(belief), family.cov(belief), expected_observation(model, predicted.belief)
+_look_out = jax.jit(look_out)
 
 
 def open_stream(
@@ -200,7 +239,10 @@ def open_stream(
     warm_up: int,
     learn: Sequence[str] | None,
     loss: str,
+    rate: float,
+    steps: int,
     ring: int,
+    watch: bool,
     num_inputs: int,
     seed: int,
 ) -> Stream:
@@ -209,18 +251,19 @@ def open_stream(
     Example:
         >>> named = dict(likelihood="poisson", dynamics="mlp", loss="elbo", learn=None)
         >>> sizes = dict(latents=2, bin_width=0.01, hidden=8, warm_up=100, ring=64, num_inputs=0)
-        >>> open_stream(20, **named, **sizes, seed=0).missing
+        >>> pace = dict(rate=1e-2, steps=1, watch=False)
+        >>> open_stream(20, **named, **sizes, **pace, seed=0).missing
         100
     """
-    whole = {"latents": (latents, 1), "warm_up": (warm_up, 1), "num_inputs": (num_inputs, 0)}
-    for name, (value, least) in {**whole, "seed": (seed, 0)}.items():
+    whole = {"latents": (latents, 1), "num_inputs": (num_inputs, 0), "seed": (seed, 0)}
+    for name, (value, least) in whole.items():
         check_whole(value, least, name)
+    check_whole(warm_up, latents + 1, "warm_up")
     start_key, key = jax.random.split(jax.random.key(seed))
     if isinstance(dynamics, str):
         if dynamics != "mlp":
             raise InputError(f"unknown dynamics {dynamics!r}", "dynamics", "pass 'mlp'")
-        widths = [int(width) for width in np.atleast_1d(hidden)]
-        dynamics = ResidualMLP(latents, NOISE, start_key, widths, num_inputs)
+        dynamics = ResidualMLP(latents, NOISE, start_key, hidden, num_inputs)
     _check_sizes(dynamics, latents, num_inputs)
     find = None
     if isinstance(likelihood, str):
@@ -230,8 +273,10 @@ def open_stream(
         learn = PARTS if find else ("dynamics", "noise", "prior")
         if not isinstance(dynamics.family, Gaussian):
             learn = [part for part in learn if part != "prior"]
-    learner = Learner(loss=loss, parts=tuple(learn), ring=ring)
-    return Stream(learner, Model(dynamics, likelihood), key, find, warm_up)
+    pace = {"optimiser": adam(rate), "steps": steps, "ring": ring}
+    learner = Learner(loss=loss, parts=tuple(learn), **pace)
+    monitor = Monitor(learner.filter) if watch else None
+    return Stream(learner, Model(dynamics, likelihood), key, find, warm_up, monitor)
 
 
 def check_whole(value: Any, least: int, name: str) -> None:

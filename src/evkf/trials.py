@@ -11,17 +11,15 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
-from evkf.filters import Filter, State
+from evkf.families import Family
+from evkf.filters import Filter, scan_filter
 from evkf.filters.base import read_observations
 from evkf.model import Model, read_inputs
-from evkf.numerics import tree_where
 from evkf.types import Belief, Key
 
 SHORTEST = 64
@@ -170,8 +168,9 @@ def filter_trials(filter: Filter, model: Model, trials: Trials, key: Key) -> Fil
         >>> filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0)).mean.shape
         (5, 2)
     """
-    ys, masks, us, fresh = (jnp.asarray(array) for array in filled_up(trials))
-    found = _filter(filter, model, ys, masks, us, fresh, key)
+    ys, masks, us, fresh = filled_up(trials)
+    _, trace = scan_filter(filter, model, ys, masks, us, key=key, fresh=fresh)
+    found = trace.belief, *_moments(model.family, trace.belief), trace.info.elbo
     return Filtered(*jax.tree.map(lambda leaf: np.array(leaf[: len(trials.fresh)]), found))
 
 
@@ -212,21 +211,8 @@ def import_xarray() -> ModuleType:
 
 
 @jax.jit
-def _filter(
-    filter: Filter, model: Model, ys: Array, masks: Array, us: Array, fresh: Array, key: Key
-) -> tuple[Belief, Array, Array, Array]:
-    start = filter.init(model)
-
-    def body(state: State, inputs: tuple) -> tuple[State, tuple]:
-        y, mask, u, new, t = inputs
-        state = tree_where(new, start, state)
-        state, info = filter.step(model, state, y, mask, jax.random.fold_in(key, t), u)
-        return state, (state.belief, info.elbo)
-
-    bins = (ys, masks, us, fresh, jnp.arange(len(ys)))
-    _, (beliefs, elbo) = lax.scan(body, start, bins)
-    mean, cov = jax.vmap(model.family.mean)(beliefs), jax.vmap(model.family.cov)(beliefs)
-    return beliefs, mean, cov, elbo
+def _moments(family: Family, beliefs: Belief) -> tuple[Array, Array]:
+    return jax.vmap(family.mean)(beliefs), jax.vmap(family.cov)(beliefs)
 
 
 def _many(X: Any) -> bool:

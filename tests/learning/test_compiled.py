@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evkf.learning import Learner
+from evkf.errors import InputError
+from evkf.forecasting import forecast
+from evkf.learning import Learner, Monitor, scan_watched
 from evkf.learning.compiled import LARGE, CompiledLearner, packing
 from tests.learning.cases import MODELS, T, recording
 from tests.quick import quick_compilation  # noqa: F401
@@ -40,7 +42,7 @@ def test_equals_the_scan(live):
         found = live.belief(said), live.info(said), learned
         close(found, jax.tree.map(lambda leaf, t=t: leaf[t], tuple(trace)))
     close(live.state, wanted)
-    assert int(live.state.steps) == T - LEARNER.window
+    assert int(live.state.steps) == T - LEARNER.window + 1
     # States that were handed out are copies.
     close(earlier, start)
 
@@ -76,3 +78,33 @@ def test_packing_there_and_back():
     again = unpack(packed)
     assert jax.tree.structure(again) == jax.tree.structure(tree)
     jax.tree.map(np.testing.assert_array_equal, again, tree)
+
+
+def test_a_state_that_is_set_is_gone_on_from(live):
+    before = live.state
+    live.observe(*(np.asarray(array[0]) for array in BINS))
+    live.learn()
+    live.state = LEARNER.freeze(before, "dynamics")
+    close(live.state, LEARNER.freeze(before, "dynamics"))
+    live.learn()
+    weights = [state.model.dynamics.weight for state in (live.state, before)]
+    np.testing.assert_array_equal(*weights)
+    with pytest.raises(InputError, match="another structure"):
+        live.state = Learner(ring=64).init(MODELS["linear"]())
+
+
+def test_watched_equals_the_scan():
+    model, monitor = MODELS["linear"](), Monitor()
+    live = CompiledLearner(LEARNER, model, monitor=monitor)
+    wanted, (_, _, told) = scan_watched(LEARNER, monitor, None, model, *BINS)
+    for t, bins in enumerate(zip(*BINS, strict=True)):
+        said = live.observe(*(np.asarray(array) for array in bins))
+        live.learn()
+        close(live.evidence(said), jax.tree.map(lambda leaf, t=t: leaf[t], told))
+    close(live.state, wanted)
+    outlook = live.outlook(u=[0.3])
+    belief = wanted.learner.filter.belief
+    close(outlook[:2], (belief.mean, belief.cov))
+    now = wanted.learner.model
+    ahead = forecast(LEARNER.filter, now, belief, 1, us=[[0.3]])
+    np.testing.assert_allclose(outlook.rate, ahead.rate[0], rtol=1e-12)

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from evkf import likelihoods as lik
 from evkf.dynamics import Linear, VanDerPol
-from evkf.learning import Learner, freeze
+from evkf.learning import Learner
 from evkf.learning.gauge import gauge, hold_gauge
 from evkf.learning.parts import free, split
 from evkf.model import Model
@@ -102,7 +102,7 @@ def test_frozen_dynamics_hold_the_coordinates_themselves():
     state = learner.init(Model(Linear(0.9 * np.eye(2), 0.1), lik.Gaussian(C, B)))
     step = jax.jit(learner.step)
     for frozen in (False, True):
-        state = freeze(state, "dynamics") if frozen else state
+        state = learner.freeze(state, "dynamics") if frozen else state
         for y in RNG.normal(size=(8, 4)):
             before, (state, _) = state, step(state, jnp.asarray(y))
         moved = stacked(state.free)[:, :2] - stacked(before.free)[:, :2]

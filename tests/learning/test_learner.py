@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from evkf.dynamics import Linear, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian as GaussianFamily
-from evkf.learning import Learner, adam, freeze, thaw
+from evkf.learning import Learner, adam
 from evkf.learning.parts import PARTS, Thawed, split, thawed_vector
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
@@ -76,21 +76,26 @@ def test_state_is_a_tree_of_arrays_to_go_on_from(start, after):
 @pytest.mark.parametrize("part", PARTS)
 def test_frozen_parts_keep_their_values(after, part):
     state, _ = after
-    frozen, _ = ALL.scan(freeze(state, part), *BINS)
+    frozen, _ = ALL.scan(ALL.freeze(state, part), *BINS)
     old, new = by_part(ALL, state), by_part(ALL, frozen)
     for name in PARTS:
         assert np.array_equal(old[name][0], new[name][0]) == (name == part)
     # What is frozen has one value, in use and in learning.
     np.testing.assert_array_equal(*new[part])
-    thawed, _ = ALL.scan(thaw(frozen, part), *BINS)
+    thawed, _ = ALL.scan(ALL.thaw(frozen, part), *BINS)
     assert not np.array_equal(by_part(ALL, thawed)[part][0], new[part][0])
 
 
-def test_freezing_what_does_not_exist(start):
-    for change in (freeze, thaw):
-        for parts in ((), ("weights",)):
-            with pytest.raises(InputError, match="choose one or more"):
-                change(start, *parts)
+def test_freezing_what_is_not_learned(start):
+    dynamics = Learner()
+    for change, part in ((ALL.freeze, "weights"), (dynamics.thaw, "readout")):
+        with pytest.raises(InputError, match=f"'{part}' is not learned"):
+            change(start, part)
+
+
+def test_freezing_everything(start):
+    assert not any(ALL.freeze(start).thawed)
+    assert all(ALL.thaw(ALL.freeze(start)).thawed)
 
 
 # A scalar stream, which compiles quickly.

@@ -9,7 +9,7 @@ import pytest
 from evkf.dynamics import GammaDynamics, Linear, Network, ResidualMLP, VanDerPol
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter, scan_filter
-from evkf.learning import Learner, freeze
+from evkf.learning import Learner
 from evkf.learning.pretrain import fit_states, pretrain
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
@@ -62,7 +62,7 @@ OPTIONS = {"epochs": 2, "batch": 2, "window": 6, "optimiser": STRAIGHT}
 def test_state_is_ready_for_the_stream(trials, size):
     ys, masks, fresh = trials
     learner = Learner(ring=size)
-    start = freeze(learner.init(scalar(), jax.random.key(7)), "noise")
+    start = learner.freeze(learner.init(scalar(), jax.random.key(7)), "noise")
     # The first bin is a trial's, whether it is said or not.
     marks = fresh & (np.arange(40) > 0)
     state = pretrain(learner, start, ys, masks, fresh=marks, **OPTIONS)
@@ -78,7 +78,8 @@ def test_state_is_ready_for_the_stream(trials, size):
     beliefs = [scan_filter(FILTER, model, *each)[1].belief.mean for each in _split(ys, masks)]
     np.testing.assert_allclose(bins.belief.mean, np.concatenate(beliefs)[-held:], atol=1e-10)
     np.testing.assert_array_equal(state.filter.belief.mean, model.prior.mean)
-    assert (int(state.ring.count), int(state.ring.oldest), int(state.steps)) == (held, 0, 0)
+    assert (int(state.ring.count), int(state.ring.oldest), int(state.steps)) == (held, 0, 8)
+    assert bool(state.fresh)
     same = ("optimiser", "gradient", "thawed", "key")
     for name in same:
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(start, name))

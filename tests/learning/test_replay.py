@@ -38,7 +38,9 @@ def model():
 
 
 def indices(drawn):
-    """Numbers of the bins in each window, the one before it first; every field must agree."""
+    """Numbers of the bins in each window; every field must agree, and where no trial begins so must
+    what was believed before.
+    """
     before = np.asarray(drawn.start.mean[..., 0])
     bins = drawn.bins
     inside = np.asarray(bins.y[..., 0])
@@ -46,7 +48,9 @@ def indices(drawn):
     np.testing.assert_array_equal(bins.u[..., 0], inside)
     np.testing.assert_array_equal(bins.mask[..., 0], inside > 3)
     np.testing.assert_array_equal(bins.fresh, inside % 5 == 0)
-    return np.column_stack([before, inside]).astype(int)
+    begins = np.asarray(bins.fresh)[:, 0]
+    np.testing.assert_array_equal(before[~begins], inside[~begins, 0] - 1)
+    return inside.astype(int)
 
 
 @pytest.mark.parametrize("num", [5, SIZE, 29])
@@ -67,11 +71,11 @@ def test_windows_are_consecutive_bins_of_the_ring(model, num, keep, num_windows)
         drawn, enough = draw(ring, jnp.asarray(step), num_windows, LENGTH)
         assert bool(enough)
         numbers = indices(drawn)
-        assert numbers.shape == (num_windows, LENGTH + 1)
+        assert numbers.shape == (num_windows, LENGTH)
         np.testing.assert_array_equal(np.diff(numbers, axis=1), 1)
-        assert numbers.min() >= held[0]
+        assert numbers.min() >= held[0] + (held[0] % 5 != 0)
         assert numbers.max() <= held[-1]
-        np.testing.assert_array_equal(ring.bins.y[drawn.slots, 0], numbers[:, 1:])
+        np.testing.assert_array_equal(ring.bins.y[drawn.slots, 0], numbers)
 
 
 @pytest.mark.parametrize("num_windows", [1, NUM])
@@ -89,8 +93,17 @@ def test_windows_cover_the_ring_evenly(model, num_windows):
     assert num_windows == 1 or np.min(np.diff(spread)) >= 1
 
 
+@pytest.mark.parametrize("num", [9, 27])
+def test_the_oldest_bin_is_replayed_if_a_trial_begins_there(model, num):
+    ring = add(empty(model, SIZE), num)
+    steps = jnp.arange(100)
+    drawn, _ = jax.vmap(lambda step: windows(ring, step, 1, LENGTH))(steps)
+    assert int(drawn.bins.y.min()) == int(ring.oldest)
+    assert int(drawn.bins.y.max()) == num - 1
+
+
 def test_enough_bins_for_a_window(model):
-    ring = empty(model, SIZE)
+    ring = forget(add(empty(model, SIZE), 1), 0)
     said = []
     for _ in range(LENGTH + 2):
         said.append(bool(draw(ring, jnp.asarray(0), NUM, LENGTH)[1]))

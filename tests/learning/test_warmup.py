@@ -5,7 +5,7 @@ import pytest
 
 from evkf.errors import InputError
 from evkf.learning import warm_up
-from evkf.learning.warmup import KINDS
+from evkf.learning.warmup import KINDS, _smooth
 from evkf.metrics import affine_r2
 
 T, N = 300, 30
@@ -35,7 +35,7 @@ def test_the_readout_spans_the_true_one(kind: str):
     masks[50:80, :5] = False
     masks[100] = False
     width = 1.0 if kind == "gaussian" else 0.1
-    found = warm_up(np.where(masks, ys, np.nan), masks, 2, kind, width)
+    found = warm_up(np.where(masks, ys, np.nan), 2, kind, width, masks)
     assert affine_r2(np.asarray(found.C), C) > (0.6 if kind == "bernoulli" else 0.85)
     mean = np.asarray(STATES.mean(axis=0) @ C.T + B)
     assert np.corrcoef(found.b, mean)[0, 1] > 0.95
@@ -50,14 +50,51 @@ def test_the_readout_spans_the_true_one(kind: str):
 def test_silent_channels_do_no_harm():
     ys = observe("poisson").astype(float)
     ys[:, 0] = 0
-    found = warm_up(ys, np.ones(ys.shape, bool), 2, "poisson")
+    found = warm_up(ys, 2, "poisson")
     assert np.all(np.isfinite(found.C))
     assert found.b[0] < found.b[1:].min()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_channel_that_was_never_observed_is_like_the_others(kind: str):
+    ys = observe(kind).astype(float)
+    masks = np.ones(ys.shape, bool)
+    masks[:, 3] = False
+    found = warm_up(np.where(masks, ys, np.nan), 2, kind, masks=masks)
+    whole = warm_up(np.delete(ys, 3, axis=1), 2, kind)
+    assert np.linalg.norm(found.C[3]) < 0.1
+    assert whole.b.min() < found.b[3] < whole.b.max()
+    np.testing.assert_allclose(np.delete(found.b, 3), whole.b, atol=0.1)
+
+
+def test_the_units_of_continuous_signals_do_not_matter():
+    ys = observe("gaussian")
+    unit = np.exp(RNG.normal(size=N) * 4)
+    one, other = warm_up(ys, 2, "gaussian"), warm_up(ys * unit + 7, 2, "gaussian")
+    np.testing.assert_allclose(other.C, one.C * unit[:, None], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(other.b, one.b * unit + 7, rtol=1e-6)
+    np.testing.assert_allclose(other.noise.var(), one.noise.var() * unit**2, rtol=1e-5)
+
+
+def test_nothing_is_smoothed_across_trials():
+    marks = np.arange(T) % 100 == 0
+    ys, seen = RNG.poisson(1.0, size=(T, 4)).astype(float), np.ones((T, 4), bool)
+    whole = _smooth(ys, seen, marks, 5.0)
+    ys[100:200] += 10
+    seen[100:200, 0] = False
+    share = _smooth(ys, seen, marks, 5.0) - whole
+    # The means of channels have changed, but they have little weight away from gaps.
+    assert np.abs(share[:100, 1:]).max() < 0.5
+    assert share[100:200, 1:].min() > 5
+
+
 def test_bad_requests_are_refused():
-    ys, masks = np.ones((20, 3)), np.ones((20, 3), bool)
+    ys = np.ones((20, 3))
     with pytest.raises(InputError, match="poisson"):
-        warm_up(ys, masks, 2, "poison")
+        warm_up(ys, 2, "poison")
     with pytest.raises(InputError, match="fewer latents"):
-        warm_up(ys, masks, 4, "poisson")
+        warm_up(ys, 4, "poisson")
+    with pytest.raises(InputError, match="nothing was observed"):
+        warm_up(ys, 2, "poisson", masks=np.zeros(20, bool))
+    with pytest.raises(InputError, match=r"whole number|negative"):
+        warm_up(-ys, 2, "poisson")

@@ -7,8 +7,9 @@ from abc import abstractmethod
 from typing import ClassVar, Self
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.checks import read_array
@@ -52,6 +53,11 @@ class GaussianDynamics(Dynamics):
         """The same dynamics after a state was there; what is learned from data may keep to them."""
         del mean, std
         return self
+
+    def covers(self, z: Vector) -> Bool[Array, ""]:
+        """Whether the map says something of its own about this place."""
+        del z
+        return jnp.asarray(True)
 
     def transition(self, z: Vector, u: Input) -> GaussianBelief:
         return GaussianBelief(self.mean(z, u), self.noise.matrix())

@@ -8,11 +8,13 @@ from typing import ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
+from evkf.errors import InputError
 from evkf.types import Input, Key, Vector
 
 STEEPNESS, EXTENT = 1.0, 2.0
@@ -100,7 +102,9 @@ class ResidualMLP(GaussianDynamics):
         num_inputs: int = 0,
         output_scale: float = 1e-3,
     ):
-        widths = [hidden] if isinstance(hidden, int) else list(hidden)
+        widths = [int(width) for width in np.atleast_1d(hidden)]
+        if not widths or min(widths) < 1:
+            raise InputError(f"hidden = {hidden}", "hidden", "pass the width of one layer or more")
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
         self.network = _spread_bends(network, key)
         self.noise = as_covariance(noise, dim, "noise")
@@ -109,11 +113,18 @@ class ResidualMLP(GaussianDynamics):
         self.num_inputs = num_inputs
 
     def mean(self, z: Vector, u: Input) -> Vector:
+        z = self._nearest(z)
+        return z + self.network(jnp.concatenate([z, u]))
+
+    def covers(self, z: Vector) -> Bool[Array, ""]:
+        return jnp.all(self._nearest(z) == z)
+
+    def _nearest(self, z: Vector) -> Vector:
+        """The nearest point of the box."""
         # Until a state was seen the box is inside out, and holds nothing.
         margin = MARGIN * (self.high - self.low)
         inside = jnp.clip(z, self.low - margin, self.high + margin)
-        z = jnp.where(self.low <= self.high, inside, z)
-        return z + self.network(jnp.concatenate([z, u]))
+        return jnp.where(self.low <= self.high, inside, z)
 
     def visited(self, mean: Vector, std: Vector) -> Self:
         low, high = mean - REACH * std, mean + REACH * std

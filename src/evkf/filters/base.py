@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.model import Model, read_inputs
+from evkf.numerics import tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
@@ -84,6 +85,7 @@ def scan_filter(
     state: State | None = None,
     key: Key | None = None,
     first: int = 0,
+    fresh: ArrayLike | None = None,
 ) -> tuple[State, Trace]:
     """Filter a sequence, and return the state to go on from.
 
@@ -97,6 +99,7 @@ def scan_filter(
         key: Randomness, for filters and expectations that sample.
         first: The index of the first bin, from which (with the key) its randomness follows: when
             going on from a state, the number of bins before it.
+        fresh: True where a trial begins, (bins,): there the filter starts again from the prior.
 
     Returns:
         The last state, and the beliefs and infos of exactly the bins given.
@@ -116,7 +119,8 @@ def scan_filter(
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, observed.shape[0])
     state = filter.init(model) if state is None else _check_state(state, filter.init(model))
-    return _scan(filter, model, observed, seen, inputs, state, key, jnp.asarray(first))
+    marks = None if fresh is None else read_fresh(fresh, observed.shape[0])
+    return _scan(filter, model, observed, seen, inputs, marks, state, key, jnp.asarray(first))
 
 
 def _check_state(state: State, like: State) -> State:
@@ -139,18 +143,21 @@ def _scan(
     ys: Array,
     masks: Array,
     us: Array,
+    fresh: Array | None,
     state: State,
     key: Key | None,
     first: Int[Array, ""],
 ) -> tuple[State, Trace]:
     def body(carry: tuple[State, Int[Array, ""]], inputs: tuple) -> tuple:
         state, t = carry
-        y, mask, u = inputs
+        y, mask, u, begins = inputs
+        if begins is not None:
+            state = tree_where(begins, filter.init(model), state)
         own = None if key is None else jax.random.fold_in(key, t)
         state, info = filter.step(model, state, y, mask, own, u)
         return (state, t + 1), Trace(state.belief, info)
 
-    (state, _), trace = jax.lax.scan(body, (state, first), (ys, masks, us))
+    (state, _), trace = jax.lax.scan(body, (state, first), (ys, masks, us, fresh))
     return state, trace
 
 

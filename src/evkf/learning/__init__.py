@@ -7,8 +7,6 @@ from evkf.learning.learner import (
     LearnInfo,
     LearnTrace,
     adam,
-    freeze,
-    thaw,
 )
 from evkf.learning.losses import LOSSES
 from evkf.learning.monitor import (
@@ -35,10 +33,8 @@ __all__ = [
     "Watched",
     "adam",
     "fit_states",
-    "freeze",
     "pretrain",
     "scan_watched",
-    "thaw",
     "warm_up",
     "watch",
 ]

@@ -6,19 +6,22 @@ and are written in place.
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS
+from evkf.forecasting import expected_observation
 from evkf.learning.learner import Learner, LearnerState, LearnInfo
+from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.model import Model
-from evkf.types import Key
+from evkf.types import Input, Key
 
 LARGE = 2048
 """Arrays with more numbers than this travel alone."""
@@ -55,13 +58,29 @@ def packing(like: PyTree) -> tuple[Callable[[PyTree], Packed], Callable[[Packed]
     return pack, unpack
 
 
+class Outlook(NamedTuple):
+    """Where the state is, and what is coming.
+
+    Attributes:
+        mean: Of the state now.
+        cov: Its covariance.
+        rate: The expected observation of the next bin.
+    """
+
+    mean: Float[Array, " L"]
+    cov: Float[Array, "L L"]
+    rate: Float[Array, " N"]
+
+
 class CompiledLearner:
     """A learner at work on a stream: `observe` a bin, then `learn` if there is time.
 
     Args:
         learner: The learner.
-        start: The model to start from, or a state to go on from.
+        start: The model to start from, or what `state` gave, to go on from.
         key: Randomness, for filters and likelihoods that sample.
+        monitor: Watches the evidence while bins are observed, which takes two more filter steps
+            each; after a change of the dynamics, they are learned anew.
 
     Example:
         >>> import jax, numpy as np
@@ -74,46 +93,71 @@ class CompiledLearner:
         ...     estimate = live.observe(np.array([1.0, 0.0]))
         ...     learned = live.learn()
         >>> int(live.info(estimate).status), int(live.state.steps)
-        (0, 2)
+        (0, 3)
+        >>> live.state = live.learner.freeze(live.state, "noise")
+        >>> live.outlook().rate.shape
+        (2,)
     """
 
-    def __init__(self, learner: Learner, start: Model | LearnerState, key: Key | None = None):
-        state = learner.init(start, key) if isinstance(start, Model) else start
-        # Copies: the compiled functions write in place.
-        state = jax.tree.map(jnp.copy, state)
-        pack, self._unpack = packing(state)
-        channels, inputs = state.ring.bins.y.shape[1], state.ring.bins.u.shape[1]
-        dtype = self._dtype = state.ring.bins.y.dtype
-        blank = jnp.zeros(channels, dtype), jnp.ones(channels, bool), jnp.zeros(inputs, dtype)
-        said = jax.eval_shape(learner.observe, state, *blank)[1]
-        pack_said, self._unpack_said = packing((state.filter.belief, said))
-
-        def observe(packed: Packed, y: Array, mask: Array, u: Array, fresh: Array):
-            state, info = learner.observe(self._unpack(packed), y, mask, u, fresh)
-            return pack(state), pack_said((state.filter.belief, info))
-
-        def learn(packed: Packed):
-            state, learned = learner.learn(self._unpack(packed))
-            return pack(state), tuple(learned)
-
-        self._packed = jax.jit(pack)(state)
-        self._seen = np.ones(channels, bool)
-        self._no_input = np.zeros(inputs, dtype)
+    def __init__(
+        self,
+        learner: Learner,
+        start: Model | LearnerState | Watched,
+        key: Key | None = None,
+        monitor: Monitor | None = None,
+    ):
+        self.learner, self.monitor = learner, monitor
+        state = _begin(learner, monitor, start, key)
+        known = _known(state)
+        pack, unpack = packing(state)
+        bins = known.ring.bins
+        self._channels, self._inputs = bins.y.shape[1], bins.u.shape[1]
+        self._dtype = bins.y.dtype
         shapes = (
-            jax.ShapeDtypeStruct((channels,), dtype),
-            jax.ShapeDtypeStruct((channels,), bool),
-            jax.ShapeDtypeStruct((inputs,), dtype),
+            jax.ShapeDtypeStruct((self._channels,), self._dtype),
+            jax.ShapeDtypeStruct((self._channels,), bool),
+            jax.ShapeDtypeStruct((self._inputs,), self._dtype),
             jax.ShapeDtypeStruct((), bool),
         )
+
+        def take(state: LearnerState | Watched, *bin: Array) -> tuple:
+            if monitor is None:
+                assert isinstance(state, LearnerState)
+                state, info = learner.observe(state, *bin)
+                return state, (state.filter.belief, info, None)
+            assert isinstance(state, Watched)
+            state, (info, evidence) = observe_watched(learner, monitor, state, *bin)
+            return state, (state.learner.filter.belief, info, evidence)
+
+        pack_said, self._unpack_said = packing(jax.eval_shape(take, state, *shapes)[1])
+
+        def observe(packed: Packed, *bin: Array) -> tuple[Packed, Packed]:
+            state, said = take(unpack(packed), *bin)
+            return pack(state), pack_said(said)
+
+        def learn(packed: Packed) -> tuple[Packed, LearnInfo]:
+            state = unpack(packed)
+            new, learned = learner.learn(_known(state))
+            state = new if isinstance(state, LearnerState) else state._replace(learner=new)
+            return pack(state), learned
+
+        def outlook(packed: Packed, u: Array) -> Outlook:
+            return look_out(learner, _known(unpack(packed)), u)
+
+        # Copies: the compiled functions write in place.
+        self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
+        self._packed, self._unpack = self._pack(state), unpack
+        self._like = jax.eval_shape(lambda: state)
+        self._seen = np.ones(self._channels, bool)
+        self._no_input = np.zeros(self._inputs, self._dtype)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
-        self._observe = (
-            jax.jit(observe, donate_argnums=0, compiler_options=options)
-            .lower(self._packed, *shapes)
-            .compile()
-        )
-        self._learn = (
-            jax.jit(learn, donate_argnums=0, compiler_options=options).lower(self._packed).compile()
-        )
+
+        def compiled(function: Callable, *given: Any) -> Any:
+            in_place = jax.jit(function, donate_argnums=0, compiler_options=options)
+            return in_place.lower(self._packed, *given).compile()
+
+        self._observe, self._learn = compiled(observe, *shapes), compiled(learn)
+        self._outlook = jax.jit(outlook, compiler_options=options)
 
     def observe(
         self,
@@ -122,20 +166,21 @@ class CompiledLearner:
         u: ArrayLike | None = None,
         fresh: bool = False,
     ) -> Packed:
-        """Filter a bin; `belief` and `info` read what is returned."""
-        if u is None and self._no_input.size:
-            size = self._no_input.size
-            raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
+        """Filter a bin; `belief`, `info` and `evidence` read what is returned."""
         observed = np.asarray(y, self._dtype)
         seen = self._seen if mask is None else np.asarray(mask)
-        given = self._no_input if u is None else np.asarray(u, self._dtype)
+        given = self._read_input(u)
         self._packed, said = self._observe(self._packed, observed, seen, given, np.asarray(fresh))
         return said
 
     def learn(self) -> LearnInfo:
         """Take the gradient steps that are due."""
         self._packed, learned = self._learn(self._packed)
-        return LearnInfo(*learned)
+        return learned
+
+    def outlook(self, u: ArrayLike | None = None) -> Outlook:
+        """The state now, and the next bin under its input u."""
+        return self._outlook(self._packed, self._read_input(u))
 
     def belief(self, said: Packed) -> PyTree:
         """The belief after a bin."""
@@ -145,7 +190,60 @@ class CompiledLearner:
         """What the filter said of a bin."""
         return self._unpack_said(said)[1]
 
+    def evidence(self, said: Packed) -> MonitorInfo | None:
+        """What the monitor said of a bin, if there is one."""
+        return self._unpack_said(said)[2]
+
     @property
-    def state(self) -> LearnerState:
-        """A copy of everything known now."""
+    def state(self) -> Any:
+        """Everything known now: a `LearnerState`, or with a monitor `Watched`.
+
+        What is read is a copy. It can be set, to go on from another: with parts frozen or thawed,
+        after `Learner.relearn`, or from a file.
+        """
         return jax.tree.map(jnp.copy, self._unpack(self._packed))
+
+    @state.setter
+    def state(self, state: LearnerState | Watched) -> None:
+        def shapes(tree: PyTree) -> tuple:
+            leaves, structure = jax.tree.flatten(tree)
+            return structure, [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+
+        if shapes(state) != shapes(self._like):
+            what = f"a {type(state).__name__} of another structure"
+            raise InputError(what, "state", "set what `state` gave, with other numbers")
+        self._packed = self._pack(state)
+
+    def _read_input(self, u: ArrayLike | None) -> np.ndarray:
+        if u is None and self._inputs:
+            size = self._inputs
+            raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
+        return self._no_input if u is None else np.asarray(u, self._dtype)
+
+
+def look_out(learner: Learner, state: LearnerState, u: Input) -> Outlook:
+    """The state now, and the next bin under its input u."""
+    model, belief = state.model, state.filter.belief
+    predict_key = jax.random.split(state.bin_key)[0]
+    ahead = learner.filter.predict(model, state.filter, predict_key, u).belief
+    mean, cov = model.family.mean(belief), model.family.cov(belief)
+    return Outlook(mean, cov, expected_observation(model, ahead))
+
+
+def _begin(
+    learner: Learner,
+    monitor: Monitor | None,
+    start: Model | LearnerState | Watched,
+    key: Key | None,
+) -> LearnerState | Watched:
+    if isinstance(start, Model):
+        start = learner.init(start, key)
+    if monitor is None and isinstance(start, Watched):
+        return start.learner
+    if monitor is not None and isinstance(start, LearnerState):
+        return Watched(start, monitor.init(start.model))
+    return start
+
+
+def _known(state: LearnerState | Watched) -> LearnerState:
+    return state if isinstance(state, LearnerState) else state.learner

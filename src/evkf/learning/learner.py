@@ -5,6 +5,7 @@ holds. Nothing waits for learning: a live session calls `learn` in the time a bi
 Paper: alg:evkf.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import equinox as eqx
@@ -46,6 +47,8 @@ class LearnerState(NamedTuple):
     """Where the coordinates are held; empty if they are not."""
     steps: Count
     """Gradient steps tried."""
+    fresh: Bool[Array, ""]
+    """Whether the next bin begins a trial, whatever else is said of it."""
     key: Array
 
     @property
@@ -53,12 +56,18 @@ class LearnerState(NamedTuple):
         """The model as it is now."""
         return self.free.build()
 
+    @property
+    def bin_key(self) -> Key:
+        """Randomness for filtering the next bin."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.key), self.ring.count)
+
 
 class LearnInfo(NamedTuple):
     """What a learning step can say about itself.
 
     Attributes:
-        loss: The loss before the step; NaN where none was taken.
+        loss: The loss before the step, without what depends on the data alone; NaN where none was
+            taken.
         grad_norm: Norm of its gradient before clipping.
         skipped: Whether loss or gradient were not finite, so that nothing was changed.
     """
@@ -76,6 +85,7 @@ class LearnTrace(NamedTuple):
     learned: LearnInfo
 
 
+@cache
 def adam(
     rate: float = 1e-2, decay: int = 3500, floor: float = 0.3, clip: float = 1.0
 ) -> optax.GradientTransformation:
@@ -127,7 +137,7 @@ class Learner(eqx.Module):
         >>> learner = Learner(ring=64)
         >>> state, trace = learner.scan(learner.init(start), ys)
         >>> int(state.steps), trace.info.elbo.shape
-        (20, (30,))
+        (21, (30,))
     """
 
     filter: VariationalKalmanFilter
@@ -198,6 +208,7 @@ class Learner(eqx.Module):
             gauge=self._gauge(model, tree),
             thawed=Thawed(*(jnp.asarray(part in self.parts) for part in PARTS)),
             steps=jnp.asarray(0, jnp.int32),
+            fresh=jnp.asarray(True),
             key=jax.random.key_data(jax.random.key(0) if key is None else key),
         )
 
@@ -216,10 +227,9 @@ class Learner(eqx.Module):
     ) -> tuple[LearnerState, Info]:
         """Filter one bin and remember it; `fresh` marks the first bin of a trial."""
         model = state.model
-        begins = jnp.asarray(fresh) | (state.ring.count == 0)
+        begins = jnp.asarray(fresh) | state.fresh
         before = tree_where(begins, self.filter.init(model), state.filter)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.ring.count)
-        found, info = self.filter.step(model, before, y, mask, key, u)
+        found, info = self.filter.step(model, before, y, mask, state.bin_key, u)
         dtype = state.ring.bins.y.dtype
         mask = jnp.ones(y.shape, bool) if mask is None else mask
         u = jnp.zeros(model.dynamics.num_inputs, dtype) if u is None else u
@@ -228,7 +238,8 @@ class Learner(eqx.Module):
         kept = Bins(jnp.where(used, y, 0).astype(dtype), used, u, begins, found.belief)
         usual = jnp.any(used) & (info.status == 0)
         tree = tree_where(usual, self._visit(state.free, found), state.free)
-        return state._replace(free=tree, filter=found, ring=push(state.ring, kept)), info
+        ring, going_on = push(state.ring, kept), jnp.asarray(False)
+        return state._replace(free=tree, filter=found, ring=ring, fresh=going_on), info
 
     def _visit(self, tree: Free, found: State) -> Free:
         dynamics, family = tree.model.dynamics, tree.model.family
@@ -273,6 +284,23 @@ class Learner(eqx.Module):
             ring=state.ring._replace(oldest=jnp.where(when, ring.oldest, state.ring.oldest)),
             optimiser=tree_where(when, start, state.optimiser),
         )
+
+    def freeze(self, state: LearnerState, *parts: str) -> LearnerState:
+        """Keep parts as they are from now on; all, if none is named."""
+        return self._set_thawed(state, parts, False)
+
+    def thaw(self, state: LearnerState, *parts: str) -> LearnerState:
+        """Let parts move again; all, if none is named."""
+        return self._set_thawed(state, parts, True)
+
+    def _set_thawed(self, state: LearnerState, parts: tuple[str, ...], value: bool) -> LearnerState:
+        unknown = [part for part in parts if part not in self.parts]
+        if unknown:
+            raise InputError(
+                f"{unknown[0]!r} is not learned", "parts", f"choose among {self.parts}"
+            )
+        changed = {part: jnp.asarray(value) for part in parts or self.parts}
+        return state._replace(thawed=state.thawed._replace(**changed))
 
     def scan(
         self,
@@ -373,21 +401,3 @@ def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
 def _rest(state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
     dtype = state.gradient.dtype
     return state, LearnInfo(jnp.asarray(jnp.nan, dtype), jnp.zeros((), dtype), jnp.asarray(False))
-
-
-def freeze(state: LearnerState, *parts: str) -> LearnerState:
-    """Keep parts as they are from now on."""
-    return _set_thawed(state, parts, False)
-
-
-def thaw(state: LearnerState, *parts: str) -> LearnerState:
-    """Let parts move again; they must be among those the learner was made for."""
-    return _set_thawed(state, parts, True)
-
-
-def _set_thawed(state: LearnerState, parts: tuple[str, ...], value: bool) -> LearnerState:
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown or not parts:
-        raise InputError(f"parts {parts}", "parts", f"choose one or more of {PARTS}")
-    changed = {part: jnp.asarray(value) for part in parts}
-    return state._replace(thawed=state.thawed._replace(**changed))

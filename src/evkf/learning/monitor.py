@@ -27,7 +27,7 @@ from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.learner import Learner, LearnerState, LearnInfo
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
-from evkf.types import Belief, Count, Input, Mask, Observation, Scalar, Vector
+from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
 MEMORY = 200
 """Bins over which the running figures are averaged."""
@@ -151,6 +151,7 @@ class Monitor(eqx.Module):
         mask: Mask | None = None,
         u: Input | None = None,
         fresh: Bool[Array, ""] | bool = False,
+        key: Key | None = None,
     ) -> tuple[MonitorState, MonitorInfo]:
         """Take in a bin.
 
@@ -163,13 +164,14 @@ class Monitor(eqx.Module):
             mask: Which channels were observed.
             u: Input.
             fresh: Whether a trial begins.
+            key: Randomness, for filters and likelihoods that sample; best the learner's own.
         """
         begins = jnp.asarray(fresh)
         # A copy that has not been where the model has would lose there for that alone.
         copy = eqx.tree_at(lambda m: m.dynamics, state.copy, _same_box(state.copy, model))
-        walk, nats_walk = self._walk(state, model, y, mask, begins)
+        walk, nats_walk = self._walk(state, model, y, mask, begins, key)
         before = tree_where(begins, self.filter.init(copy), state.copied)
-        copied, said = self.filter.step(copy, before, y, mask, None, u)
+        copied, said = self.filter.step(copy, before, y, mask, key, u)
 
         def known(value: Scalar) -> Scalar:
             return jnp.where(jnp.isfinite(value), value, 0)
@@ -217,6 +219,7 @@ class Monitor(eqx.Module):
         y: Observation,
         mask: Mask | None,
         begins: Bool[Array, ""],
+        key: Key | None,
     ) -> tuple[State, Scalar]:
         dim = model.family.dim
         walk = Linear(np.eye(dim), 1.0)
@@ -224,7 +227,7 @@ class Monitor(eqx.Module):
         walk = eqx.tree_at(lambda w: w.noise, walk, noise)
         under = eqx.tree_at(lambda m: m.dynamics, model, walk)
         before = tree_where(begins, self.filter.init(under), state.walk)
-        found, said = self.filter.step(under, before, y, mask)
+        found, said = self.filter.step(under, before, y, mask, key)
         return found, said.elbo
 
 
@@ -252,14 +255,30 @@ def watch(
     u: Input | None = None,
     fresh: Bool[Array, ""] | bool = False,
 ) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
-    """Observe, look at the evidence, learn; after a change learn anew from where it happened."""
-    model = state.learner.model
-    known, info = learner.observe(state.learner, y, mask, u, fresh)
-    seen, told = monitor.step(state.monitor, model, known.filter.belief, info, y, mask, u, fresh)
+    """`observe_watched`, then learn."""
+    state, (info, told) = observe_watched(learner, monitor, state, y, mask, u, fresh)
+    known, learned = learner.learn(state.learner)
+    return state._replace(learner=known), (info, learned, told)
+
+
+def observe_watched(
+    learner: Learner,
+    monitor: Monitor,
+    state: Watched,
+    y: Observation,
+    mask: Mask | None = None,
+    u: Input | None = None,
+    fresh: Bool[Array, ""] | bool = False,
+) -> tuple[Watched, tuple[Info, MonitorInfo]]:
+    """Observe and look at the evidence; after a change forget what was before it."""
+    before = state.learner
+    begins = jnp.asarray(fresh) | before.fresh
+    known, info = learner.observe(before, y, mask, u, begins)
+    bin = (info, y, mask, u, begins, before.bin_key)
+    seen, told = monitor.step(state.monitor, before.model, known.filter.belief, *bin)
     # The evidence begins to gather some time after the change.
     known = learner.relearn(known, told.since + told.since // 2, told.changed)
-    known, learned = learner.learn(known)
-    return Watched(known, seen), (info, learned, told)
+    return Watched(known, seen), (info, told)
 
 
 def scan_watched(

@@ -65,7 +65,7 @@ def pretrain(
 
     Returns:
         A state to stream from: the trained model, the last bins of the recording in the ring, the
-        filter before a first bin (`fresh` should say so) and the optimiser at its start.
+        filter before the first bin of a trial, and the optimiser at its start.
 
     Example:
         >>> import jax
@@ -105,6 +105,7 @@ def pretrain(
         raw=training.raw,
         filter=learner.filter.init(training.model),
         ring=_last(training.ring, state.ring),
+        steps=training.steps,
     )
 
 

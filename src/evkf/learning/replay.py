@@ -97,13 +97,15 @@ def windows(
         Windows with a leading axis of `num`, and whether the ring holds enough bins for one.
     """
     size = ring.bins.fresh.shape[0]
-    choices = jnp.maximum(ring.count - ring.oldest - length, 1)
+    # Before a trial nothing is known: its first bin, if it is the oldest, can begin a window.
+    first = ring.oldest - ring.bins.fresh[ring.oldest % size]
+    choices = jnp.maximum(ring.count - first - length, 1)
     phase = step.astype(jnp.uint32) * jnp.uint32(GOLDEN)
     phases = phase + jnp.asarray(np.arange(num) * 2**32 // num, jnp.uint32)
     share = phases.astype(jnp.float32) * 2.0**-32
     starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
-    index = (ring.oldest + starts[:, None] + jnp.arange(length + 1)) % size
-    return _take(ring, index), ring.count - ring.oldest > length
+    index = (first + starts[:, None] + jnp.arange(length + 1)) % size
+    return _take(ring, index), ring.count - first > length
 
 
 def newest(ring: Ring) -> Window:

@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
 from scipy.ndimage import gaussian_filter1d
 
+from evkf.dynamics import Linear
 from evkf.errors import InputError
+from evkf.filters.base import read_fresh, read_observations
 from evkf.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
+from evkf.model import Model
 from evkf.numerics import tree_where
 from evkf.types import Scalar
 
@@ -30,25 +34,31 @@ KINDS = {
 ENOUGH = 2.5
 """Events that a smoothing window should hold on average."""
 
+GAUSSIAN_WIDTH = 2.0
+"""Width of the window for continuous signals, in bins."""
+
 STEPS, RATE, RIDGE = 300, 0.05, 1e-2
 """Of the fit of the readout: gradient steps, learning rate, and penalty on weights."""
 
 
 def warm_up(
-    ys: Float[np.ndarray, "T N"],
-    masks: Bool[np.ndarray, "T N"],
+    ys: ArrayLike,
     latents: int,
     likelihood: str,
     bin_width: float = 1.0,
+    masks: ArrayLike | None = None,
+    fresh: ArrayLike | None = None,
 ) -> Readout:
     """Find a readout from a stretch of data.
 
     Args:
         ys: Observations, (bins, channels).
-        masks: True where observed.
         latents: Latent dimensions L.
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
         bin_width: Width of a bin.
+        masks: True where observed, (bins, channels); all when left out. A channel that never was
+            is taken to be like the average one, and to read no latent.
+        fresh: True where a trial begins, (bins,); nothing is smoothed across.
 
     Returns:
         The likelihood with C, b and, where it has one, its dispersion or noise.
@@ -57,7 +67,7 @@ def warm_up(
         >>> import numpy as np
         >>> wave = np.sin(np.arange(200) / 10)[:, None]
         >>> ys = np.random.default_rng(0).poisson(np.exp(wave * np.ones(20)))
-        >>> found = warm_up(ys, np.ones(ys.shape, bool), 1, "poisson")
+        >>> found = warm_up(ys, 1, "poisson")
         >>> found.C.shape
         (20, 1)
     """
@@ -65,46 +75,90 @@ def warm_up(
         raise InputError(
             f"unknown likelihood {likelihood!r}", "likelihood", f"choose one of {tuple(KINDS)}"
         )
-    num_bins, channels = ys.shape
+    observed, seen = _read(ys, masks, likelihood)
+    num_bins, channels = observed.shape
     if not 1 <= latents <= min(channels, num_bins - 1):
         raise InputError(
             f"{latents} latents from {num_bins} bins of {channels} channels",
             "latents",
             "pass fewer latents, or more bins",
         )
-    smooth = _smooth(ys, masks, likelihood)
-    levels = {"bernoulli": _logit, "gaussian": lambda x: x}.get(likelihood, np.log)(smooth)
+    if not seen.any():
+        raise InputError("nothing was observed", "masks", "pass bins with observations")
+    marks = np.array(read_fresh(fresh, num_bins))
+    marks[0] = True
+    if likelihood == "gaussian":
+        return _gaussian(observed, seen, marks, latents, bin_width)
+    smooth = _smooth(observed, seen, marks, _width(observed, seen))
+    low = 0.1 / num_bins
+    smooth = np.clip(smooth, low, 1 - low if likelihood == "bernoulli" else None)
+    levels = _logit(smooth) if likelihood == "bernoulli" else np.log(smooth)
     offset = levels.mean(axis=0)
     states, weights = _components(levels - offset, latents)
-    if likelihood == "gaussian":
-        noise = bin_width * _residual_variance(ys, masks, states)
-        start = Gaussian(weights, offset, noise, bin_width)
-    else:
-        start = KINDS[likelihood](weights, offset - np.log(bin_width), bin_width=bin_width)
+    start = KINDS[likelihood](weights, offset - np.log(bin_width), bin_width=bin_width)
     dtype = jnp.result_type(float)
-    data = (jnp.asarray(states, dtype), jnp.asarray(np.where(masks, ys, 0), dtype))
-    return _fit(start, *data, jnp.asarray(masks))
+    data = (jnp.asarray(states, dtype), jnp.asarray(observed, dtype))
+    return _fit(start, *data, jnp.asarray(seen))
 
 
-def _smooth(ys: np.ndarray, masks: np.ndarray, likelihood: str) -> np.ndarray:
-    """Smoothed in time, weighted by what was observed, and away from impossible values."""
-    seen = np.where(masks, ys, 0.0)
-    mean = seen.sum(axis=0) / np.maximum(masks.sum(axis=0), 1)
-    if likelihood == "gaussian":
-        width = 2.0
-    else:
-        # A Gaussian window of this width holds as many bins as it has events in mind.
-        width = ENOUGH / max(float(mean.mean()), 1e-6) / (2 * np.sqrt(np.pi))
-    width = float(np.clip(width, 1.0, len(ys) / 20))
+def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
+    """Observations, zero where there are none, and where there are."""
+    if np.ndim(ys) != 2:
+        raise InputError(f"observations with {np.ndim(ys)} axes", "ys", "pass (bins, channels)")
+    channels = np.shape(ys)[1]
+    model = Model(Linear([[0.0]], 1.0), KINDS[likelihood](np.zeros((channels, 1))))
+    observed, seen = read_observations(model, ys, masks)
+    return np.asarray(observed, float), np.asarray(seen)
+
+
+def _gaussian(
+    ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, latents: int, bin_width: float
+) -> Gaussian:
+    """In units of every channel's own spread; at given states the readout is a regression."""
+    mean = _channel_means(ys, masks)
+    off = np.where(masks, ys - mean, 0)
+    spread = np.sqrt(_channel_means(off**2, masks))
+    spread = np.where(spread > 0, spread, 1.0)
+    scaled = off / spread
+    levels = _smooth(scaled, masks, marks, GAUSSIAN_WIDTH)
+    states, _ = _components(levels - levels.mean(axis=0), latents)
+    design = np.column_stack([states, np.ones(len(states))])
+    ridge = RIDGE * np.eye(latents + 1)
+    weight, variance = np.zeros((ys.shape[1], latents + 1)), np.ones(ys.shape[1])
+    for n in np.flatnonzero(masks.any(axis=0)):
+        seen, values = design[masks[:, n]], scaled[masks[:, n], n]
+        weight[n] = np.linalg.solve(seen.T @ seen + ridge, seen.T @ values)
+        variance[n] = max(float(np.mean((values - seen @ weight[n]) ** 2)), 1e-6)
+    C, b = spread[:, None] * weight[:, :-1], mean + spread * weight[:, -1]
+    return Gaussian(C, b, bin_width * spread**2 * variance, bin_width)
+
+
+def _channel_means(ys: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Of what was observed; of a channel that never was, that of all."""
+    count = masks.sum(axis=0)
+    means = np.where(masks, ys, 0).sum(axis=0) / np.maximum(count, 1)
+    return np.where(count > 0, means, means[count > 0].mean())
+
+
+def _width(ys: np.ndarray, masks: np.ndarray) -> float:
+    """A Gaussian window of this width holds as many bins as it has events in mind."""
+    mean = float(_channel_means(ys, masks).mean())
+    width = ENOUGH / max(mean, 1e-6) / (2 * np.sqrt(np.pi))
+    return float(np.clip(width, 1.0, max(len(ys) / 20, 1.0)))
+
+
+def _smooth(ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, width: float) -> np.ndarray:
+    """Smoothed in time within trials, weighted by what was observed."""
     # One pseudo-bin at the channel's mean keeps silence from having no logarithm.
-    held = gaussian_filter1d(masks.astype(float), width, axis=0, mode="constant")
-    total = gaussian_filter1d(seen, width, axis=0, mode="constant")
     share = 0.5 / (2 * np.sqrt(np.pi) * width)
-    smoothed = (total + share * mean) / (held + share)
-    if likelihood == "gaussian":
-        return smoothed
-    low = 0.1 / len(ys)
-    return np.clip(smoothed, low, 1 - low if likelihood == "bernoulli" else None)
+    mean, smoothed = _channel_means(ys, masks), np.empty(ys.shape)
+    for trial in np.split(np.arange(len(ys)), np.flatnonzero(marks)[1:]):
+        held, total = (
+            gaussian_filter1d(array[trial], width, axis=0, mode="constant")
+            for array in (masks.astype(float), np.where(masks, ys, 0.0))
+        )
+        smoothed[trial] = (total + share * mean) / (held + share)
+    return smoothed
 
 
 def _logit(p: np.ndarray) -> np.ndarray:
@@ -120,13 +174,6 @@ def _components(levels: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarra
     root = np.sqrt(len(levels))
     std = np.maximum(scale[:latents] / root, 1e-6)
     return sign * left[:, :latents] * root, (sign * right[:latents].T) * std
-
-
-def _residual_variance(ys: np.ndarray, masks: np.ndarray, states: np.ndarray) -> np.ndarray:
-    design = np.column_stack([states, np.ones(len(states))])
-    filled = np.where(masks, ys, np.nanmean(np.where(masks, ys, np.nan), axis=0))
-    rest = filled - design @ np.linalg.lstsq(design, filled, rcond=None)[0]
-    return np.maximum(rest.var(axis=0), 1e-6)
 
 
 @jax.jit
