@@ -1,6 +1,7 @@
 """Covariances as unconstrained parameters, so that gradient steps can never leave the cone."""
 
 from abc import abstractmethod
+from typing import Self
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -37,6 +38,10 @@ class Covariance(eqx.Module):
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         """The inverse Cholesky factor times a vector or the columns of a matrix."""
 
+    @abstractmethod
+    def widened(self, log_factor: Scalar) -> Self:
+        """With all standard deviations larger by a factor, given by its logarithm."""
+
 
 class DiagonalCovariance(Covariance):
     """Independent components, parameterised by log standard deviations."""
@@ -57,6 +62,9 @@ class DiagonalCovariance(Covariance):
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return (columns.T * jnp.exp(-self.log_std)).T
+
+    def widened(self, log_factor: Scalar) -> Self:
+        return type(self)(self.log_std + log_factor)
 
 
 class FullCovariance(Covariance):
@@ -80,6 +88,9 @@ class FullCovariance(Covariance):
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return solve_lower(self.root(), columns)
+
+    def widened(self, log_factor: Scalar) -> Self:
+        return type(self)(self.log_diagonal + log_factor, self.lower * jnp.exp(log_factor))
 
 
 def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Covariance:

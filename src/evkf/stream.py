@@ -151,6 +151,7 @@ class Stream:
             )
             newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
             known = {"free": trained.free, "raw": trained.raw, "ring": trained.ring}
+            known["doubt"] = trained.doubt
             state = state._replace(**known, filter=State(newest.belief))
         self._state = begun._replace(learner=state) if isinstance(begun, Watched) else state
 

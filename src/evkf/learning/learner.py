@@ -34,7 +34,7 @@ class LearnerState(NamedTuple):
     """Everything a learner knows; a tree of arrays, to be stored and restored as it is."""
 
     free: Free
-    """The model in use: the running average of what the gradient steps gave."""
+    """What was learned: the running average of what the gradient steps gave."""
     raw: Float[Array, " D"]
     """The learned numbers as the last gradient step left them."""
     filter: State
@@ -45,6 +45,8 @@ class LearnerState(NamedTuple):
     thawed: Thawed
     gauge: Float[Array, "L N"]
     """Where the coordinates are held; empty if they are not."""
+    doubt: Scalar
+    """Log of the factor on the noise's standard deviation that learned dynamics call for."""
     steps: Count
     """Gradient steps tried."""
     fresh: Bool[Array, ""]
@@ -53,8 +55,12 @@ class LearnerState(NamedTuple):
 
     @property
     def model(self) -> Model:
-        """The model as it is now."""
-        return self.free.build()
+        """The model in use: what was learned, with noise that allows for what cannot be known."""
+        model = self.free.build()
+        if not isinstance(model.dynamics, GaussianDynamics):
+            return model
+        noise = model.dynamics.noise.widened(self.doubt)
+        return eqx.tree_at(lambda m: m.dynamics.noise, model, noise)
 
     @property
     def bin_key(self) -> Key:
@@ -105,6 +111,10 @@ def adam(
 
 
 DEFAULT_OPTIMISER = adam()
+
+MOST_DOUBT = 0.1
+"""Of the variance, in the share of what was learned: early on, and for networks with so many
+numbers that they do not use them all."""
 
 
 class Learner(eqx.Module):
@@ -207,6 +217,7 @@ class Learner(eqx.Module):
             gradient=jnp.zeros_like(flat),
             gauge=self._gauge(model, tree),
             thawed=Thawed(*(jnp.asarray(part in self.parts) for part in PARTS)),
+            doubt=jnp.zeros((), flat.dtype),
             steps=jnp.asarray(0, jnp.int32),
             fresh=jnp.asarray(True),
             key=jax.random.key_data(jax.random.key(0) if key is None else key),
@@ -356,7 +367,22 @@ class Learner(eqx.Module):
         average = eqx.combine(unravel(flat + share * moves * (raw - flat)), rest)
         known = (state.free, state.raw, state.optimiser)
         tree, raw, optimiser = tree_where(sound, (average, raw, optimiser), known)
-        return state._replace(free=tree, raw=raw, optimiser=optimiser), sound
+        known = state._replace(free=tree, raw=raw, optimiser=optimiser)
+        return known._replace(doubt=self._doubt(learned, state)), sound
+
+    def _doubt(self, learned: Free, state: LearnerState) -> Scalar:
+        """As in a regression: p numbers fitted to n bins take from the residuals a share p/n of
+        their variance, and add as much to that of a prediction. Noise that is not learned stays,
+        and bins that are used once are not fitted.
+        """
+        if not self.ring or not {"dynamics", "noise"} <= set(self.parts):
+            return state.doubt
+        numbers = jax.tree.leaves(split(learned, ("dynamics",))[0])
+        per_latent = sum(leaf.size for leaf in numbers) / learned.model.family.dim
+        bins = state.ring.count - state.ring.oldest
+        share = jnp.minimum(per_latent / bins, MOST_DOUBT).astype(state.doubt.dtype)
+        moves = state.thawed.dynamics & state.thawed.noise
+        return jnp.where(moves, jnp.arctanh(share), state.doubt)
 
     def _descend(self, state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
         (value, beliefs), grad = self._gradient(state, drawn)

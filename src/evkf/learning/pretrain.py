@@ -79,7 +79,7 @@ def pretrain(
         >>> int(state.ring.count)
         64
     """
-    model = start if isinstance(start, Model) else start.model
+    model = start if isinstance(start, Model) else start.free.build()
     bins = _read(model, ys, masks, us, fresh)
     num = len(bins[0])
     for name, value in (("epochs", epochs), ("batch", batch), ("window", window)):
@@ -105,6 +105,7 @@ def pretrain(
         raw=training.raw,
         filter=learner.filter.init(training.model),
         ring=_last(training.ring, state.ring),
+        doubt=training.doubt,
         steps=training.steps,
     )
 
@@ -196,7 +197,7 @@ def fit_states(
         raise InputError("trials of one bin", "fresh", "pass trials with transitions to learn from")
     key = jax.random.key(0) if key is None else key
     indices = jax.random.randint(key, (steps, batch), 0, len(marks))
-    fitted, first = _fit(model, zs, bins, indices, rate)
+    fitted, first = _fit(model, zs, bins, indices, adam(float(rate), decay=steps, floor=0.0))
     if not np.isfinite(first):
         raise InputError(
             "states at which the model has no finite density",
@@ -207,20 +208,19 @@ def fit_states(
     return eqx.tree_at(lambda m: m.prior, fitted, prior)
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="optimiser")
 def _fit(
     model: Model,
     zs: Float[Array, "T L"],
     bins: Recording,
     indices: Int[Array, "steps batch"],
-    rate: float,
+    optimiser: optax.GradientTransformation,
 ) -> tuple[Model, Scalar]:
     """The fitted model, and the loss of all bins before."""
     parts = ("dynamics", "noise", "readout", "observation")
     model = _place(model, zs)
     learned, rest = split(free(model, parts), parts)
     flat, unravel = ravel_pytree(learned)
-    optimiser = adam(rate, decay=len(indices), floor=0.0)
 
     def loss(flat: Float[Array, " D"], index: Int[Array, " batch"]) -> Scalar:
         model = eqx.combine(unravel(flat), rest).build()

@@ -100,9 +100,8 @@ def windows(
     # Before a trial nothing is known: its first bin, if it is the oldest, can begin a window.
     first = ring.oldest - ring.bins.fresh[ring.oldest % size]
     choices = jnp.maximum(ring.count - first - length, 1)
-    phase = step.astype(jnp.uint32) * jnp.uint32(GOLDEN)
-    phases = phase + jnp.asarray(np.arange(num) * 2**32 // num, jnp.uint32)
-    share = phases.astype(jnp.float32) * 2.0**-32
+    phase = (step.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
+    share = (np.arange(num, dtype=np.float32) + phase) / num
     starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
     index = (first + starts[:, None] + jnp.arange(length + 1)) % size
     return _take(ring, index), ring.count - first > length
