@@ -7,13 +7,13 @@ non-zero when a belief was not.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from closing import close
 
 from evkf.dynamics import ChaoticRNN, Linear
 from evkf.filters import State, VariationalKalmanFilter
@@ -123,11 +123,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     rows = run(2_000 if options.quick else 100_000)
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
     unsound = sum(row["unsound"] for row in rows)
-    print(f"{unsound} unsound beliefs in {sum(row['bins'] for row in rows)} bins")
-    return unsound > 0
+    told = f"{unsound} unsound beliefs in {sum(row['bins'] for row in rows)} bins"
+    print(told)
+    return close({"rows": rows}, [told] * (unsound > 0), options.json)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ trials. Prints its figures and exits non-zero when one falls short.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from closing import close
 
 from evkf.dynamics import ChaoticRNN
 from evkf.families import Gaussian
@@ -125,11 +125,7 @@ def main() -> int:
     result = run(options.quick)
     for row in result["rows"]:
         print(", ".join(f"{key} {value:.4g}" for key, value in row.items()))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    missed = shortfalls(result["rows"])
-    print("\n".join(missed) if missed else "all targets met")
-    return bool(missed)
+    return close(result, shortfalls(result["rows"]), options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ bit as if it had never stopped.
 
 import argparse
 import hashlib
-import json
 import os
 import resource
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from closing import close
 from vdp import recording, start
 
 from evkf.learning import CompiledLearner, Learner
@@ -152,10 +152,7 @@ def main() -> int:
     ):
         result[name], short = part()
         missed += short
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print("\n".join(missed) if missed else "all targets met")
-    return bool(missed)
+    return close(result, missed, options.json)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ that the natural loss works better than the divergence, and this shows what was 
 """
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
 import numpy as np
+from closing import close
 from vdp import HELD_OUT, LEARNED, judge, recording, start
 
 from evkf.learning import Learner
@@ -39,7 +40,7 @@ def run(kind: str, learner: Learner, seeds: range) -> dict:
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -52,9 +53,8 @@ def main() -> None:
             result[f"{kind}, {name}"] = figures
             shown = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
             print(f"{kind}, {name}: {shown}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return close(result, [], options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

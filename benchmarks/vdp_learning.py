@@ -7,7 +7,6 @@ that were missed, and exits non-zero if there are any.
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from closing import close
 from vdp import BIN, FILTER, HELD_OUT, LEARNED, judge, readout, recording, start
 
 from evkf.dynamics import ResidualMLP, VanDerPol
@@ -184,10 +184,7 @@ def main() -> int:
         result[name], short = run(range(few if options.quick else many))
         missed += short
         print(f"{name}: {time.perf_counter() - begin:.0f} s\n", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print("\n".join(missed) if missed else "all targets met")
-    return bool(missed)
+    return close(result, missed, options.json)
 
 
 if __name__ == "__main__":
