@@ -1,13 +1,7 @@
 """Learning while streaming: dynamics, noise, readout and initial state."""
 
 from evkf.learning.compiled import CompiledLearner
-from evkf.learning.learner import (
-    Learner,
-    LearnerState,
-    LearnInfo,
-    LearnTrace,
-    adam,
-)
+from evkf.learning.learner import Learner
 from evkf.learning.losses import LOSSES
 from evkf.learning.monitor import (
     Monitor,
@@ -17,7 +11,9 @@ from evkf.learning.monitor import (
     scan_watched,
     watch,
 )
+from evkf.learning.optimiser import adam
 from evkf.learning.pretrain import fit_states, pretrain
+from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.learning.warmup import warm_up
 
 __all__ = [

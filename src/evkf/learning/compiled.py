@@ -18,8 +18,9 @@ from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS
 from evkf.forecasting import expected_observation
-from evkf.learning.learner import Learner, LearnerState, LearnInfo
+from evkf.learning.learner import Learner
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
+from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model
 from evkf.types import Input, Key
 

@@ -5,16 +5,13 @@ holds. Nothing waits for learning: a live session calls `learn` in the time a bi
 Paper: alg:evkf.
 """
 
-from functools import cache
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.dynamics import GaussianDynamics
@@ -23,92 +20,13 @@ from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
+from evkf.learning.optimiser import adam
 from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
-from evkf.learning.replay import Bins, Ring, Window, empty, forget, newest, push, refresh, windows
+from evkf.learning.replay import Bins, Window, empty, forget, newest, push, refresh, windows
+from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
-from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar
-
-
-class LearnerState(NamedTuple):
-    """Everything a learner knows; a tree of arrays, to be stored and restored as it is."""
-
-    free: Free
-    """What was learned: the running average of what the gradient steps gave."""
-    raw: Float[Array, " D"]
-    """The learned numbers as the last gradient step left them."""
-    filter: State
-    ring: Ring
-    optimiser: PyTree
-    gradient: Float[Array, " D"]
-    """Gradients gathered since the last step, if there is no replay."""
-    thawed: Thawed
-    gauge: Float[Array, "L N"]
-    """Where the coordinates are held; empty if they are not."""
-    doubt: Scalar
-    """Log of the factor on the noise's standard deviation that learned dynamics call for."""
-    steps: Count
-    """Gradient steps tried."""
-    fresh: Bool[Array, ""]
-    """Whether the next bin begins a trial, whatever else is said of it."""
-    key: Array
-
-    @property
-    def model(self) -> Model:
-        """The model in use: what was learned, with noise that allows for what cannot be known."""
-        model = self.free.build()
-        if not isinstance(model.dynamics, GaussianDynamics):
-            return model
-        noise = model.dynamics.noise.widened(self.doubt)
-        return eqx.tree_at(lambda m: m.dynamics.noise, model, noise)
-
-    @property
-    def bin_key(self) -> Key:
-        """Randomness for filtering the next bin."""
-        return jax.random.fold_in(jax.random.wrap_key_data(self.key), self.ring.count)
-
-
-class LearnInfo(NamedTuple):
-    """What a learning step can say about itself.
-
-    Attributes:
-        loss: The loss before the step, without what depends on the data alone; NaN where none was
-            taken.
-        grad_norm: Norm of its gradient before clipping.
-        skipped: Whether loss or gradient were not finite, so that nothing was changed.
-    """
-
-    loss: Scalar
-    grad_norm: Scalar
-    skipped: Bool[Array, ""]
-
-
-class LearnTrace(NamedTuple):
-    """Beliefs and what was said of filtering and learning, time first."""
-
-    belief: Belief
-    info: Info
-    learned: LearnInfo
-
-
-@cache
-def adam(
-    rate: float = 1e-2, decay: int = 3500, floor: float = 0.3, clip: float = 1.0
-) -> optax.GradientTransformation:
-    """Adam with clipped gradients and a rate that falls as a cosine, then stays.
-
-    Args:
-        rate: The first learning rate.
-        decay: Steps until the last one is reached.
-        floor: The last rate as a share of the first.
-        clip: Largest norm of a gradient.
-
-    Example:
-        >>> learner = Learner(optimiser=adam(rate=3e-3, decay=10_000))
-    """
-    schedule = optax.cosine_decay_schedule(rate, decay, floor)
-    return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
-
+from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = adam()
 
