@@ -37,8 +37,10 @@ SYSTEMS = {
 """Dynamics, first state, the state at which neurons fire at their base rate, norm of the rows of C.
 On the ring the last makes von Mises tuning of concentration 2."""
 
-SLOW = 0.01
-"""A tenth of the ring's noise in a bin: where states move less, in a bin, is the slow set."""
+SLOW = 0.02
+"""Where states move less in a bin is the slow set. A fifth of the ring's noise, which is twice the
+standard error of a drift where states have been for a hundred bins, as in the least visited parts.
+"""
 
 
 def recording(name: str, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:

@@ -291,9 +291,11 @@ class Learner(eqx.Module):
     def _doubt(self, learned: Free, state: LearnerState) -> Scalar:
         """As in a regression: p numbers fitted to n bins take from the residuals a share p/n of
         their variance, and add as much to that of a prediction. Noise that is not learned stays,
-        and bins that are used once are not fitted.
+        bins that are used once are not fitted, and a loss that holds the beliefs would find the
+        wider noise in them.
         """
-        if not self.ring or not {"dynamics", "noise"} <= set(self.parts):
+        fitted = self.ring and self.loss == "elbo" and {"dynamics", "noise"} <= set(self.parts)
+        if not fitted:
             return state.doubt
         numbers = jax.tree.leaves(split(learned, ("dynamics",))[0])
         per_latent = sum(leaf.size for leaf in numbers) / learned.model.family.dim
