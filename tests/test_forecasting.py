@@ -177,13 +177,14 @@ def test_antithetic_pairs_cancel_what_is_odd():
     np.testing.assert_allclose(got, exact, atol=2e-5)
 
 
-def test_sampled_predictions_need_a_key():
-    sampling, model = VariationalKalmanFilter("monte_carlo", num_samples=2000), linear_model()
-    with pytest.raises(InputError, match="no key"):
-        forecast(sampling, model, BELIEF, H, US)
-    ahead = forecast(sampling, model, BELIEF, H, US, key=KEY)
-    exact = forecast(FILTER, model, BELIEF, H, US)
-    assert 0 < np.max(np.abs(ahead.mean - exact.mean)) < 0.1
+@pytest.mark.parametrize("rule", ["cubature", "monte_carlo"])
+def test_far_ahead_a_cycle_stays_a_cycle(rule):
+    """A tangent at a mean inside the cycle, where states never are, would send it to infinity."""
+    model = Model(VanDerPol(), lik.Poisson([[1.0, 0.0], [0.0, 1.0]]))
+    start = model.prior._replace(mean=jnp.array([2.0, 0.0]), cov=0.01 * jnp.eye(2))
+    ahead = forecast(VariationalKalmanFilter(rule), model, start, 1000)
+    assert np.all(ahead.status == 0)
+    assert np.sqrt(ahead.cov[:, [0, 1], [0, 1]]).max() < 3
 
 
 def test_an_exploding_forecast_says_so():

@@ -56,9 +56,10 @@ class EVKF:
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian", whose readout is
             found; or one of `evkf.likelihoods`, whose readout is known.
         dynamics: "mlp", a network that starts as a random walk; or one of `evkf.dynamics`.
-        bin_width: Width of a bin, for a likelihood by name.
+        bin_width: Width of a bin, for a likelihood by name; in seconds, as a rule, so that offsets
+            are logarithms of spikes per second.
         hidden: Hidden units of the network, or those of several layers.
-        warm_up: Bins from which a readout is found.
+        warm_up: Bins from which a readout is found; `fit` makes do with fewer.
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
             left out all, but nothing of a likelihood that is known.
         loss: A loss of `evkf.learning.Learner`.
@@ -148,6 +149,18 @@ class EVKF:
         self._adopt(stream)
         return self
 
+    def prepare(self, neurons: int) -> Self:
+        """Compile all that a stream will need, before it begins: the first bin would wait for it.
+
+        Args:
+            neurons: How many a bin will have.
+        """
+        check_whole(neurons, 1, "neurons")
+        stream = self._stream or self._open(neurons)
+        stream.prepare()
+        self._adopt(stream)
+        return self
+
     def learn_one(
         self,
         y: ArrayLike,
@@ -167,7 +180,10 @@ class EVKF:
             raise InputError(f"a bin of shape {np.shape(y)}", "y", "pass shape (neurons,)")
         Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
         stream = self._stream or self._open(count_channels(Y))
-        bin = read_trials(stream.model, Y, masks, us)
+        try:
+            bin = read_trials(stream.model, Y, masks, us)
+        except InputError as error:
+            raise _of_one_bin(error) from None
         stream.take(bin._replace(fresh=np.asarray([bool(fresh)])))
         self._adopt(stream)
 
@@ -180,6 +196,9 @@ class EVKF:
         as_xarray: bool = False,
     ) -> Any:
         """Filtered means (bins, latents): of every bin given all up to it. Nothing is learned.
+
+        Every array begins at the initial state, as trials do, also one that goes on where another
+        ended: the first bins then tell less than they could.
 
         Args:
             X: Observations, (bins, neurons), or a list of trials, which gives a list.
@@ -238,7 +257,8 @@ class EVKF:
             as_xarray: Whether to return mean, cov and rate as a labelled data set.
 
         Returns:
-            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate`, and more.
+            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin), and
+            more.
         """
         model, filter = self.model_, self.learner_.filter
         if X is None:
@@ -249,7 +269,7 @@ class EVKF:
                 raise InputError("a list of trials", "X", "look ahead from one at a time")
             found = filter_trials(filter, model, trials, self._begun.key)
             belief = jax.tree.map(lambda leaf: jnp.asarray(leaf[-1]), found.belief)
-        ahead = forecast(filter, model, belief, horizon, inputs_ahead, self._begun.key)
+        ahead = forecast(filter, model, belief, horizon, inputs_ahead)
         if not as_xarray:
             return Forecast(*jax.tree.map(np.array, tuple(ahead)))
         arrays = {name: (axes, np.array(getattr(ahead, name))) for name, axes in AXES.items()}
@@ -380,7 +400,8 @@ class EVKF:
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
-        params = {k: v for k, v in self.get_params().items() if v is not defaults[k].default}
+        params = self.get_params()
+        params = {k: v for k, v in params.items() if not _same(v, defaults[k].default)}
         return f"EVKF({', '.join(f'{name}={value!r}' for name, value in params.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -414,6 +435,20 @@ class EVKF:
     def _adopt(self, stream: Stream) -> None:
         if stream is not self._stream:
             self._stream, self._settings = stream, self.get_params()
+
+
+def _same(one: Any, other: Any) -> bool:
+    plain = isinstance(one, str | int | float | None) and isinstance(other, type(one))
+    return one is other or (plain and one == other)
+
+
+def _of_one_bin(error: InputError) -> InputError:
+    """An error of a recording of one bin, in the words of `learn_one`."""
+    name, _, index = error.where.partition("[0")
+    where = {"X": "y", "masks": "mask", "inputs": "u"}.get(name, name)
+    place = f"[{index.strip('], ')}]" if index.strip("], ") else ""
+    remedy = error.remedy.replace("masks[t, n]", "mask[n]").replace("(bins, ", "(")
+    return InputError(error.what, where + place, remedy)
 
 
 def _plain(value: Any) -> Any:

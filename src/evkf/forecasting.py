@@ -1,11 +1,13 @@
 """Looking ahead: what the next bins will bring, and how well that was foretold."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
@@ -30,7 +32,8 @@ class Forecast(NamedTuple):
         belief: Predicted beliefs in the model's family, with a leading axis of length H.
         mean: Their means.
         cov: Their covariances.
-        rate: The expected observation of every channel; for counts, the expected count of a bin.
+        rate: The expected observation of every channel; for counts, the expected count of a bin,
+            not of a second.
         status: Bits of `evkf.Status` of every prediction.
     """
 
@@ -47,19 +50,19 @@ def forecast(
     belief: Belief,
     horizon: int,
     us: ArrayLike | None = None,
-    key: Key | None = None,
 ) -> Forecast:
     """Predict states and observations 1 to `horizon` bins ahead, by predicting bin after bin.
 
-    It can be compiled; then only the shape of the inputs is checked.
+    Moments are matched in every bin, whatever the filter's own rule: far ahead the belief is wide,
+    and a tangent at its mean says nothing of what becomes of it. It can be compiled; then only the
+    shape of the inputs is checked.
 
     Args:
-        filter: The filter whose prediction to use.
+        filter: The filter; its settings but the rule are used.
         model: The model.
         belief: The filtering belief of the last bin.
         horizon: How many bins to look ahead.
         us: Inputs of these bins, (horizon, inputs).
-        key: Randomness, for predictions that sample.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -72,7 +75,8 @@ def forecast(
         (3, 1)
     """
     _check_belief(model, belief)
-    return _forecast(filter, model, belief, _future_inputs(model, us, horizon), key)
+    filter = replace(filter, rule="moment_matching", correct=None)
+    return _forecast(filter, model, belief, _future_inputs(model, us, horizon))
 
 
 @jax.jit
@@ -81,17 +85,14 @@ def _forecast(
     model: Model,
     belief: Belief,
     us: Float[Array, "H U"],
-    key: Key | None,
 ) -> Forecast:
-    def body(belief: Belief, inputs: tuple[Input, Array]) -> tuple[Belief, tuple]:
-        u, h = inputs
-        own = None if key is None else jax.random.fold_in(key, h)
-        new, _, capped, failed = filter.predict(model, State(belief), own, u)
+    def body(belief: Belief, u: Input) -> tuple[Belief, tuple]:
+        new, _, capped, failed = filter.predict(model, State(belief), u=u)
         status = jnp.where(capped, int(Status.CAPPED), 0)
         status = status + jnp.where(failed, int(Status.FELL_BACK), 0)
         return new, (new, status)
 
-    _, (beliefs, status) = lax.scan(body, belief, (us, jnp.arange(len(us))))
+    _, (beliefs, status) = lax.scan(body, belief, us)
     return Forecast(
         beliefs,
         jax.vmap(model.family.mean)(beliefs),
@@ -268,8 +269,8 @@ def _check_belief(model: Model, belief: Belief) -> None:
 
 
 def _future_inputs(model: Model, us: ArrayLike | None, horizon: int) -> Float[Array, "H U"]:
-    if horizon < 1:
-        raise InputError(f"horizon of {horizon} bins", "horizon", "look at least one bin ahead")
+    if not isinstance(horizon, int | np.integer) or horizon < 1:
+        raise InputError(f"horizon of {horizon} bins", "horizon", "pass a whole number above zero")
     if not isinstance(us, Tracer):
         return read_inputs(model, us, horizon)
     size = model.dynamics.num_inputs

@@ -64,7 +64,7 @@ class LimitCycle(NamedTuple):
     stable: bool
 
 
-def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[Array, "num num 2"]:
+def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num num 2"]:
     """Points of the plane, rows by the second coordinate as plotting libraries want them.
 
     Args:
@@ -74,19 +74,19 @@ def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[Array, "num num 2"]
 
     Example:
         >>> grid(-1, [1, 3], 3)[:, 0]
-        Array([[-1., -1.],
+        array([[-1., -1.],
                [-1.,  1.],
-               [-1.,  3.]], dtype=float32)
+               [-1.,  3.]])
     """
     ends = [(low, "low"), (high, "high")]
     (left, bottom), (right, top) = (np.broadcast_to(_read_pair(*end), 2) for end in ends)
     sides = np.linspace(left, right, num), np.linspace(bottom, top, num)
-    return jnp.asarray(np.stack(np.meshgrid(*sides), -1), jnp.result_type(float))
+    return np.stack(np.meshgrid(*sides), -1)
 
 
 def velocity_field(
     dynamics: Dynamics, points: ArrayLike, u: ArrayLike | None = None, bin_width: float = 1.0
-) -> Float[Array, "... L"]:
+) -> Float[np.ndarray, "... L"]:
     """$(f(z, u) - z) / \\Delta$ at every point.
 
     Args:
@@ -105,7 +105,7 @@ def velocity_field(
     where = _read_points(flow, points, "points")
     width = read_positive(bin_width, (), "bin_width")
     moves = _moves(flow, where.reshape(-1, flow.dim), _read_input(flow, u))
-    return moves.reshape(where.shape) / width
+    return np.asarray(moves.reshape(where.shape) / width)
 
 
 def fixed_points(
@@ -348,7 +348,7 @@ def _read_dynamics(dynamics: Dynamics) -> GaussianDynamics:
         raise InputError(
             f"{type(dynamics).__name__} has no noise-free map",
             "dynamics",
-            "pass dynamics with additive Gaussian noise (GaussianDynamics)",
+            "pass dynamics with additive Gaussian noise, such as model_.dynamics of an EVKF",
         )
     return dynamics
 

@@ -20,7 +20,7 @@ from evkf.checks import read_array
 from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
-from evkf.filters import State
+from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning import (
     CompiledLearner,
     Learner,
@@ -96,12 +96,13 @@ class Stream:
         self._find, self._num_bins = find, num_bins
         self._kept: list[Trials] = []
         self._state = self._start(model) if find is None else None
+        self._waiting = find is not None
         self._live: CompiledLearner | None = None
 
     @property
     def missing(self) -> int:
         """How many bins are still missing for the warm-up."""
-        if self._state is not None or self._live is not None:
+        if not self._waiting:
             return 0
         return self._num_bins - sum(len(part.fresh) for part in self._kept)
 
@@ -113,7 +114,7 @@ class Stream:
 
     @property
     def _everything(self) -> LearnerState | Watched:
-        if self._live is not None:
+        if self._live is not None and not self._waiting:
             return self._live.state
         if self._state is None:
             what = f"{self.missing} bins are missing until there is a first readout"
@@ -154,17 +155,27 @@ class Stream:
             known["doubt"] = trained.doubt
             state = state._replace(**known, filter=State(newest.belief))
         self._state = begun._replace(learner=state) if isinstance(begun, Watched) else state
+        self._live, self._waiting = None, False
+
+    def prepare(self) -> CompiledLearner:
+        """Compile all that bins will need."""
+        if self._live is None:
+            state = self._start(self.model) if self._state is None else self._state
+            self._live = CompiledLearner(self.learner, state, monitor=self.monitor)
+            self._state = None
+            self._live.outlook(np.zeros(self.model.dynamics.num_inputs))
+        return self._live
 
     def take(self, trials: Trials) -> None:
         """Go through a recording bin by bin."""
+        live = self.prepare()
         if self.missing > len(trials.fresh):
             self._kept.append(trials)
             return
         if self.missing:
             trials = join([*self._kept, trials])
-            self._state = self._begin(trials)
-            self._kept = []
-        live = self._live or self._go_live()
+            live.state = self._begin(trials)
+            self._kept, self._waiting = [], False
         for bin in zip(*trials[:4], strict=True):
             said = live.observe(*bin)
             live.learn()
@@ -176,12 +187,14 @@ class Stream:
         if u is None and size:
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take inputs")
         given = read_array(np.zeros(0) if u is None else u, (size,), "u")
-        if self._live is not None:
+        if self._live is not None and not self._waiting:
             return self._live.outlook(given)
         return _look_out(self.learner, self.state, given)
 
     def mean(self) -> Float[np.ndarray, " N"]:
         """Of the bins kept for the warm-up, channel by channel; NaN where none was observed."""
+        if not self._kept:
+            return np.full(self.model.likelihood.num_channels, np.nan)
         kept = join(self._kept)
         count = kept.masks.sum(axis=0)
         return np.where(count, kept.ys.sum(axis=0) / np.maximum(count, 1), np.nan)
@@ -204,7 +217,7 @@ class Stream:
     def restore(self, tree: PyTree) -> None:
         """Go on from what `tree` gave."""
         if "state" in tree:
-            self._state = tree["state"]
+            self._state, self._waiting = tree["state"], False
         else:
             ys, masks, us, fresh = tree["kept"]
             self._kept = [Trials(ys, masks, us, fresh, (len(ys),), False)]
@@ -220,11 +233,6 @@ class Stream:
         found = self._find(ys, masks=masks, fresh=fresh)
         model = eqx.tree_at(lambda model: model.likelihood, self.model, found)
         return self._start(model)
-
-    def _go_live(self) -> CompiledLearner:
-        live = CompiledLearner(self.learner, self._everything, monitor=self.monitor)
-        self._live, self._state = live, None
-        return live
 
 
 _look_out = jax.jit(look_out)
@@ -275,7 +283,11 @@ def open_stream(
         if not isinstance(dynamics.family, Gaussian):
             learn = [part for part in learn if part != "prior"]
     pace = {"optimiser": adam(rate), "steps": steps, "ring": ring}
-    learner = Learner(loss=loss, parts=tuple(learn), **pace)
+    if isinstance(learn, str):
+        raise InputError(f"learn = {learn!r}", "learn", f"pass a list, such as [{learn!r}]")
+    # In gaps beliefs are wide, and a tangent at their mean says nothing of what becomes of them.
+    filter = VariationalKalmanFilter(rule="moment_matching")
+    learner = Learner(filter, loss, tuple(learn), **pace)
     monitor = Monitor(learner.filter) if watch else None
     return Stream(learner, Model(dynamics, likelihood), key, find, warm_up, monitor)
 

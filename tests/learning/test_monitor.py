@@ -72,6 +72,9 @@ def test_a_change_that_is_learned_is_flagged_once_and_dated(stream: jax.Array):
     assert len(flags) == 1
     assert LONG < flags[0] < LONG + 200
     assert abs(int(told.since[flags[0]]) - (flags[0] - LONG)) < 30
+    assert int(told.changes[-1]) == 1
+    assert int(told.last_change[-1]) == flags[0] - int(told.since[flags[0]])
+    assert int(told.last_change[flags[0] - 1]) == -1
 
 
 def test_nothing_is_flagged_before_learning_has_settled(stream: jax.Array):

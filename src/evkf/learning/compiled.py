@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
+from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS
@@ -168,9 +169,11 @@ class CompiledLearner:
         fresh: bool = False,
     ) -> Packed:
         """Filter a bin; `belief`, `info` and `evidence` read what is returned."""
-        observed = np.asarray(y, self._dtype)
+        observed, given = self._read(y, (self._channels,), "y"), self._read_input(u)
         seen = self._seen if mask is None else np.asarray(mask)
-        given = self._read_input(u)
+        if seen.shape != self._seen.shape or seen.dtype != bool:
+            what = f"mask of type {seen.dtype} and shape {seen.shape}"
+            raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
         self._packed, said = self._observe(self._packed, observed, seen, given, np.asarray(fresh))
         return said
 
@@ -219,7 +222,13 @@ class CompiledLearner:
         if u is None and self._inputs:
             size = self._inputs
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
-        return self._no_input if u is None else np.asarray(u, self._dtype)
+        return self._no_input if u is None else self._read(u, (self._inputs,), "u")
+
+    def _read(self, value: ArrayLike, shape: tuple[int, ...], where: str) -> np.ndarray:
+        array = real_numbers(value, where)
+        if array.shape != shape:
+            raise InputError(f"{where} of shape {array.shape}", where, f"pass shape {shape}")
+        return array.astype(self._dtype, copy=False)
 
 
 def look_out(learner: Learner, state: LearnerState, u: Input) -> Outlook:

@@ -69,6 +69,10 @@ class MonitorState(NamedTuple):
     evidence: Scalar
     since: Count
     """Bins since the evidence for a change was last zero."""
+    changes: Count
+    """Changes flagged."""
+    last_change: Count
+    """The bin of the last one, or -1."""
 
 
 class MonitorInfo(NamedTuple):
@@ -82,6 +86,8 @@ class MonitorInfo(NamedTuple):
         evidence: Nats in favour of a change of the dynamics.
         changed: Whether one is flagged in this bin.
         since: How many bins ago it happened, by the evidence.
+        changes: How many were flagged so far.
+        last_change: The bin in which the last of them happened, by the evidence; -1 if none.
     """
 
     nats: Scalar
@@ -90,6 +96,8 @@ class MonitorInfo(NamedTuple):
     evidence: Scalar
     changed: Bool[Array, ""]
     since: Int[Array, ""]
+    changes: Int[Array, ""]
+    last_change: Int[Array, ""]
 
 
 class Monitor(eqx.Module):
@@ -140,6 +148,8 @@ class Monitor(eqx.Module):
             quiet=none,
             evidence=zero,
             since=none,
+            changes=none,
+            last_change=none - 1,
         )
 
     def step(
@@ -210,8 +220,11 @@ class Monitor(eqx.Module):
             quiet=quiet,
             evidence=jnp.where(renew, 0, evidence),
             since=jnp.where(renew, 0, since),
+            changes=state.changes + changed,
+            last_change=jnp.where(changed, state.bins - since, state.last_change),
         )
-        return new, MonitorInfo(new.nats, over_walk, new.over_copy, evidence, changed, since)
+        told = (changed, since, new.changes, new.last_change)
+        return new, MonitorInfo(new.nats, over_walk, new.over_copy, evidence, *told)
 
     def _walk(
         self,
