@@ -261,7 +261,7 @@ def _timescales(
             move = jnp.clip(slope / jnp.maximum(fisher, 1e-9), -1, 1)
             tries = u + jnp.asarray(FRACTIONS, u.dtype) * move
             tries = jnp.clip(tries, jnp.log(NARROW), jnp.log(WIDE))
-            values, _, _ = jax.vmap(density, in_axes=(0, None))(tries, moments)
+            values = jax.vmap(density, in_axes=(0, None))(tries, moments)[0]
             best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
             return jnp.where(values[best] > value, tries[best], u)
 

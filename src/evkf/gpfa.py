@@ -135,12 +135,12 @@ class GPFA:
             X: Observations, (bins, neurons), or a list of trials, which gives a list.
             return_cov: Whether to return covariances (bins, latents, latents) too.
         """
-        states, many = self._infer(X)
-        means = [mean @ self._turn.T for mean, _ in states]
-        covs = [self._turn @ cov @ self._turn.T for _, cov in states]
-        if not many:
-            means, covs = means[0], covs[0]
-        return (means, covs) if return_cov else means
+        means, covs, many = self._infer(X, return_cov)
+        means = [mean @ self._turn.T for mean in means]
+        covs = [self._turn @ cov @ self._turn.T for cov in covs]
+        if return_cov:
+            return (means, covs) if many else (means[0], covs[0])
+        return means if many else means[0]
 
     def rates(self, X: Any) -> Any:
         """Expected observations (bins, neurons) at the states found; for counts, of a bin.
@@ -149,16 +149,14 @@ class GPFA:
         uncertainty of the state and the private variance. Raw counts are linear in the state, and
         so can come out negative.
         """
-        states, many = self._infer(X)
-        _, square_root = self._fitted
-        found = []
-        for mean, cov in states:
-            rate = mean @ self.C_.T + self.d_
-            if square_root:
-                spread = np.einsum("nl,tlk,nk->tn", self.C_, cov, self.C_, optimize=True)
-                rate = rate**2 + spread + self.R_
-            found.append(rate)
-        return found if many else found[0]
+        _, square_root = self._known
+        means, covs, many = self._infer(X, square_root)
+        rates = [mean @ self.C_.T + self.d_ for mean in means]
+        if square_root:
+            spreads = [np.einsum("nl,tnl->tn", self.C_, self.C_ @ cov) for cov in covs]
+            pairs = zip(rates, spreads, strict=True)
+            rates = [rate**2 + spread + self.R_ for rate, spread in pairs]
+        return rates if many else rates[0]
 
     def score(self, X: Any, y: None = None) -> float:
         """Marginal log-likelihood in nats per bin, more is better.
@@ -166,9 +164,10 @@ class GPFA:
         It is a density: of square roots if they are taken, and so not to be compared with that of
         raw counts, nor with the probability of counts.
         """
-        trials, _ = self._known(X)
+        params, square_root = self._known
+        trials, _ = _read(X, square_root, self.n_features_in_)
         with jax.enable_x64(True):
-            total = _log_lik(self._fitted[0], *_pad(trials, GRAIN))
+            total = _log_lik(params, *_pad(trials, GRAIN))
         return float(total) / sum(len(trial) for trial in trials)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -204,17 +203,19 @@ class GPFA:
         start = Params(C, mean, R, log_tau + SPREAD * draws)  # pyright: ignore[reportArgumentType]
         return jax.tree.map(jnp.asarray, start)
 
-    def _known(self, X: Any) -> tuple[list[np.ndarray], bool]:
+    @property
+    def _known(self) -> tuple[Params, bool]:
         if not hasattr(self, "_fitted"):
             raise InputError("not fitted yet", "GPFA", "call fit first")
-        return _read(X, self._fitted[1], self.n_features_in_)
+        return self._fitted
 
-    def _infer(self, X: Any) -> tuple[list[tuple[np.ndarray, np.ndarray]], bool]:
-        trials, many = self._known(X)
+    def _infer(self, X: Any, spread: bool) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+        """Means and, if they are asked for, covariances; and whether there was a list of trials."""
+        params, square_root = self._known
+        trials, many = _read(X, square_root, self.n_features_in_)
         with jax.enable_x64(True):
-            found = _states(self._fitted[0], *_pad(trials, GRAIN))
-        means, covs = (np.asarray(leaf) for leaf in found)
-        return [(means[i, : len(t)], covs[i, : len(t)]) for i, t in enumerate(trials)], many
+            means, covs = _states(params, *_pad(trials, GRAIN), spread)
+        return _cut(means, trials), [] if covs is None else _cut(covs, trials), many
 
 
 def _read(X: Any, square_root: bool, neurons: int | None = None) -> tuple[list[np.ndarray], bool]:
@@ -251,6 +252,12 @@ def _pad(trials: list[np.ndarray], grain: int = 1) -> tuple[np.ndarray, np.ndarr
     return ys, seen
 
 
+def _cut(array: Array, trials: list[np.ndarray]) -> list[np.ndarray]:
+    """What is said of the bins that trials have."""
+    every = np.asarray(array)
+    return [np.array(every[i, : len(trial)]) for i, trial in enumerate(trials)]
+
+
 def _factor_analysis(ys: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
     """Loadings and private variances of centred observations, as if bins had no order."""
     cov = ys.T @ ys / len(ys)
@@ -275,12 +282,12 @@ def _orthonormal(C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return left * sign, (sign * scale)[:, None] * right
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="spread")
 def _states(
-    params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
-) -> tuple[Float[Array, "I T L"], Float[Array, "I T L L"]]:
+    params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"], spread: bool
+) -> tuple[Float[Array, "I T L"], Float[Array, "I T L L"] | None]:
     found = posterior(params, ys, seen)
-    return found.means, jax.lax.map(partial(covariances, found), seen)
+    return found.means, jax.lax.map(partial(covariances, found), seen) if spread else None
 
 
 _log_lik = jax.jit(log_lik)
