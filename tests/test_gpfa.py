@@ -244,11 +244,12 @@ def hole(trials, value):
         (lambda X: np.stack([X[1]] * 2), {}, r"shape \(2, 7, 4\) \(in X\)"),
         (lambda X: [x * [1, 0, 1, 0] for x in X], {}, r"neurons \[1, 3\] never change"),
         (lambda X: X, {"latents": 5}, "5 latents of 4 neurons"),
-        (lambda X: X, {"latents": 0}, "0 latents"),
+        (lambda X: X, {"latents": 0}, "latents = 0"),
+        (lambda X: X, {"latents": 2.5}, "latents = 2.5"),
         (lambda X: X, {"tau": -1.0}, "tau must be positive"),
         (lambda X: X, {"tau": [1.0, 2.0]}, "tau of shape"),
         (lambda X: X, {"bin_width": 0.0}, "bin_width must be positive"),
-        (lambda X: X, {"max_iterations": 0}, "0 iterations"),
+        (lambda X: X, {"max_iterations": 0}, "max_iterations = 0"),
     ],
 )
 def test_refuses(trials, change, options, what):

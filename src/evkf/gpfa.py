@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_positive, real_numbers
+from evkf.checks import check_whole, read_positive, real_numbers
 from evkf.errors import InputError
 from evkf.gaussian_process import (
     Params,
@@ -185,11 +185,11 @@ class GPFA:
 
     def _start(self, ys: np.ndarray) -> Params:
         neurons = ys.shape[1]
-        if not 1 <= self.latents <= neurons:
+        check_whole(self.latents, 1, "latents")
+        check_whole(self.max_iterations, 1, "max_iterations")
+        if self.latents > neurons:
             what = f"{self.latents} latents of {neurons} neurons"
-            raise InputError(what, "latents", "pass one or more, and no more than neurons")
-        if self.max_iterations < 1:
-            raise InputError(f"{self.max_iterations} iterations", "max_iterations", "do some")
+            raise InputError(what, "latents", "pass no more than there are neurons")
         still = np.flatnonzero(np.ptp(ys, axis=0) == 0)
         if still.size:
             what = f"neurons {still.tolist()} never change"
