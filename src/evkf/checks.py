@@ -1,5 +1,8 @@
 """Reading what users hand over: numbers and arrays, refused with what, where and remedy."""
 
+import operator
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -44,3 +47,17 @@ def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array
             "pass values above 0",
         )
     return jnp.asarray(np.broadcast_to(array, shape), jnp.result_type(float))
+
+
+def check_whole(value: Any, least: int, name: str) -> None:
+    """Refuse what is not a whole number, or too small.
+
+    Example:
+        >>> check_whole(2, 1, "latents")
+    """
+    try:
+        fits = operator.index(value) >= least
+    except TypeError:
+        fits = False
+    if not fits:
+        raise InputError(f"{name} = {value!r}", name, f"pass a whole number, {least} or more")

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import check_whole
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.forecasting import Forecast, forecast
@@ -23,7 +24,7 @@ from evkf.likelihoods import Likelihood
 from evkf.model import Model
 from evkf.smoothing import smooth
 from evkf.storage import load_tree, read_meta, save_tree
-from evkf.stream import NotFitted, Stream, check_whole, open_stream
+from evkf.stream import NotFitted, Stream, open_stream
 from evkf.trials import (
     AXES,
     Trials,

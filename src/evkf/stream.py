@@ -4,7 +4,6 @@ The first bins are kept until there are enough of them to find a readout; then t
 like all that follow, so that no bin is lost and none counts twice.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_array
+from evkf.checks import check_whole, read_array
 from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
@@ -290,20 +289,6 @@ def open_stream(
     learner = Learner(filter, loss, tuple(learn), **pace)
     monitor = Monitor(learner.filter) if watch else None
     return Stream(learner, Model(dynamics, likelihood), key, find, warm_up, monitor)
-
-
-def check_whole(value: Any, least: int, name: str) -> None:
-    """Refuse what is not a whole number, or too small.
-
-    Example:
-        >>> check_whole(2, 1, "latents")
-    """
-    try:
-        fits = operator.index(value) >= least
-    except TypeError:
-        fits = False
-    if not fits:
-        raise InputError(f"{name} = {value!r}", name, f"pass a whole number, {least} or more")
 
 
 def _unknown(kind: str, neurons: int, latents: int, bin_width: float) -> Likelihood:
