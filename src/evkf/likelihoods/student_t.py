@@ -67,6 +67,15 @@ class StudentT(ReadoutLikelihood):
         """The centre, which is the mean where one exists (`df` above 1)."""
         return a
 
+    def each_var(self, a: Channels) -> Channels:
+        """$s^2\\nu/(\\nu - 2)$; where there is no variance (`df` of 2 and below) the inverse of the
+        Fisher information about the centre, $s^2(\\nu + 3)/(\\nu + 1)$, stands for it.
+        """
+        heavy = self.df <= 2
+        excess = jnp.where(heavy, 1, self.df - 2)
+        factor = jnp.where(heavy, (self.df + 3) / (self.df + 1), self.df / excess)
+        return factor * self.each_scale() ** 2 + jnp.zeros_like(a)
+
     def each_sample(self, a: Channels, key: Key) -> Channels:
         return a + self.each_scale() * jax.random.t(key, self.df, a.shape, a.dtype)
 
