@@ -1,8 +1,8 @@
 """Filters side by side on the chaotic RNN with the true model: accuracy, calibration and time.
 
 The public protocol of `benchmarks/chaotic_rnn.py`: Student-t observations (df 2, scale 0.1) of
-every latent, T = 250, 10 trials. Accuracy in float64, times in float32. Prints its figures and exits
-non-zero when one falls short.
+every latent, T = 250, 10 trials. Accuracy in float64, times in float32. Prints its figures and
+exits non-zero when one falls short.
 
     python benchmarks/filters_rnn.py [--quick] [--json FILE] [--methods particle,ensemble]
 

@@ -1,5 +1,7 @@
 """The unscented Kalman filter."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -122,7 +124,7 @@ class UnscentedKalman(PredictUpdate):
         """Sigma points, their weights in means, and roots of their weights in covariances."""
         dim = len(mean)
         total, average, spread = self._weights(dim)
-        offsets = np.sqrt(total) * root.T
+        offsets = math.sqrt(total) * root.T
         points = jnp.concatenate([mean[None], mean + offsets, mean - offsets])
         others = np.full(2 * dim, 0.5 / total)
         averages = jnp.asarray(np.append(average, others), mean.dtype)
