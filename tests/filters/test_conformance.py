@@ -148,8 +148,6 @@ PAIRS = {
     "ensemble": Pair(EnsembleKalman(32), poisson, random=True),
     "particle": Pair(ParticleFilter(64), poisson, random=True),
     "particle_gamma": Pair(ParticleFilter(64), gamma, random=True, slow=True),
-    "particle_binary": Pair(ParticleFilter(64), bernoulli, random=True, slow=True),
-    "particle_custom": Pair(ParticleFilter(64), custom, random=True, slow=True),
 }
 
 

@@ -20,7 +20,7 @@ from evkf.filters.base import Info, State, evidence_info
 from evkf.filters.predict import cap
 from evkf.likelihoods.base import Channels, Spread
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable, solve_lower, tree_where
+from evkf.numerics import cholesky, factorisable, inverse_lower, solve_lower, tree_where
 from evkf.types import Mask, Matrix, Observation, Scalar, Status, Vector
 
 
@@ -108,16 +108,18 @@ def condition(
         root = cholesky(jnp.eye(columns, dtype=seen.dtype) + seen.T @ seen)
         white = solve_lower(root, seen.T @ residuals)
         rest = solve_lower(root, spread.T)
-        cov = rest.T @ rest
+        remaining = rest.T
         square = jnp.sum(residuals**2, axis=0) - jnp.sum(white**2, axis=0)
     else:
         root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
         white = solve_lower(root, residuals)
         rest = solve_lower(root, seen @ spread.T)
-        cov = spread @ spread.T - rest.T @ rest
+        # Joseph's form: a sum of squares, where the difference of covariances would cancel.
+        gain = rest.T @ inverse_lower(root)
+        remaining = jnp.concatenate([spread - gain @ seen, gain], axis=1)
         square = jnp.sum(white**2, axis=0)
     fit = -0.5 * square - jnp.sum(jnp.log(jnp.diagonal(root)))
-    return Conditioned(rest.T @ white, cov, fit)
+    return Conditioned(rest.T @ white, remaining @ remaining.T, fit)
 
 
 def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> GaussianPrediction:
