@@ -1,17 +1,30 @@
 """Online filters: one `step` a bin, or a scan of it over a sequence."""
 
-from evkf.filters.base import Filter, Info, State, Trace, scan_filter
+from evkf.filters.base import Filter, Info, PredictUpdate, State, Trace, scan_filter
 from evkf.filters.compiled import CompiledStep
+from evkf.filters.ensemble import EnsembleKalman, EnsembleState
 from evkf.filters.evkf import VariationalKalmanFilter
+from evkf.filters.extended import ExtendedKalman
+from evkf.filters.kalman import Kalman
+from evkf.filters.particle import ParticleFilter, ParticleState
 from evkf.filters.predict import Prediction
+from evkf.filters.unscented import UnscentedKalman
 
 __all__ = [
     "CompiledStep",
+    "EnsembleKalman",
+    "EnsembleState",
+    "ExtendedKalman",
     "Filter",
     "Info",
+    "Kalman",
+    "ParticleFilter",
+    "ParticleState",
+    "PredictUpdate",
     "Prediction",
     "State",
     "Trace",
+    "UnscentedKalman",
     "VariationalKalmanFilter",
     "scan_filter",
 ]

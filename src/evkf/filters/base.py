@@ -76,6 +76,43 @@ class Filter(eqx.Module):
         """Take in one bin."""
 
 
+class PredictUpdate(Filter):
+    """A filter whose step is a prediction and an update, which can also be had one by one.
+
+    A prediction is a tuple of the filter's own with a field `belief`; `update` takes it on.
+    """
+
+    @abstractmethod
+    def predict(
+        self, model: Model, state: State, key: Key | None = None, u: Input | None = None
+    ) -> NamedTuple:
+        """The belief about the next bin before it is observed. The state is not changed."""
+
+    @abstractmethod
+    def update(
+        self,
+        model: Model,
+        prediction: NamedTuple,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+    ) -> tuple[State, Info]:
+        """Take an observation into a prediction."""
+
+    def step(
+        self,
+        model: Model,
+        state: State,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[State, Info]:
+        """Predict, then update."""
+        predict_key, update_key = (None, None) if key is None else jax.random.split(key)
+        return self.update(model, self.predict(model, state, predict_key, u), y, mask, update_key)
+
+
 def scan_filter(
     filter: Filter,
     model: Model,
@@ -206,3 +243,43 @@ def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
             f"pass {num_bins} booleans, True at the first bin of a trial",
         )
     return jnp.asarray(marks)
+
+
+def read_bin(model: Model, y: Observation, mask: Mask | None) -> tuple[Observation, Mask]:
+    """Check the observation of one bin; all of it is observed when the mask is left out."""
+    y, channels = jnp.asarray(y), model.likelihood.num_channels
+    if y.shape != (channels,):
+        raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")
+    if jnp.issubdtype(y.dtype, jnp.complexfloating):
+        raise InputError(f"observation of type {y.dtype}", "y", "pass real numbers")
+    mask = jnp.ones(channels, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != (channels,):
+        raise InputError(f"mask of shape {mask.shape}", "mask", f"pass shape ({channels},)")
+    if mask.dtype != bool:
+        raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
+    return y, mask
+
+
+def read_input(model: Model, u: Input | None) -> Input:
+    """Check the input of one bin."""
+    size = model.dynamics.num_inputs
+    dtype = jax.tree.leaves(model.prior)[0].dtype
+    if u is None and size == 0:
+        return jnp.zeros(0, dtype)
+    if u is None or jnp.shape(u) != (size,):
+        got = "no input" if u is None else f"input of shape {jnp.shape(u)}"
+        raise InputError(got, "u", f"pass shape ({size},): the dynamics take {size} inputs")
+    return jnp.asarray(u, dtype)
+
+
+def read_key(key: Key | None, remedy: str) -> Key:
+    """The key of a step that samples."""
+    if key is None:
+        raise InputError("no key", "key", f"pass a key: {remedy}")
+    return key
+
+
+def evidence_info(evidence: Scalar, status: Int[Array, ""]) -> Info:
+    """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
+    nan = jnp.full_like(evidence, jnp.nan)
+    return Info(evidence, nan, nan, jnp.asarray(0), nan, status)

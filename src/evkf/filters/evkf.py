@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from evkf.errors import InputError
 from evkf.expectations import is_conjugate, way, whitened
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
-from evkf.filters.base import Filter, Info, State
+from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input
 from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
@@ -36,7 +36,7 @@ class Updated(NamedTuple):
     sound: Bool[Array, ""]
 
 
-class VariationalKalmanFilter(Filter):
+class VariationalKalmanFilter(PredictUpdate):
     """eVKF: predict by averaging natural parameters, update by conjugate-computation VI.
 
     With linear dynamics, a Gaussian likelihood and the variance correction it is the Kalman filter.
@@ -119,7 +119,7 @@ class VariationalKalmanFilter(Filter):
                 "correct",
                 "pass correct=False, or rule='moment_matching'",
             )
-        u = _read_input(model, u)
+        u = read_input(model, u)
         if key is None:
             if self.rule == "monte_carlo":
                 raise InputError("no key", "key", "pass a key: monte_carlo prediction samples")
@@ -138,17 +138,7 @@ class VariationalKalmanFilter(Filter):
         key: Key | None = None,
     ) -> tuple[State, Info]:
         """Take an observation into a prediction."""
-        y = jnp.asarray(y)
-        channels = model.likelihood.num_channels
-        if y.shape != (channels,):
-            raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")
-        if jnp.issubdtype(y.dtype, jnp.complexfloating):
-            raise InputError(f"observation of type {y.dtype}", "y", "pass real numbers")
-        mask = jnp.ones(channels, bool) if mask is None else mask
-        if mask.shape != (channels,):
-            raise InputError(f"mask of shape {mask.shape}", "mask", f"pass shape ({channels},)")
-        if mask.dtype != bool:
-            raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
+        y, mask = read_bin(model, y, mask)
         if key is None:
             if "sampling" in way(model.family, model.likelihood):
                 raise InputError("no key", "key", "pass a key: this likelihood is sampled")
@@ -156,19 +146,6 @@ class VariationalKalmanFilter(Filter):
         solve = self._gaussian if isinstance(model.family, Gaussian) else self._product
         updated = solve(model, prediction, y, mask, key)
         return _settle(prediction, updated, mask)
-
-    def step(
-        self,
-        model: Model,
-        state: State,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-        u: Input | None = None,
-    ) -> tuple[State, Info]:
-        """Predict, then update."""
-        predict_key, update_key = (None, None) if key is None else jax.random.split(key)
-        return self.update(model, self.predict(model, state, predict_key, u), y, mask, update_key)
 
     def _tolerance(self, dtype: jnp.dtype) -> float:
         if self.tolerance is not None:
@@ -272,17 +249,6 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
     gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
     info = Info(elbo, elbo - gap, gap, updated.evaluations, updated.residual, status)
     return State(belief), info
-
-
-def _read_input(model: Model, u: Input | None) -> Input:
-    size = model.dynamics.num_inputs
-    dtype = jax.tree.leaves(model.prior)[0].dtype
-    if u is None and size == 0:
-        return jnp.zeros(0, dtype)
-    if u is None or u.shape != (size,):
-        got = "no input" if u is None else f"input of shape {u.shape}"
-        raise InputError(got, "u", f"pass shape ({size},): the dynamics take {size} inputs")
-    return jnp.asarray(u, dtype)
 
 
 def _check_choice(value: str, choices: tuple[str, ...], where: str) -> None:

@@ -70,7 +70,7 @@ def predict(
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
         new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
-        mean, cov, capped = _cap(*new, max_std)
+        mean, cov, capped = cap(*new, max_std)
         new = GaussianBelief(mean, cov)
     else:
         new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
@@ -146,7 +146,7 @@ def _general(
         new = family.from_nat(nat)
         if not can_explode:
             return new, cross, jnp.asarray(False)
-        mean, cov, capped = _cap(family.mean(new), family.cov(new), max_std)
+        mean, cov, capped = cap(family.mean(new), family.cov(new), max_std)
         return tree_where(capped, family.from_moments(mean, cov), new), cross, capped
 
     def mean_of(z: Vector) -> Vector:
@@ -158,7 +158,7 @@ def _general(
     cov = cov + symmetrize(jacobian @ family.cov(belief) @ jacobian.T)
     capped = jnp.asarray(False)
     if can_explode:
-        mean, cov, capped = _cap(mean, cov, max_std)
+        mean, cov, capped = cap(mean, cov, max_std)
     return family.from_moments(mean, cov), cross, capped
 
 
@@ -166,7 +166,7 @@ def _has_nan(tree: Belief) -> Bool[Array, ""]:
     return jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def _cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
+def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
     """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
 
     Where the covariance overflowed its correlations are lost, and it becomes diagonal.

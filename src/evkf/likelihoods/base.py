@@ -20,6 +20,8 @@ from evkf.errors import InputError
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 Channels = Float[Array, " N"]
+Spread = Float[Array, " N"] | Float[Array, "N N"]
+"""A covariance of channels: their variances where they are independent, else a matrix."""
 
 
 class Site(NamedTuple):
@@ -49,6 +51,15 @@ class Likelihood(eqx.Module):
     @abstractmethod
     def mean(self, z: Vector) -> Channels:
         """Expected observation of every channel at z."""
+
+    def cov(self, z: Vector) -> Spread:
+        """Covariance of the observation at z, which Kalman-type filters need and no other."""
+        del z
+        raise InputError(
+            f"{type(self).__name__} states no variance of the observations",
+            type(self).__name__,
+            "give it a method cov(z), or use VariationalKalmanFilter or ParticleFilter",
+        )
 
     @abstractmethod
     def sample(self, z: Vector, key: Key) -> Channels:
@@ -85,6 +96,15 @@ class ReadoutLikelihood(Likelihood):
     def each_mean(self, a: Channels) -> Channels:
         """Expected observation of every channel given its readout a."""
 
+    def each_var(self, a: Channels) -> Channels:
+        """Variance of every channel given its readout a, which Kalman-type filters need."""
+        del a
+        raise InputError(
+            f"{type(self).__name__} states no variance of the observations",
+            type(self).__name__,
+            "give it a method each_var(a), or use VariationalKalmanFilter or ParticleFilter",
+        )
+
     @abstractmethod
     def each_sample(self, a: Channels, key: Key) -> Channels:
         """Draw every channel given its readout a."""
@@ -120,6 +140,9 @@ class ReadoutLikelihood(Likelihood):
 
     def mean(self, z: Vector) -> Channels:
         return self.each_mean(self.readout(z))
+
+    def cov(self, z: Vector) -> Channels:
+        return self.each_var(self.readout(z))
 
     def sample(self, z: Vector, key: Key) -> Channels:
         return self.each_sample(self.readout(z), key)

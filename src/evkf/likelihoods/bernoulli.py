@@ -46,6 +46,10 @@ class Bernoulli(ReadoutLikelihood):
     def each_mean(self, a: Channels) -> Channels:
         return jax.nn.sigmoid(a + jnp.log(self.bin_width))
 
+    def each_var(self, a: Channels) -> Channels:
+        logit = a + jnp.log(self.bin_width)
+        return jax.nn.sigmoid(logit) * jax.nn.sigmoid(-logit)
+
     def each_sample(self, a: Channels, key: Key) -> Channels:
         return jax.random.bernoulli(key, self.each_mean(a)).astype(a.dtype)
 

@@ -8,10 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
 from evkf.errors import InputError
-from evkf.likelihoods.base import Channels, Likelihood
+from evkf.likelihoods.base import Channels, Likelihood, Spread
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 
 
@@ -123,6 +124,12 @@ class Joint(Likelihood):
 
     def mean(self, z: Vector) -> Channels:
         return jnp.concatenate([part.mean(z) for part in self.parts])
+
+    def cov(self, z: Vector) -> Spread:
+        covs = [part.cov(z) for part in self.parts]
+        if all(cov.ndim == 1 for cov in covs):
+            return jnp.concatenate(covs)
+        return block_diag(*[jnp.diag(cov) if cov.ndim == 1 else cov for cov in covs])
 
     def sample(self, z: Vector, key: Key) -> Channels:
         keys = jax.random.split(key, len(self.parts))

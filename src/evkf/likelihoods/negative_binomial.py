@@ -76,6 +76,10 @@ class NegativeBinomial(ReadoutLikelihood):
     def each_mean(self, a: Channels) -> Channels:
         return self.bin_width * jnp.exp(a)
 
+    def each_var(self, a: Channels) -> Channels:
+        mean = self.each_mean(a)
+        return mean + mean**2 / jnp.exp(self.log_dispersion)
+
     def each_sample(self, a: Channels, key: Key) -> Channels:
         gain_key, count_key = jax.random.split(key)
         r = jnp.exp(self.log_dispersion)

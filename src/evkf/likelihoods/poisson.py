@@ -69,6 +69,9 @@ class Poisson(ReadoutLikelihood):
     def each_mean(self, a: Channels) -> Channels:
         return self.bin_width * (jnp.exp(a) if self.link == "exp" else jax.nn.softplus(a))
 
+    def each_var(self, a: Channels) -> Channels:
+        return self.each_mean(a)
+
     def each_sample(self, a: Channels, key: Key) -> Channels:
         return rates_sample(key, self.each_mean(a))
 

@@ -1,5 +1,6 @@
 """Continuous signals with outliers."""
 
+from functools import cache
 from typing import ClassVar
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
+from scipy.stats import norm, t
 
 from evkf.checks import read_positive
 from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout
@@ -67,8 +69,25 @@ class StudentT(ReadoutLikelihood):
         """The centre, which is the mean where one exists (`df` above 1)."""
         return a
 
+    def each_var(self, a: Channels) -> Channels:
+        """$s^2\\nu/(\\nu - 2)$; at `df` of 2 and below, where there is none, the variance of the
+        normal distribution with the same central interval of 90 %.
+        """
+        heavy = self.df <= 2
+        finite = self.df / jnp.where(heavy, 1, self.df - 2)
+        inverse, ratio = (jnp.asarray(x, a.dtype) for x in _heavy_tails())
+        stated = jnp.exp(2 * jnp.interp(1 / self.df, inverse, ratio))
+        return jnp.where(heavy, stated, finite) * self.each_scale() ** 2 + jnp.zeros_like(a)
+
     def each_sample(self, a: Channels, key: Key) -> Channels:
         return a + self.each_scale() * jax.random.t(key, self.df, a.shape, a.dtype)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
         """Any finite number can be observed."""
+
+
+@cache
+def _heavy_tails() -> tuple[np.ndarray, np.ndarray]:
+    """Log ratio of the 95 % quantiles of Student-t and normal, by 1 / df, for df from 0.1 to 2."""
+    inverse = np.geomspace(0.5, 10, 64)
+    return inverse, np.log(t.ppf(0.95, 1 / inverse) / norm.ppf(0.95))

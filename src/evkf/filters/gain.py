@@ -1,0 +1,167 @@
+"""What Kalman-type filters share: conditioning on an observation that is linear in the state.
+
+State and observation deviate from their means together, $z = m + Xe$ and $y = \\hat y + Ye + r$
+with $e \\sim N(0, I)$ and $r \\sim N(0, R)$. The columns of X and Y are a root of the covariance
+and its image, sigma points, or the members of an ensemble. What is factorised is $I$ plus a Gram
+matrix, in the space of the columns or of the channels, whichever is smaller.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from evkf.dynamics import GaussianDynamics
+from evkf.errors import InputError
+from evkf.families import Gaussian, GaussianBelief
+from evkf.filters.base import Info, State, evidence_info
+from evkf.filters.predict import cap
+from evkf.likelihoods.base import Channels, Spread
+from evkf.model import Model
+from evkf.numerics import cholesky, factorisable, inverse_lower, solve_lower, tree_where
+from evkf.types import Mask, Matrix, Observation, Scalar, Status, Vector
+
+
+class GaussianPrediction(NamedTuple):
+    """The belief before the observation, and the bits of `Status` that making it has set."""
+
+    belief: GaussianBelief
+    status: Int[Array, ""]
+
+
+class Conditioned(NamedTuple):
+    """The state after the observation, for every column of residuals."""
+
+    shift: Float[Array, "L K"]
+    """What is added to the mean."""
+    cov: Matrix
+    fit: Float[Array, " K"]
+    """Log density of the whitened residuals, but for the constant of the noise."""
+
+
+def check_gaussian(model: Model, name: str) -> None:
+    """Refuse what a filter of means and covariances cannot hold, or cannot linearise."""
+    if not isinstance(model.dynamics, GaussianDynamics):
+        raise InputError(
+            f"{name} for {type(model.dynamics).__name__}",
+            "model.dynamics",
+            "use dynamics with additive Gaussian noise, VariationalKalmanFilter or ParticleFilter",
+        )
+    if not isinstance(model.family, Gaussian):
+        raise InputError(
+            f"{name} for {type(model.family).__name__} beliefs",
+            "model.family",
+            "leave family out of the model: the filter carries a full covariance",
+        )
+    check_moments(model)
+
+
+def check_moments(model: Model) -> None:
+    """Refuse a likelihood that does not state mean and covariance of y given z."""
+    z = jax.ShapeDtypeStruct((model.family.dim,), jax.tree.leaves(model.prior)[0].dtype)
+    jax.eval_shape(lambda z: (model.likelihood.mean(z), model.likelihood.cov(z)), z)
+
+
+def largest(dtype: jnp.dtype) -> float:
+    """Bound on means and standard deviations: the fourth power is still finite."""
+    return float(jnp.finfo(dtype).max) ** 0.25
+
+
+def whiten(cov: Spread, mask: Mask, columns: Float[Array, "N K"]) -> Float[Array, "N K"]:
+    """Columns in units of the noise; zero in channels that are not observed."""
+    columns = jnp.where(mask[:, None], columns, 0)
+    if cov.ndim == 1:
+        return columns / jnp.sqrt(jnp.where(mask, cov, 1))[:, None]
+    return solve_lower(cholesky(_observed(cov, mask)), columns)
+
+
+def log_scale(cov: Spread, mask: Mask) -> Scalar:
+    """Log normaliser of the noise in the observed channels."""
+    count = jnp.sum(mask)
+    if cov.ndim == 1:
+        log_det = 0.5 * jnp.sum(jnp.log(jnp.where(mask, cov, 1)))
+    else:
+        log_det = jnp.sum(jnp.log(jnp.diagonal(cholesky(_observed(cov, mask)))))
+    return -0.5 * count * math.log(2 * math.pi) - log_det
+
+
+def _observed(cov: Float[Array, "N N"], mask: Mask) -> Float[Array, "N N"]:
+    """A masked channel becomes an independent one of unit variance that is not read."""
+    both = mask[:, None] & mask[None, :]
+    return jnp.where(both, cov, jnp.eye(len(mask), dtype=cov.dtype))
+
+
+def condition(
+    spread: Float[Array, "L S"], seen: Float[Array, "N S"], residuals: Float[Array, "N K"]
+) -> Conditioned:
+    """Condition on every column of residuals.
+
+    Args:
+        spread: X.
+        seen: Y, whitened by the noise.
+        residuals: $y - \\hat y$, whitened by the noise.
+    """
+    channels, columns = seen.shape
+    if columns <= channels:
+        root = cholesky(jnp.eye(columns, dtype=seen.dtype) + seen.T @ seen)
+        white = solve_lower(root, seen.T @ residuals)
+        rest = solve_lower(root, spread.T)
+        remaining = rest.T
+        square = jnp.sum(residuals**2, axis=0) - jnp.sum(white**2, axis=0)
+    else:
+        root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
+        white = solve_lower(root, residuals)
+        rest = solve_lower(root, seen @ spread.T)
+        # Joseph's form: a sum of squares, where the difference of covariances would cancel.
+        gain = rest.T @ inverse_lower(root)
+        remaining = jnp.concatenate([spread - gain @ seen, gain], axis=1)
+        square = jnp.sum(white**2, axis=0)
+    fit = -0.5 * square - jnp.sum(jnp.log(jnp.diagonal(root)))
+    return Conditioned(rest.T @ white, remaining @ remaining.T, fit)
+
+
+def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> GaussianPrediction:
+    """A prediction that is finite and has a Cholesky factor; the last belief where it is not a
+    number.
+    """
+    mean, cov, capped = cap(mean, cov, largest(mean.dtype))
+    new = GaussianBelief(mean, factorisable(cov))
+    sound = finite(new)
+    status = jnp.where(sound, jnp.where(capped, int(Status.CAPPED), 0), int(Status.FELL_BACK))
+    return GaussianPrediction(tree_where(sound, new, belief), status)
+
+
+def linear_update(
+    prediction: GaussianPrediction,
+    spread: Float[Array, "L S"],
+    moved: Float[Array, "N S"],
+    expected: Channels,
+    cov: Spread,
+    y: Observation,
+    mask: Mask,
+) -> tuple[State, Info]:
+    """Take in an observation whose deviations `moved` belong to the deviations `spread`."""
+    columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
+    white = whiten(cov, mask, columns.astype(expected.dtype))
+    found = condition(spread, white[:, :-1], white[:, -1:])
+    new = GaussianBelief(prediction.belief.mean + found.shift[:, 0], factorisable(found.cov))
+    evidence = found.fit[0] + log_scale(cov, mask)
+    keep, info = judge(finite(new), evidence, mask, prediction.status)
+    return State(tree_where(keep, new, prediction.belief)), info
+
+
+def judge(
+    sound: Bool[Array, ""], evidence: Scalar, mask: Mask, status: Int[Array, ""]
+) -> tuple[Bool[Array, ""], Info]:
+    """Whether to keep an update, and what to say of it."""
+    seen, sound = jnp.any(mask), sound & jnp.isfinite(evidence)
+    status = status | jnp.where(sound | ~seen, 0, int(Status.FELL_BACK))
+    evidence = jnp.where(seen, jnp.where(sound, evidence, jnp.nan), 0)
+    return sound & seen, evidence_info(evidence, status)
+
+
+def finite(tree: NamedTuple) -> Bool[Array, ""]:
+    """Whether every number of a tree is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
