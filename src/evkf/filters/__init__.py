@@ -4,13 +4,16 @@ from evkf.filters.base import Filter, Info, State, Trace, scan_filter
 from evkf.filters.compiled import CompiledStep
 from evkf.filters.evkf import VariationalKalmanFilter
 from evkf.filters.predict import Prediction
+from evkf.filters.svmc import StreamingVMC, SVMCState
 
 __all__ = [
     "CompiledStep",
     "Filter",
     "Info",
     "Prediction",
+    "SVMCState",
     "State",
+    "StreamingVMC",
     "Trace",
     "VariationalKalmanFilter",
     "scan_filter",
