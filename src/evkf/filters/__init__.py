@@ -3,6 +3,7 @@
 from evkf.filters.base import Filter, Info, State, Trace, scan_filter
 from evkf.filters.compiled import CompiledStep
 from evkf.filters.evkf import VariationalKalmanFilter
+from evkf.filters.ovs import OnlineVariationalSmoother, OVSState
 from evkf.filters.predict import Prediction
 from evkf.filters.svmc import StreamingVMC, SVMCState
 
@@ -10,6 +11,8 @@ __all__ = [
     "CompiledStep",
     "Filter",
     "Info",
+    "OVSState",
+    "OnlineVariationalSmoother",
     "Prediction",
     "SVMCState",
     "State",
