@@ -109,7 +109,8 @@ class OnlineVariationalSmoother(Filter):
     Args:
         iterations: Gradient steps a bin on $q_t$ and $k_t$.
         num_samples: Draws in each.
-        rate: Their learning rate, in units of the predicted standard deviation.
+        rate: Their learning rate, in units of the predicted standard deviation; held for half of
+            the steps, it then falls to zero, and with it the noise of the draws.
         units: Hidden (ReLU) units of the backward kernel's network.
         num_support: Draws that the regressions are fitted to.
         ridge: $\\lambda$ of the regressions.
@@ -258,7 +259,8 @@ class OnlineVariationalSmoother(Filter):
             updates, moments = adam.update(jax.grad(loss)(numbers, noise), moments)
             return (numbers + moves * updates, moments), None
 
-        adam = optax.adam(self.rate)
+        half = self.iterations // 2
+        adam = optax.adam(optax.linear_schedule(self.rate, 0.0, self.iterations - half, half))
         (numbers, _), _ = lax.scan(body, (start, adam.init(start)), noise)
         return unravel(numbers)
 
@@ -319,8 +321,8 @@ class OnlineVariationalSmoother(Filter):
 def _reward(
     now: _Bin, kernel: Kernel, z: Cloud, noise: Cloud
 ) -> tuple[Float[Array, " S"], Cloud, Float[Array, " S"]]:
-    """$\\log p(z_t|z_{t-1}) p(y_t|z_t) - \\log k_t + \\log q_{t-1}$ plus a term with the gradient of
-    $V_{t-1}$; also the draws of $z_{t-1}$ and $V_{t-1}$ less that term's value.
+    """$\\log p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) / k_t(z_{t-1}|z_t)$ with a term that has no
+    value but the gradient of $V_{t-1}$; also the draws of $z_{t-1}$, and $V_{t-1}$ there.
     """
     white = through(kernel.net, (z - now.mean) / now.std, jax.nn.relu)
     placed = white + jnp.exp(kernel.log_scale) * noise

@@ -37,6 +37,9 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 FLOOR = 1e-6
 """Share of the process noise that is added to the covariance of a cloud, which may be a point."""
 
+LAST_RATE = 0.1
+"""The learning rate of the model in the end, as a share of the first."""
+
 Cloud = Float[Array, "S L"]
 
 
@@ -81,7 +84,8 @@ class StreamingVMC(Filter):
         num_ancestors: Particles drawn for a gradient step.
         units: Hidden units of the proposal's network.
         rate: Learning rate of the proposal.
-        model_rate: Learning rate of the model.
+        model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
+        decay: Bins until it is a tenth.
         learn: Whether the model is learned; the proposal always is.
         parts: What is learned of the model: "dynamics", "noise", "readout", "observation".
         seed: From which the network and the first particles are drawn.
@@ -107,6 +111,7 @@ class StreamingVMC(Filter):
     units: int = eqx.field(static=True)
     rate: float = eqx.field(static=True)
     model_rate: float = eqx.field(static=True)
+    decay: int = eqx.field(static=True)
     learn: bool = eqx.field(static=True)
     parts: tuple[str, ...] = eqx.field(static=True)
     seed: int = eqx.field(static=True)
@@ -119,6 +124,7 @@ class StreamingVMC(Filter):
         units: int = 64,
         rate: float = 1e-3,
         model_rate: float = 1e-3,
+        decay: int = 3500,
         learn: bool = True,
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
@@ -128,13 +134,14 @@ class StreamingVMC(Filter):
             iterations=iterations,
             num_ancestors=num_ancestors,
             units=units,
+            decay=decay,
         )
         for name, value in (("rate", rate), ("model_rate", model_rate)):
             if not value > 0:
                 raise InputError(f"{name} = {value}", name, "pass a number above zero")
         self.num_particles, self.iterations = num_particles, iterations
         self.num_ancestors, self.units = num_ancestors, units
-        self.rate, self.model_rate = rate, model_rate
+        self.rate, self.model_rate, self.decay = rate, model_rate, decay
         self.learn, self.parts, self.seed = learn, check_parts(parts), seed
 
     def init(self, model: Model) -> SVMCState:
@@ -209,7 +216,10 @@ class StreamingVMC(Filter):
         return (weights, vector), lambda pair: (unravel(pair[0]), build(pair[1]))
 
     def _optimiser(self) -> optax.GradientTransformation:
-        rates = {"proposal": optax.adam(self.rate), "model": optax.adam(self.model_rate)}
+        falling = optax.cosine_decay_schedule(
+            self.model_rate, self.decay * self.iterations, LAST_RATE
+        )
+        rates = {"proposal": optax.adam(self.rate), "model": optax.adam(falling)}
         return optax.partition(rates, ("proposal", "model"))
 
     def _adapt(self, state: SVMCState, told: tuple, key: Key) -> SVMCState:
