@@ -113,7 +113,9 @@ class OnlineVariationalSmoother(Filter):
             the steps, it then falls to zero, and with it the noise of the draws.
         units: Hidden (ReLU) units of the backward kernel's network.
         num_support: Draws that the regressions are fitted to.
-        ridge: $\\lambda$ of the regressions.
+        ridge: $\\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
+            without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
+            draws, and the belief with it.)
         model_rate: Learning rate of the model.
         learn: Whether the model is learned.
         parts: What is learned of it: "dynamics", "noise", "readout", "observation".

@@ -48,7 +48,8 @@ def fit(
         targets: What to regress.
         tuned: The columns of the targets by which the width is chosen: fitted on half of the
             draws, they should predict the other half.
-        ridge: $\\lambda$, added to the diagonal.
+        ridge: $\\lambda$, the penalty on the squared norm beside the mean squared error: the number
+            of draws times $\\lambda$ is added to the diagonal.
     """
     squares, half = _squares(points, points), len(points) // 2
     chosen = targets[:, tuned]
@@ -56,7 +57,8 @@ def fit(
 
     def solved(squares: Array, log_width: Scalar, right: Array) -> Array:
         gram = _gram(squares, log_width)
-        return solve(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype), right, assume_a="pos")
+        penalty = ridge * len(gram) * jnp.eye(len(gram), dtype=gram.dtype)
+        return solve(gram + penalty, right, assume_a="pos")
 
     def error(log_width: Scalar) -> Scalar:
         found = _gram(across, log_width) @ solved(inside, log_width, chosen[:half])
