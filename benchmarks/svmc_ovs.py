@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chaotic_rnn import protocol, rmse
+from vdp import FILTER, HELD_OUT, LEARNED, recording, start
 
-from benchmarks.chaotic_rnn import protocol, rmse
-from benchmarks.vdp import FILTER, HELD_OUT, LEARNED, recording, start
 from evkf.filters import (
     CompiledStep,
     Filter,

@@ -133,7 +133,7 @@ PAIRS = {
     "custom": Pair(VKF(num_samples=16), custom, random=True),
     "gamma": Pair(VKF(), gamma, rounding=1e-12),
     "continuous_bernoulli": Pair(VKF("moment_matching"), continuous_bernoulli),
-    "svmc": Pair(SVMC, joint, random=True, rounding=1e-9),
+    "svmc": Pair(SVMC, linear, random=True, us=np.linspace(-1, 1, T)[:, None], rounding=1e-9),
     "ovs": Pair(
         OVS, linear, random=True, us=np.linspace(-1, 1, T)[:, None], rounding=1e-9, slow=True
     ),

@@ -87,7 +87,7 @@ def test_continuous_bernoulli_states_are_followed():
     zs, ys = simulate(model, KEY, 50)
     _, trace = scan_filter(StreamingVMC(learn=False, **SMALL), model, ys, key=KEY)
     mean = jax.vmap(model.family.mean)(trace.belief)
-    assert np.mean((mean - zs) ** 2) < 0.3 * np.mean((ys - zs).var() + 0 * zs + zs.var())
+    assert np.mean((mean - zs) ** 2) < 0.5 * np.mean((zs - zs.mean(axis=0)) ** 2)
 
 
 def test_what_is_masked_does_not_matter_and_failures_fall_back():
@@ -99,6 +99,9 @@ def test_what_is_masked_does_not_matter_and_failures_fall_back():
     one, _ = step(model, state, jnp.array([1.0, 2.0, 3.0]), some, KEY)
     two, _ = step(model, state, jnp.array([1.0, jnp.nan, 3.0]), some, KEY)
     jax.tree.map(np.testing.assert_array_equal, one, two)
+    again = filter.restart(model, one)
+    jax.tree.map(np.testing.assert_array_equal, again.belief, model.prior)
+    jax.tree.map(np.testing.assert_array_equal, again[3:], one[3:])
     blind, info = step(model, state, jnp.full(3, jnp.nan), none, KEY)
     assert info.elbo == 0
     assert info.status == Status.OK

@@ -187,6 +187,12 @@ class OnlineVariationalSmoother(Filter):
         optimiser = optax.adam(self.model_rate).init(vector)
         return OVSState(model.prior, model.prior, past, kernel, model, optimiser)
 
+    def restart(self, model: Model, state: OVSState) -> OVSState:
+        """The belief is the prior again, of which there is no past; what was learned stays."""
+        return self.init(model)._replace(
+            kernel=state.kernel, model=state.model, optimiser=state.optimiser
+        )
+
     def step(
         self,
         model: Model,
@@ -223,7 +229,7 @@ class OnlineVariationalSmoother(Filter):
 
         mean, std = tree_where(sound, (mean, std), (now.mean, now.std))
         belief = family.from_moments(mean, jnp.diag(std**2))
-        nothing = no_ridge(*past.points.shape, past.coefficients.shape[1], mean.dtype)
+        nothing = past._replace(coefficients=jnp.zeros_like(past.coefficients))
         past, kernel, smoothed = tree_where(
             sound, (past, kernel, smoothed), (nothing, state.kernel, state.belief)
         )
@@ -259,7 +265,7 @@ class OnlineVariationalSmoother(Filter):
         def body(carry: tuple, noise: Array) -> tuple:
             numbers, moments = carry
             updates, moments = adam.update(jax.grad(loss)(numbers, noise), moments)
-            return (numbers + moves * updates, moments), None
+            return (numbers + moves * jnp.asarray(updates), moments), None
 
         half = self.iterations // 2
         adam = optax.adam(optax.linear_schedule(self.rate, 0.0, self.iterations - half, half))

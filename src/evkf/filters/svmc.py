@@ -163,6 +163,12 @@ class StreamingVMC(Filter):
         optimiser = self._optimiser().init(numbers)
         return SVMCState(model.prior, cloud, weights, model, proposal, optimiser)
 
+    def restart(self, model: Model, state: SVMCState) -> SVMCState:
+        """The particles drawn anew from the prior; model and proposal stay."""
+        return self.init(model)._replace(
+            model=state.model, proposal=state.proposal, optimiser=state.optimiser
+        )
+
     def step(
         self,
         model: Model,
@@ -219,8 +225,8 @@ class StreamingVMC(Filter):
         falling = optax.cosine_decay_schedule(
             self.model_rate, self.decay * self.iterations, LAST_RATE
         )
-        rates = {"proposal": optax.adam(self.rate), "model": optax.adam(falling)}
-        return optax.partition(rates, ("proposal", "model"))
+        rates = {0: optax.adam(self.rate), 1: optax.adam(falling)}
+        return optax.partition(rates, (0, 1))  # pyright: ignore[reportArgumentType]
 
     def _adapt(self, state: SVMCState, told: tuple, key: Key) -> SVMCState:
         """Gradient steps on proposal and model."""
