@@ -40,10 +40,15 @@ def layers(key: Key, inputs: int, units: int, outputs: int, dtype: jnp.dtype) ->
 
 
 def through(
-    net: Layers, x: Float[Array, "S I"], unit: Callable[[Array], Array]
+    net: Layers,
+    x: Float[Array, "S K"],
+    unit: Callable[[Array], Array],
+    shared: Float[Array, " M"] | None = None,
 ) -> Float[Array, "S O"]:
-    """What the network gives for every row."""
-    return unit(x @ net.hidden.T + net.bias) @ net.output.T + net.offset
+    """What the network gives for every row; its last inputs may be shared by all of them."""
+    own = x.shape[1]
+    bias = net.bias if shared is None else net.bias + net.hidden[:, own:] @ shared
+    return unit(x @ net.hidden[:, :own].T + bias) @ net.output.T + net.offset
 
 
 def learned_vector(

@@ -267,8 +267,7 @@ def _move(
 ) -> tuple[Cloud, Float[Array, " S"]]:
     """Draw from the proposal; log weights $\\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
     y, mask, u = told
-    rows = jnp.broadcast_to(jnp.concatenate([y, u]), (len(ancestors), len(y) + len(u)))
-    out = through(proposal, jnp.concatenate([ancestors, rows], axis=1), jnp.tanh)
+    out = through(proposal, ancestors, jnp.tanh, jnp.concatenate([y, u]))
     if isinstance(model.dynamics, GaussianDynamics):
         cloud, log_ratio = _gaussian_move(model.dynamics, out, ancestors, u, key)
     else:
