@@ -32,10 +32,10 @@ from evkf.learning import (
     warmup,
 )
 from evkf.learning.compiled import Outlook, look_out
-from evkf.learning.parts import PARTS
 from evkf.learning.pretrain import pretrain
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
+from evkf.parts import PARTS
 from evkf.trials import Trials, join
 from evkf.types import Key
 

@@ -11,8 +11,8 @@ from evkf import likelihoods as lik
 from evkf.dynamics import Linear, VanDerPol
 from evkf.learning import Learner
 from evkf.learning.gauge import gauge, hold_gauge
-from evkf.learning.parts import free, split
 from evkf.model import Model
+from evkf.parts import free, split
 from tests.learning.cases import readout
 from tests.quick import quick_compilation  # noqa: F401
 

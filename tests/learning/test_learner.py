@@ -11,9 +11,9 @@ from evkf.dynamics import Linear, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian as GaussianFamily
 from evkf.learning import Learner, adam
-from evkf.learning.parts import PARTS, Thawed, split, thawed_vector
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
+from evkf.parts import PARTS, Thawed, split, thawed_vector
 from tests.learning.cases import MODELS, pair, recording
 from tests.quick import quick_compilation  # noqa: F401
 

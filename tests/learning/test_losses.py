@@ -9,10 +9,10 @@ import pytest
 from evkf.dynamics import Linear
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.learning import LOSSES, Learner, adam
-from evkf.learning.parts import free, split
 from evkf.learning.replay import Bins, Window
 from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
+from evkf.parts import free, split
 from tests.learning.cases import FILTER, KEY, seen
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -9,10 +9,10 @@ from jax.flatten_util import ravel_pytree
 
 from evkf.dynamics import Linear
 from evkf.families import GaussianBelief
-from evkf.learning.parts import free, split
 from evkf.learning.window import replay
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
+from evkf.parts import free, split
 from tests.learning import cases
 from tests.learning.cases import FILTER, KEY, MODELS, TRIAL, L, T, seen, watch
 from tests.oracles import kalman_loop

@@ -6,8 +6,10 @@ from evkf.filters.ensemble import EnsembleKalman, EnsembleState
 from evkf.filters.evkf import VariationalKalmanFilter
 from evkf.filters.extended import ExtendedKalman
 from evkf.filters.kalman import Kalman
+from evkf.filters.ovs import OnlineVariationalSmoother, OVSState
 from evkf.filters.particle import ParticleFilter, ParticleState
 from evkf.filters.predict import Prediction
+from evkf.filters.svmc import StreamingVMC, SVMCState
 from evkf.filters.unscented import UnscentedKalman
 
 __all__ = [
@@ -18,11 +20,15 @@ __all__ = [
     "Filter",
     "Info",
     "Kalman",
+    "OVSState",
+    "OnlineVariationalSmoother",
     "ParticleFilter",
     "ParticleState",
     "PredictUpdate",
     "Prediction",
+    "SVMCState",
     "State",
+    "StreamingVMC",
     "Trace",
     "UnscentedKalman",
     "VariationalKalmanFilter",

@@ -13,9 +13,9 @@ from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float
 
 from evkf.dynamics import GaussianDynamics
-from evkf.learning.parts import Free
 from evkf.model import Model
 from evkf.numerics import cholesky, solve_lower
+from evkf.parts import Free
 
 
 def gauge(learned: Free) -> Float[Array, "L N"]:

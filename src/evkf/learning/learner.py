@@ -21,11 +21,11 @@ from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.optimiser import adam
-from evkf.learning.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
 from evkf.learning.replay import Bins, Window, empty, forget, newest, push, refresh, windows
 from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
+from evkf.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
 from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = adam()

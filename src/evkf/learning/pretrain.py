@@ -19,11 +19,11 @@ from evkf.errors import InputError
 from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.learner import Learner
 from evkf.learning.optimiser import adam
-from evkf.learning.parts import bound_noise, free, split
 from evkf.learning.replay import Ring, windows
 from evkf.learning.state import LearnerState
 from evkf.model import Model, read_inputs
 from evkf.numerics import tree_where
+from evkf.parts import bound_noise, free, split
 from evkf.types import Belief, Key, Scalar
 
 MIN_STD = 1e-3

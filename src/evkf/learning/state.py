@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.filters import Info, State
-from evkf.learning.parts import Free, Thawed
 from evkf.learning.replay import Ring
 from evkf.model import Model
+from evkf.parts import Free, Thawed
 from evkf.types import Belief, Count, Key, Scalar
 
 

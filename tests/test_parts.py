@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.errors import InputError
-from evkf.learning.parts import PARTS, Thawed, bound_noise, free, labels, split, thawed_vector
 from evkf.model import Model
+from evkf.parts import PARTS, Thawed, bound_noise, free, labels, split, thawed_vector
 from tests.learning.cases import MODELS, network, readout
 
 

@@ -1,0 +1,365 @@
+"""Online variational filtering and parameter learning with a backward kernel.
+
+Campbell, Shi, Rainforth & Doucet 2021.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from evkf.dynamics import GaussianDynamics
+from evkf.errors import InputError
+from evkf.filters.base import Filter, Info
+from evkf.filters.learned import (
+    Layers,
+    all_finite,
+    bounded,
+    check_counts,
+    check_parts,
+    layers,
+    learned_vector,
+    read_bin,
+    through,
+)
+from evkf.filters.predict import predict
+from evkf.filters.ridge import Ridge, fit, no_ridge, values
+from evkf.model import Model
+from evkf.numerics import cholesky, solve_lower, tree_where
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
+
+MAX_STD = 1e4
+"""Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
+
+Cloud = Float[Array, "S L"]
+
+
+class Kernel(NamedTuple):
+    """The backward kernel $k_t(z_{t-1} | z_t)$, in units of the beliefs it joins.
+
+    The mean is $m_{t-1} + s_{t-1} \\circ \\text{net}((z_t - \\bar m_t) / \\bar s_t)$ with mean and
+    standard deviation of $q_{t-1}$ and of the prediction, the standard deviation a multiple of
+    $s_{t-1}$. So the weights of one bin serve the next.
+    """
+
+    net: Layers
+    log_scale: Vector
+
+
+class OVSState(NamedTuple):
+    """The belief, the function that sums up the past, and all that was learned.
+
+    Attributes:
+        belief: $q_t(z_t)$, its covariance diagonal.
+        smoothed: The belief about $z_{t-1}$ given all observations up to bin t.
+        past: The regression of $V_t$, its gradient and the gradient in the learned numbers on
+            $z_t$, in units of the belief.
+        kernel: The backward kernel of the last bin.
+        model: The model in use.
+        optimiser: Moments of the gradient steps on the model.
+    """
+
+    belief: Belief
+    smoothed: Belief
+    past: Ridge
+    kernel: Kernel
+    model: Model
+    optimiser: PyTree
+
+
+class _Bin(NamedTuple):
+    """What the bound of one bin is made of."""
+
+    model: Model
+    y: Observation
+    mask: Mask
+    u: Input
+    mean: Vector
+    """Of the prediction, as `std`."""
+    std: Vector
+    last_mean: Vector
+    """Of $q_{t-1}$, as `last_std` and the Cholesky factor `last_root`."""
+    last_std: Vector
+    last_root: Float[Array, "L L"]
+    past: Ridge
+
+
+class OnlineVariationalSmoother(Filter):
+    """OVS: $q(z_t)\\,k_t(z_{t-1}|z_t)$ by gradient ascent, the past summed up by a regression.
+
+    In every bin $q_t$, a diagonal Gaussian, starts from the prediction and $k_t$ from the last bin.
+    Adam maximises $E[\\log p(z_t|z_{t-1}) p(y_t|z_t) - \\log k_t - \\log q_t + \\log q_{t-1} +
+    V_{t-1}(z_{t-1})]$, where only the gradient of $V_{t-1}$ is needed, and known by kernel ridge
+    regression. Then $V_t$, its gradient and the gradient of the bound in the learned numbers are
+    regressed on draws of $z_t$, and the model takes one Adam step along the gradient of this bin's
+    share of the bound.
+
+    Densities of $q_t$ and $k_t$ are differentiated through the draws only, which is unbiased and
+    free of noise at the optimum. Quantities that are known up to a constant ($V$ and the gradient
+    in the learned numbers) are centred under $q_t$, so that `info.elbo` is the growth of the bound,
+    an estimate of $\\log p(y_t | y_{<t})$. Where nothing is observed $q_t$ is the prediction.
+    While learning, the model in the state is the one in use, and the `model` of `step` only tells
+    the sizes.
+
+    Args:
+        iterations: Gradient steps a bin on $q_t$ and $k_t$.
+        num_samples: Draws in each.
+        rate: Their learning rate, in units of the predicted standard deviation; held for half of
+            the steps, it then falls to zero, and with it the noise of the draws.
+        units: Hidden (ReLU) units of the backward kernel's network.
+        num_support: Draws that the regressions are fitted to.
+        ridge: $\\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
+            without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
+            draws, and the belief with it.)
+        model_rate: Learning rate of the model.
+        learn: Whether the model is learned.
+        parts: What is learned of it: "dynamics", "noise", "readout", "observation".
+        seed: From which the network is drawn.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.filters import scan_filter
+        >>> from evkf.likelihoods import StudentT
+        >>> from evkf.model import Model, simulate
+        >>> model = Model(Linear([[0.9]], noise=0.1), StudentT([[1.0]], scale=0.3))
+        >>> _, ys = simulate(model, jax.random.key(0), 5)
+        >>> filter = OnlineVariationalSmoother(learn=False)
+        >>> state, trace = scan_filter(filter, model, ys, key=jax.random.key(1))
+        >>> trace.belief.mean.shape, bool(state.smoothed.cov[0, 0] > 0)
+        ((5, 1), True)
+    """
+
+    iterations: int = eqx.field(static=True)
+    num_samples: int = eqx.field(static=True)
+    rate: float = eqx.field(static=True)
+    units: int = eqx.field(static=True)
+    num_support: int = eqx.field(static=True)
+    ridge: float = eqx.field(static=True)
+    model_rate: float = eqx.field(static=True)
+    learn: bool = eqx.field(static=True)
+    parts: tuple[str, ...] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        iterations: int = 500,
+        num_samples: int = 10,
+        rate: float = 1e-2,
+        units: int = 100,
+        num_support: int = 250,
+        ridge: float = 1e-2,
+        model_rate: float = 3e-3,
+        learn: bool = True,
+        parts: tuple[str, ...] = ("dynamics", "noise"),
+        seed: int = 0,
+    ):
+        check_counts(iterations=iterations, num_samples=num_samples, units=units)
+        if num_support < 4 or num_support % 2:
+            raise InputError(
+                f"num_support = {num_support}", "num_support", "pass an even number, 4 or more"
+            )
+        for name, value in (("rate", rate), ("ridge", ridge), ("model_rate", model_rate)):
+            if not value > 0:
+                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        self.iterations, self.num_samples, self.rate = iterations, num_samples, rate
+        self.units, self.num_support, self.ridge = units, num_support, ridge
+        self.model_rate, self.learn = model_rate, learn
+        self.parts, self.seed = check_parts(parts), seed
+
+    def init(self, model: Model) -> OVSState:
+        if not isinstance(model.dynamics, GaussianDynamics):
+            raise InputError(
+                f"{type(model.dynamics).__name__} over {type(model.family).__name__} states",
+                "OnlineVariationalSmoother",
+                "use additive Gaussian noise (GaussianDynamics)",
+            )
+        dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
+        net = layers(jax.random.key(self.seed), dim, self.units, dim, dtype)
+        vector, _ = self._numbers(model)
+        past = no_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
+        kernel = Kernel(net, jnp.zeros(dim, dtype))
+        optimiser = optax.adam(self.model_rate).init(vector)
+        return OVSState(model.prior, model.prior, past, kernel, model, optimiser)
+
+    def restart(self, model: Model, state: OVSState) -> OVSState:
+        """The belief is the prior again, of which there is no past; what was learned stays."""
+        return self.init(model)._replace(
+            kernel=state.kernel, model=state.model, optimiser=state.optimiser
+        )
+
+    def step(
+        self,
+        model: Model,
+        state: OVSState,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[OVSState, Info]:
+        """Fit $q_t$ and $k_t$, then the regressions, then the model."""
+        y, mask, key, u = read_bin(model, y, mask, key, u)
+        model = state.model if self.learn else model
+        family, seen = model.family, jnp.any(mask)
+        fit_key, draw_key, predict_key = jax.random.split(key, 3)
+        prediction = predict(
+            model, state.belief, u, predict_key, "cubature", 2, correct=True, max_std=MAX_STD
+        )
+        now = _Bin(
+            model,
+            y,
+            mask,
+            u,
+            family.mean(prediction.belief),
+            jnp.sqrt(family.var(prediction.belief)),
+            family.mean(state.belief),
+            jnp.sqrt(family.var(state.belief)),
+            cholesky(family.cov(state.belief)),
+            state.past,
+        )
+        shift, log_scale, kernel = self._optimise(now, state.kernel, seen, fit_key)
+        mean, std = now.mean + now.std * shift, now.std * jnp.exp(log_scale)
+        past, smoothed, elbo, gradient = self._sum_up(now, mean, std, kernel, draw_key)
+        sound = all_finite(mean, std, elbo, gradient, *jax.tree.leaves((past, kernel, smoothed)))
+
+        mean, std = tree_where(sound, (mean, std), (now.mean, now.std))
+        belief = family.from_moments(mean, jnp.diag(std**2))
+        nothing = past._replace(coefficients=jnp.zeros_like(past.coefficients))
+        past, kernel, smoothed = tree_where(
+            sound, (past, kernel, smoothed), (nothing, state.kernel, state.belief)
+        )
+        model, optimiser = self._learn(model, state.optimiser, gradient, sound & seen, belief)
+        nan = jnp.full_like(elbo, jnp.nan)
+        status = jnp.where(sound & ~prediction.failed, 0, int(Status.FELL_BACK)) + jnp.where(
+            prediction.capped, int(Status.CAPPED), 0
+        )
+        elbo = jnp.where(seen, jnp.where(sound, elbo, nan), 0)
+        info = Info(elbo, nan, nan, jnp.asarray(self.iterations), nan, status)
+        return OVSState(belief, smoothed, past, kernel, model, optimiser), info
+
+    def _numbers(self, model: Model) -> tuple:
+        return learned_vector(model, self.parts if self.learn else ())
+
+    def _optimise(
+        self, now: _Bin, kernel: Kernel, seen: Array, key: Key
+    ) -> tuple[Vector, Vector, Kernel]:
+        """Adam on shift and log scale of $q_t$ against the prediction, and on $k_t$."""
+        dim, dtype = len(now.mean), now.mean.dtype
+        zero = jnp.zeros(dim, dtype)
+        start, unravel = ravel_pytree((zero, zero, kernel))
+        moves = jnp.ones_like(start).at[: 2 * dim].set(seen)
+        noise = jax.random.normal(key, (self.iterations, 2, self.num_samples, dim), dtype)
+
+        def loss(numbers: Array, noise: Array) -> Scalar:
+            shift, log_scale, kernel = unravel(numbers)
+            z = now.mean + now.std * (shift + jnp.exp(log_scale) * noise[0])
+            still, narrow = lax.stop_gradient((shift, log_scale))
+            log_q = _log_normal((z - now.mean) / now.std - still, narrow)
+            return jnp.mean(log_q - _reward(now, kernel, z, noise[1])[0])
+
+        def body(carry: tuple, noise: Array) -> tuple:
+            numbers, moments = carry
+            updates, moments = adam.update(jax.grad(loss)(numbers, noise), moments)
+            return (numbers + moves * jnp.asarray(updates), moments), None
+
+        half = self.iterations // 2
+        adam = optax.adam(optax.linear_schedule(self.rate, 0.0, self.iterations - half, half))
+        (numbers, _), _ = lax.scan(body, (start, adam.init(start)), noise)
+        return unravel(numbers)
+
+    def _sum_up(
+        self, now: _Bin, mean: Vector, std: Vector, kernel: Kernel, key: Key
+    ) -> tuple[Ridge, Belief, Scalar, Float[Array, " D"]]:
+        """Regress what the next bin needs; also smooth, and give bound and model gradient."""
+        keys = jax.random.split(key)
+        points, noise = (
+            jax.random.normal(k, (self.num_support, len(mean)), mean.dtype) for k in keys
+        )
+        z = mean + std * points
+        vector, build = self._numbers(now.model)
+
+        def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple]:
+            reward, last, value = _reward(now, kernel, z[None], noise[None])
+            log_q = _log_normal(z - mean, jnp.log(std))
+            return reward[0] - log_q, (last[0], value[0])
+
+        def joint(vector: Array, z: Vector, last: Vector) -> Scalar:
+            model = build(vector)
+            log_p = _log_transition(model, z[None], last[None], now.u)[0]
+            return log_p + model.likelihood.log_prob(z, now.y, now.mask)
+
+        (total, (last, value)), slope = jax.vmap(jax.value_and_grad(worth, has_aux=True))(z, noise)
+        old = values(now.past, (last - now.last_mean) / now.last_std)[:, 1 + len(mean) :]
+        scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
+        targets = jnp.concatenate([(total + value)[:, None], std * slope, scores], axis=1)
+        centre = jnp.mean(targets, axis=0)
+        centre = centre.at[1 : 1 + len(mean)].set(0)
+        past = fit(points, targets - centre, slice(1, 1 + len(mean)), self.ridge)
+        return past, self._smooth(now, z, kernel), centre[0], centre[1 + len(mean) :]
+
+    def _smooth(self, now: _Bin, z: Cloud, kernel: Kernel) -> Belief:
+        """Moments of $z_{t-1}$ under $q_t k_t$."""
+        white = through(kernel.net, (z - now.mean) / now.std, jax.nn.relu)
+        centre = jnp.mean(white, axis=0)
+        cov = (white - centre).T @ (white - centre) / len(z)
+        cov = cov + jnp.diag(jnp.exp(2 * kernel.log_scale))
+        cov = cov * now.last_std * now.last_std[:, None]
+        return now.model.family.from_moments(now.last_mean + now.last_std * centre, cov)
+
+    def _learn(
+        self, model: Model, moments: PyTree, gradient: Array, moves: Array, belief: Belief
+    ) -> tuple[Model, PyTree]:
+        if not self.learn:
+            return model, moments
+        vector, build = self._numbers(model)
+        updates, new = optax.adam(self.model_rate).update(-gradient, moments)
+        learned = bounded(build(vector + updates))
+        model, moments = tree_where(moves, (learned, new), (model, moments))
+        family = model.family
+        assert isinstance(model.dynamics, GaussianDynamics)
+        dynamics = model.dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
+        return eqx.tree_at(lambda m: m.dynamics, model, dynamics), moments
+
+
+def _reward(
+    now: _Bin, kernel: Kernel, z: Cloud, noise: Cloud
+) -> tuple[Float[Array, " S"], Cloud, Float[Array, " S"]]:
+    """$\\log p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) / k_t(z_{t-1}|z_t)$ with a term that has no
+    value but the gradient of $V_{t-1}$; also the draws of $z_{t-1}$, and $V_{t-1}$ there.
+    """
+    white = through(kernel.net, (z - now.mean) / now.std, jax.nn.relu)
+    placed = white + jnp.exp(kernel.log_scale) * noise
+    last = now.last_mean + now.last_std * placed
+    log_k = _log_normal(placed - lax.stop_gradient(white), lax.stop_gradient(kernel.log_scale))
+    offset = solve_lower(now.last_root, (last - now.last_mean).T).T
+    log_last = -0.5 * jnp.sum(offset**2, axis=1) - _log_det(now)
+    held = lax.stop_gradient(placed)
+    known = values(now.past, held, 1 + z.shape[1])
+    tilt = jnp.sum(known[:, 1:] * (placed - held), axis=1)
+    log_p = _log_transition(now.model, z, last, now.u)
+    log_y = jax.vmap(now.model.likelihood.log_prob, (0, None, None))(z, now.y, now.mask)
+    return log_p + log_y - log_k + log_last + tilt, last, known[:, 0]
+
+
+def _log_det(now: _Bin) -> Scalar:
+    """Log-determinant of the root of $q_{t-1}$, in its own units."""
+    return jnp.sum(jnp.log(jnp.diagonal(now.last_root) / now.last_std))
+
+
+def _log_normal(shift: Cloud, log_std: Vector) -> Float[Array, " S"]:
+    """Log density of a centred diagonal Gaussian but for the constant."""
+    return -0.5 * jnp.sum((shift * jnp.exp(-log_std)) ** 2, axis=-1) - jnp.sum(log_std)
+
+
+def _log_transition(model: Model, z: Cloud, last: Cloud, u: Input) -> Float[Array, " S"]:
+    """$\\log p(z_t | z_{t-1})$ but for the constant."""
+    dynamics = model.dynamics
+    assert isinstance(dynamics, GaussianDynamics)
+    moved = jax.vmap(dynamics.mean, (0, None))(last, u)
+    white = dynamics.noise.whiten((z - moved).T)
+    return -0.5 * jnp.sum(white**2, axis=0) - dynamics.noise.log_det_root()

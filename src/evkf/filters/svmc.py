@@ -1,0 +1,329 @@
+"""Streaming variational Monte Carlo: particles, their proposal and the model learned together.
+
+Zhao, Nassar, Jordan, Bugallo & Park 2022.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float, PyTree
+
+from evkf.dynamics import GaussianDynamics
+from evkf.errors import InputError
+from evkf.families import ContinuousBernoulli, DiagonalGaussian, Gaussian
+from evkf.filters.base import Filter, Info
+from evkf.filters.learned import (
+    Layers,
+    all_finite,
+    bounded,
+    check_counts,
+    check_parts,
+    layers,
+    learned_vector,
+    read_bin,
+    through,
+)
+from evkf.model import Model
+from evkf.numerics import factorisable, tree_where
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
+
+FLOOR = 1e-6
+"""Share of the process noise that is added to the covariance of a cloud, which may be a point."""
+
+LAST_RATE = 0.1
+"""The learning rate of the model in the end, as a share of the first."""
+
+Cloud = Float[Array, "S L"]
+
+
+class SVMCState(NamedTuple):
+    """The particles, and all that was learned.
+
+    Attributes:
+        belief: Mean and covariance of the particles, in the family of the model.
+        particles: The cloud.
+        log_weights: Of its particles, not normalised.
+        model: The model in use.
+        proposal: The network of the proposal.
+        optimiser: Moments of the gradient steps.
+    """
+
+    belief: Belief
+    particles: Cloud
+    log_weights: Float[Array, " S"]
+    model: Model
+    proposal: Layers
+    optimiser: PyTree
+
+
+class StreamingVMC(Filter):
+    """SVMC: a particle filter whose proposal and model follow the gradient of its own evidence.
+
+    In every bin, `iterations` times: draw `num_ancestors` particles by their weights, move each by
+    the proposal, and take an Adam step on the logarithm of the mean weight. Then move and weight
+    all particles. The proposal is Gaussian with diagonal variance: a network of
+    $[z_{t-1}, y_t, u_t]$ gives a shift from what the dynamics predict, in units of the process
+    noise, and the logarithm of a factor on its standard deviation. It starts at zero, that is, as a
+    bootstrap filter; its units are tanh, so that an outlying observation moves it only so far. For
+    continuous Bernoulli states the network shifts the natural parameters instead.
+
+    While learning, the model in the state is the one in use, and the `model` of `step` only tells
+    the sizes. `info.elbo` is the logarithm of the mean weight, an estimate of
+    $\\log p(y_t | y_{<t})$.
+
+    Args:
+        num_particles: Particles.
+        iterations: Gradient steps a bin.
+        num_ancestors: Particles drawn for a gradient step.
+        units: Hidden units of the proposal's network.
+        rate: Learning rate of the proposal.
+        model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
+        decay: Bins until it is a tenth.
+        learn: Whether the model is learned; the proposal always is.
+        parts: What is learned of the model: "dynamics", "noise", "readout", "observation".
+        seed: From which the network and the first particles are drawn.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import ResidualMLP, VanDerPol
+        >>> from evkf.filters import scan_filter
+        >>> from evkf.likelihoods import Poisson
+        >>> from evkf.model import Model, simulate
+        >>> likelihood = Poisson([[1.0, 0.0], [0.0, 1.0]])
+        >>> _, ys = simulate(Model(VanDerPol(), likelihood), jax.random.key(0), 20)
+        >>> start = Model(ResidualMLP(2, 0.04, jax.random.key(1)), likelihood)
+        >>> filter = StreamingVMC(num_particles=100)
+        >>> state, trace = scan_filter(filter, start, ys, key=jax.random.key(2))
+        >>> trace.belief.mean.shape, state.particles.shape
+        ((20, 2), (100, 2))
+    """
+
+    num_particles: int = eqx.field(static=True)
+    iterations: int = eqx.field(static=True)
+    num_ancestors: int = eqx.field(static=True)
+    units: int = eqx.field(static=True)
+    rate: float = eqx.field(static=True)
+    model_rate: float = eqx.field(static=True)
+    decay: int = eqx.field(static=True)
+    learn: bool = eqx.field(static=True)
+    parts: tuple[str, ...] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        num_particles: int = 5000,
+        iterations: int = 5,
+        num_ancestors: int = 64,
+        units: int = 64,
+        rate: float = 1e-3,
+        model_rate: float = 1e-3,
+        decay: int = 3500,
+        learn: bool = True,
+        parts: tuple[str, ...] = ("dynamics", "noise"),
+        seed: int = 0,
+    ):
+        check_counts(
+            num_particles=num_particles,
+            iterations=iterations,
+            num_ancestors=num_ancestors,
+            units=units,
+            decay=decay,
+        )
+        for name, value in (("rate", rate), ("model_rate", model_rate)):
+            if not value > 0:
+                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        self.num_particles, self.iterations = num_particles, iterations
+        self.num_ancestors, self.units = num_ancestors, units
+        self.rate, self.model_rate, self.decay = rate, model_rate, decay
+        self.learn, self.parts, self.seed = learn, check_parts(parts), seed
+
+    def init(self, model: Model) -> SVMCState:
+        gaussian = isinstance(model.dynamics, GaussianDynamics)
+        if not gaussian and not isinstance(model.family, ContinuousBernoulli):
+            raise InputError(
+                f"{type(model.dynamics).__name__} over {type(model.family).__name__} states",
+                "StreamingVMC",
+                "use additive Gaussian noise (GaussianDynamics) or ContinuousBernoulli states",
+            )
+        dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
+        inputs = dim + model.likelihood.num_channels + model.dynamics.num_inputs
+        net_key, cloud_key = jax.random.split(jax.random.key(self.seed))
+        outputs = 2 * dim if gaussian else dim
+        proposal = layers(net_key, inputs, self.units, outputs, dtype)
+        cloud = model.family.sample(model.prior, cloud_key, self.num_particles).astype(dtype)
+        weights = jnp.zeros(self.num_particles, dtype)
+        numbers, _ = self._numbers(proposal, model)
+        optimiser = self._optimiser().init(numbers)
+        return SVMCState(model.prior, cloud, weights, model, proposal, optimiser)
+
+    def restart(self, model: Model, state: SVMCState) -> SVMCState:
+        """The particles drawn anew from the prior; model and proposal stay."""
+        return self.init(model)._replace(
+            model=state.model, proposal=state.proposal, optimiser=state.optimiser
+        )
+
+    def step(
+        self,
+        model: Model,
+        state: SVMCState,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[SVMCState, Info]:
+        """Learn, then move and weight the particles."""
+        y, mask, key, u = read_bin(model, y, mask, key, u)
+        model = state.model if self.learn else model
+        learn_key, pick_key, move_key, spare_key = jax.random.split(key, 4)
+        seen, told = jnp.any(mask), (y, mask, u)
+        before = state._replace(model=model)
+        new = tree_where(seen, self._adapt(before, told, learn_key), before)
+        model = new.model
+
+        ancestors = _draw(state.particles, state.log_weights, pick_key, self.num_particles)
+        cloud, log_w = _move(model, new.proposal, ancestors, told, move_key)
+        belief = _moments(model, cloud, log_w)
+        elbo = logsumexp(log_w) - math.log(self.num_particles)
+        sound = all_finite(elbo, cloud, *jax.tree.leaves(belief))
+        keep = sound & seen
+
+        def predicted(_: None) -> tuple:
+            """The cloud as the dynamics move it."""
+            cloud = _predict(model, ancestors, u, spare_key)
+            flat = jnp.zeros_like(log_w)
+            return cloud, flat, _moments(model, cloud, flat)
+
+        own = (cloud, log_w, belief)
+        cloud, log_w, belief = lax.cond(keep, lambda _: own, predicted, None)
+        finite = all_finite(cloud, *jax.tree.leaves(belief))
+        old = (state.particles, state.log_weights, state.belief)
+        cloud, log_w, belief = tree_where(finite, (cloud, log_w, belief), old)
+        if self.learn and isinstance(model.dynamics, GaussianDynamics):
+            family = model.family
+            dynamics = model.dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
+            model = eqx.tree_at(lambda m: m.dynamics, model, dynamics)
+        nan = jnp.full_like(elbo, jnp.nan)
+        status = jnp.where((keep | ~seen) & finite, 0, int(Status.FELL_BACK))
+        elbo = jnp.where(keep, elbo, jnp.where(seen, nan, 0))
+        state = SVMCState(belief, cloud, log_w, model, new.proposal, new.optimiser)
+        return state, Info(elbo, nan, nan, jnp.asarray(0), nan, status)
+
+    def _numbers(self, proposal: Layers, model: Model) -> tuple:
+        """What is learned as two vectors, and the way back."""
+        vector, build = learned_vector(model, self.parts if self.learn else ())
+        weights, unravel = ravel_pytree(proposal)
+        return (weights, vector), lambda pair: (unravel(pair[0]), build(pair[1]))
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        falling = optax.cosine_decay_schedule(
+            self.model_rate, self.decay * self.iterations, LAST_RATE
+        )
+        rates = {0: optax.adam(self.rate), 1: optax.adam(falling)}
+        return optax.partition(rates, (0, 1))  # pyright: ignore[reportArgumentType]
+
+    def _adapt(self, state: SVMCState, told: tuple, key: Key) -> SVMCState:
+        """Gradient steps on proposal and model."""
+        numbers, build = self._numbers(state.proposal, state.model)
+        optimiser = self._optimiser()
+
+        def loss(numbers: tuple, key: Key) -> Scalar:
+            pick_key, move_key = jax.random.split(key)
+            ancestors = _draw(state.particles, state.log_weights, pick_key, self.num_ancestors)
+            proposal, model = build(numbers)
+            _, log_w = _move(model, proposal, ancestors, told, move_key)
+            return math.log(self.num_ancestors) - logsumexp(log_w)
+
+        def body(carry: tuple, key: Key) -> tuple:
+            numbers, moments = carry
+            gradient = jax.grad(loss)(numbers, key)
+            updates, new = optimiser.update(gradient, moments, numbers)
+            new = (optax.apply_updates(numbers, updates), new)
+            return tree_where(all_finite(*gradient), new, carry), None
+
+        keys = jax.random.split(key, self.iterations)
+        (numbers, moments), _ = lax.scan(body, (numbers, state.optimiser), keys)
+        proposal, model = build(numbers)
+        if self.learn:
+            model = bounded(model)
+        return state._replace(model=model, proposal=proposal, optimiser=moments)
+
+
+def _draw(cloud: Cloud, log_weights: Float[Array, " S"], key: Key, num: int) -> Cloud:
+    """Systematic resampling."""
+    steps = jnp.cumsum(jax.nn.softmax(log_weights))
+    grid = (jnp.arange(num) + jax.random.uniform(key, dtype=steps.dtype)) / num
+    return cloud[jnp.clip(jnp.searchsorted(steps, grid * steps[-1]), 0, len(cloud) - 1)]
+
+
+def _move(
+    model: Model, proposal: Layers, ancestors: Cloud, told: tuple, key: Key
+) -> tuple[Cloud, Float[Array, " S"]]:
+    """Draw from the proposal; log weights $\\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
+    y, mask, u = told
+    out = through(proposal, ancestors, jnp.tanh, jnp.concatenate([y, u]))
+    if isinstance(model.dynamics, GaussianDynamics):
+        cloud, log_ratio = _gaussian_move(model.dynamics, out, ancestors, u, key)
+    else:
+        cloud, log_ratio = _natural_move(model, out, ancestors, u, key)
+    log_likelihood = jax.vmap(model.likelihood.log_prob, (0, None, None))(cloud, y, mask)
+    log_w = log_likelihood + log_ratio
+    return cloud, jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
+
+
+def _gaussian_move(
+    dynamics: GaussianDynamics, out: Array, ancestors: Cloud, u: Input, key: Key
+) -> tuple[Cloud, Float[Array, " S"]]:
+    """Draws and $\\log p / r$; the proposal leans on the dynamics as they are, without gradient."""
+    shift, log_scale = jnp.split(out, 2, axis=1)
+    centre = jax.vmap(dynamics.mean, (0, None))(ancestors, u)
+    noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
+    log_std = lax.stop_gradient(0.5 * jnp.log(dynamics.noise.var())) + log_scale
+    unit = lax.stop_gradient(jnp.sqrt(dynamics.noise.var()))
+    cloud = lax.stop_gradient(centre) + unit * shift + jnp.exp(log_std) * noise
+    white = dynamics.noise.whiten((cloud - centre).T).T
+    log_p = -0.5 * jnp.sum(white**2, axis=1) - dynamics.noise.log_det_root()
+    return cloud, log_p + 0.5 * jnp.sum(noise**2, axis=1) + jnp.sum(log_std, axis=1)
+
+
+def _natural_move(
+    model: Model, out: Array, ancestors: Cloud, u: Input, key: Key
+) -> tuple[Cloud, Float[Array, " S"]]:
+    """The same for a family whose natural parameters may be any numbers."""
+    family = model.family
+    there = jax.vmap(model.transition, (0, None))(ancestors, u)
+    nats = lax.stop_gradient(there) + out[:, :, None]
+    keys = jax.random.split(key, len(ancestors))
+    cloud = jax.vmap(lambda nat, key: family.sample(nat, key, 1)[0])(nats, keys)
+    log_prob = jax.vmap(family.log_prob)
+    return cloud, log_prob(there, cloud) - log_prob(nats, cloud)
+
+
+def _predict(model: Model, ancestors: Cloud, u: Input, key: Key) -> Cloud:
+    """Draw from the dynamics."""
+    if isinstance(model.dynamics, GaussianDynamics):
+        noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
+        centre = jax.vmap(model.dynamics.mean, (0, None))(ancestors, u)
+        return centre + noise @ model.dynamics.noise.root().T
+    keys = jax.random.split(key, len(ancestors))
+    draw = model.family.sample
+    beliefs = jax.vmap(model.transition, (0, None))(ancestors, u)
+    return jax.vmap(lambda belief, key: draw(belief, key, 1)[0])(beliefs, keys)
+
+
+def _moments(model: Model, cloud: Cloud, log_weights: Float[Array, " S"]) -> Belief:
+    """The belief with the moments of a cloud."""
+    family, weights = model.family, jax.nn.softmax(log_weights)
+    mean = weights @ cloud
+    spread = (cloud - mean) * jnp.sqrt(weights)[:, None]
+    cov = spread.T @ spread
+    if isinstance(family, Gaussian | DiagonalGaussian):
+        assert isinstance(model.dynamics, GaussianDynamics)
+        cov = factorisable(cov + FLOOR * jnp.diag(model.dynamics.noise.var()))
+    return family.from_moments(mean, cov)
