@@ -63,6 +63,11 @@ class Filter(eqx.Module):
     def init(self, model: Model) -> State:
         """The state before the first bin."""
 
+    def restart(self, model: Model, state: State) -> State:
+        """The state at the start of another trial; a filter that learns keeps what it learned."""
+        del state
+        return self.init(model)
+
     @abstractmethod
     def step(
         self,
@@ -152,7 +157,7 @@ def _scan(
         state, t = carry
         y, mask, u, begins = inputs
         if begins is not None:
-            state = tree_where(begins, filter.init(model), state)
+            state = tree_where(begins, filter.restart(model, state), state)
         own = None if key is None else jax.random.fold_in(key, t)
         state, info = filter.step(model, state, y, mask, own, u)
         return (state, t + 1), Trace(state.belief, info)
