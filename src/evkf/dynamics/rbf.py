@@ -21,9 +21,9 @@ between neighbours."""
 class ResidualRBF(GaussianDynamics):
     """$z_t \\sim N(z_{t-1} + \\Phi(z_{t-1}, u_t)^\\top W, Q)$ with Gaussian radial basis functions.
 
-    $\\Phi = [\\exp(-\\tfrac12 |(z - c_k)/w|^2)]_k$, and the inputs $u_t$ themselves. Without weights
-    it is a random walk, and so it is far from all centres. Given the centres it is linear in W,
-    which recursive least squares can learn.
+    $\\Phi = [\\exp(-\\tfrac12 |(z - c_k)/w|^2)]_k$ with the inputs $u_t$ behind. Without weights it
+    is a random walk, and so it is far from all centres. Given the centres it is linear in W, which
+    recursive least squares can learn.
 
     Args:
         dim: Latent dimensions.

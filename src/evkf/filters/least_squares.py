@@ -15,8 +15,8 @@ from evkf.dynamics import ResidualRBF
 from evkf.numerics import inverse_positive
 from evkf.types import Count, Input, Key, Vector
 
-MIN_VAR = 1e-6
-"""Floor of the noise."""
+MIN_VAR, HORIZON = 1e-6, 500
+"""Floor of the noise, and the bins after which its running mean begins to forget."""
 
 
 class Pairs(NamedTuple):
@@ -32,9 +32,7 @@ class Pairs(NamedTuple):
         return type(self)(*(old.at[index].set(row, mode="drop") for old, row in rows))
 
 
-def fit(
-    dynamics: ResidualRBF, pairs: Pairs, key: Key
-) -> tuple[ResidualRBF, Float[Array, "D D"]]:
+def fit(dynamics: ResidualRBF, pairs: Pairs, key: Key) -> tuple[ResidualRBF, Float[Array, "D D"]]:
     """Place the functions over the range of the pairs and fit weights and noise to them.
 
     The noise that the weights are regularised by is that of a random walk.
@@ -67,7 +65,7 @@ def absorb(
     # Rounding may turn a variance that is nearly zero negative.
     total = jnp.mean(var) + jnp.maximum(features @ spread, 0)
     weight = dynamics.weight + jnp.outer(spread / total, residual)
-    square = var + (residual**2 - var) / count
+    square = var + (residual**2 - var) / jnp.minimum(count, HORIZON)
     return _with(dynamics, weight, square), cov - jnp.outer(spread, spread) / total
 
 

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
+from numpy.typing import ArrayLike
 
 from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import ResidualRBF
@@ -30,6 +32,13 @@ from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
 
+def _falling(count: ArrayLike) -> Array:
+    return 1e-3 / jnp.sqrt(1 + jnp.asarray(count) / 1000)
+
+
+DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(_falling))
+
+
 class Recognition(eqx.Module):
     """One layer of tanh units from $[y_t, q_{t-1}]$ to the free numbers of $q_t$.
 
@@ -41,7 +50,10 @@ class Recognition(eqx.Module):
     heads: Float[Array, "R L H"]
     head_bias: Float[Array, "S L"]
 
-    def __init__(self, num_inputs: int, hidden: int, rows: int, dim: int, key: Key, dtype):
+    def __init__(self, num_inputs: int, hidden: int, like: Float[Array, "R L"], key: Key):
+        rows, dim = like.shape
+        dtype = like.dtype
+
         def uniform(key: Key, *shape: int, fan_in: int) -> Array:
             limit = fan_in**-0.5
             return jax.random.uniform(key, shape, dtype, -limit, limit)
@@ -78,24 +90,26 @@ class VJF(Filter):
 
     A recognition network reads $q_t$ off the observation and $q_{t-1}$. In every bin one gradient
     step on the single-step bound, with one sample each of $z_{t-1}$ and $z_t$, moves the network
-    and the model; `ResidualRBF` dynamics are learned by recursive least squares on those samples
-    instead, and their noise is the running mean of the squared residual. Beliefs are diagonal
-    Gaussian or continuous Bernoulli; for the latter use `NaturalDynamics`.
+    and the model; the weights of `ResidualRBF` dynamics are learned by recursive least squares
+    instead, and their noise is a running mean of the squared residual. Beliefs are diagonal
+    Gaussian or continuous Bernoulli; dynamics of the latter are `NaturalDynamics`.
 
     The first bins are a warm-up without the dynamics in the bound. After them the centres of
     `ResidualRBF` dynamics are placed over the range that was visited, and their weights fitted to
     all of it.
 
-    On these the paper is silent: the architecture, the warm-up and the missing bias of the mean's
-    head follow the published code. It clamps the log rate of Poisson models at 10; here the
-    gradient is clipped instead, as a clamp leaves no slope to come back by. Channels that are
-    missing from an observation are filled in with what the model expects there.
+    Where the paper is silent, the network, its head without bias and the warm-up follow the
+    published code. Where that is known to do worse, they do not: least squares take the means of
+    the beliefs, as samples would count the variance of both beliefs as noise of the dynamics; and
+    instead of clamping the log rate of Poisson models at 10, which leaves no slope to come back
+    by, the gradient is clipped. Channels missing from an observation are filled in with what the
+    model expects of them.
 
     Args:
         hidden: Units of the recognition network.
         warm_up: Bins without dynamics.
-        rate: Adam's rate.
-        clip: Largest norm of a gradient.
+        optimiser: Any optax optimiser, which sees the learned numbers as one vector; gradient
+            descent with a slowly falling rate and clipped gradients when left out.
         learn: Whether network and model are learned, from the model given on; if not, the model is
             used as it is, with the network of the state.
         parts: What of the model is learned: "dynamics", "noise", "readout". The network always is.
@@ -119,8 +133,7 @@ class VJF(Filter):
 
     hidden: int = eqx.field(static=True)
     warm_up: int = eqx.field(static=True)
-    rate: float = eqx.field(static=True)
-    clip: float = eqx.field(static=True)
+    optimiser: optax.GradientTransformation = eqx.field(static=True)
     learn: bool = eqx.field(static=True)
     parts: tuple[str, ...] = eqx.field(static=True)
     seed: int = eqx.field(static=True)
@@ -129,43 +142,39 @@ class VJF(Filter):
         self,
         hidden: int = 20,
         warm_up: int = 1000,
-        rate: float = 1e-2,
-        clip: float = 1.0,
+        optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
         learn: bool = True,
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
     ):
-        for name, value in (("rate", rate), ("clip", clip)):
-            if not value > 0:
-                raise InputError(f"{name} = {value}", name, "pass a number above zero")
         if hidden < 1:
             raise InputError(f"hidden = {hidden}", "hidden", "pass 1 or more")
         if warm_up < 0:
             raise InputError(f"warm_up = {warm_up}", "warm_up", "pass 0 or more")
-        self.hidden, self.warm_up, self.rate, self.clip = hidden, warm_up, rate, clip
+        self.hidden, self.warm_up, self.optimiser = hidden, warm_up, optimiser
         self.learn, self.parts, self.seed = learn, check_parts(parts), seed
 
     def init(self, model: Model) -> VJFState:
         family, dynamics = model.family, model.dynamics
         check_family(family, "VJF")
-        recursive = self._recursive(model)
-        if recursive and not isinstance(dynamics.noise, DiagonalCovariance):
-            raise InputError(
-                "ResidualRBF with a full noise matrix", "VJF", "pass one variance per latent"
-            )
         before = to_free(family, model.prior)
         dtype = before.dtype
+        num = rows = 0
+        if self._recursive(model):
+            assert isinstance(dynamics, ResidualRBF)
+            if not isinstance(dynamics.noise, DiagonalCovariance):
+                raise InputError(
+                    "ResidualRBF with a full noise matrix", "VJF", "pass one variance per latent"
+                )
+            num, rows = len(dynamics.weight), self.warm_up
         size = model.likelihood.num_channels + before.size
-        key = jax.random.key(self.seed)
-        recognition = Recognition(size, self.hidden, *before.shape, key, dtype)
-        num = len(dynamics.weight) if recursive else 0
-        rows = self.warm_up if recursive else 0
+        recognition = Recognition(size, self.hidden, before, jax.random.key(self.seed))
         shapes = ((rows, family.dim), (rows, family.dim), (rows, dynamics.num_inputs))
         return VJFState(
             belief=model.prior,
             model=model,
             recognition=recognition,
-            optimiser=self._optimiser().init((recognition, self._split(model)[0])),
+            optimiser=self.optimiser.init(ravel_pytree((recognition, self._split(model)[0]))[0]),
             weight_cov=jnp.eye(num, dtype=dtype),
             pairs=Pairs(*(jnp.zeros(shape, dtype) for shape in shapes)),
             count=jnp.asarray(0, jnp.int32),
@@ -192,26 +201,26 @@ class VJF(Filter):
         filled = jnp.where(mask, y, model.likelihood.mean(family.mean(prediction.belief)))
         before, past = to_free(family, state.belief), family.sample(state.belief, past_key, 1)[0]
         chosen, held = self._split(model)
-        warm = state.count < self.warm_up
+        flat, unravel = ravel_pytree((state.recognition, chosen))
 
-        def loss(parameters: tuple[Recognition, Model]) -> tuple[Scalar, tuple]:
-            recognition, chosen = parameters
+        def loss(flat: Array) -> tuple[Scalar, tuple]:
+            recognition, chosen = unravel(flat)
             moved = eqx.combine(chosen, held)
             belief = from_free(family, recognition(filled, before))
             z = family.sample(belief, own_key, 1)[0]
             misfit = -moved.likelihood.log_prob(z, y, mask)
             divergence = family.kl(belief, moved.transition(past, u))
-            start = misfit - family.entropy(belief)
-            return jnp.where(warm, start, misfit + divergence), (belief, z, -misfit - divergence)
+            warm = state.count < self.warm_up
+            rest = jnp.where(warm, -family.entropy(belief), divergence)
+            return misfit + rest, (belief, -misfit - divergence)
 
-        parameters = (state.recognition, chosen)
-        slope, (belief, z, bound) = jax.grad(loss, has_aux=True)(parameters)
-        sound = finite(belief, z, bound) & family.valid(belief)
-        belief, info = settle(prediction, belief, bound, sound, mask, 1)
+        slope, (belief, bound) = jax.grad(loss, has_aux=True)(flat)
+        sound = finite(belief, bound) & family.valid(belief)
+        belief, info = settle(prediction, belief, bound, sound, mask, int(self.learn))
         if not self.learn:
             return state._replace(belief=belief, model=model), info
-        change, optimiser = self._optimiser().update(slope, state.optimiser, parameters)
-        recognition, chosen = eqx.apply_updates(parameters, change)
+        change, optimiser = self.optimiser.update(slope, state.optimiser, flat)
+        recognition, chosen = unravel(flat + jnp.asarray(change))
         new = state._replace(
             model=eqx.combine(chosen, held),
             recognition=recognition,
@@ -219,12 +228,9 @@ class VJF(Filter):
             count=state.count + 1,
         )
         if self._recursive(model):
-            new = self._regress(new, past, z, u)
-        use = sound & finite(slope) & jnp.any(mask)
+            new = self._regress(new, family.mean(state.belief), family.mean(belief), u)
+        use = sound & finite(slope, new.weight_cov) & jnp.any(mask)
         return tree_where(use, new, state)._replace(belief=belief), info
-
-    def _optimiser(self) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(self.clip), optax.adam(self.rate))
 
     def _recursive(self, model: Model) -> bool:
         """Whether the dynamics are learned by least squares."""
@@ -236,18 +242,22 @@ class VJF(Filter):
         parts = tuple(part for part in self.parts if part not in rest)
         return eqx.partition(model, learned(model, parts))
 
-    def _regress(self, state: VJFState, past: Vector, z: Vector, u: Input) -> VJFState:
+    def _regress(self, state: VJFState, before: Vector, after: Vector, u: Input) -> VJFState:
         """Learn from a pair of states: in the warm-up keep it, at its end fit to all of them."""
         dynamics, cov = state.model.dynamics, state.weight_cov
         assert isinstance(dynamics, ResidualRBF)
-        pairs = state.pairs.put(state.count - 1, past, z, u) if self.warm_up else state.pairs
-        key = jax.random.fold_in(jax.random.key(self.seed), 1)
-        branches = [
-            lambda: (dynamics, cov),
-            lambda: fit(dynamics, pairs, key),
-            lambda: absorb(dynamics, cov, past, z, u, state.count),
-        ]
-        new, cov = lax.switch(1 + jnp.sign(state.count - self.warm_up), branches)
+        pairs = state.pairs
+
+        def go_on() -> tuple[ResidualRBF, Array]:
+            return absorb(dynamics, cov, before, after, u, state.count)
+
+        if self.warm_up:
+            pairs = pairs.put(state.count - 1, before, after, u)
+            key = jax.random.fold_in(jax.random.key(self.seed), 1)
+            stages = [lambda: (dynamics, cov), lambda: fit(dynamics, pairs, key), go_on]
+            new, cov = lax.switch(1 + jnp.sign(state.count - self.warm_up), stages)
+        else:
+            new, cov = go_on()
         if "noise" not in self.parts:
             new = eqx.tree_at(lambda d: d.noise, new, dynamics.noise)
         model = eqx.tree_at(lambda m: m.dynamics, state.model, new)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from evkf.errors import InputError
@@ -28,6 +29,8 @@ from evkf.model import Model
 from evkf.numerics import tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
+DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
+
 
 class DirectVJFState(NamedTuple):
     """The belief, and what was learned with it."""
@@ -41,9 +44,9 @@ class DirectVJF(Filter):
     """Variational joint filtering (Zhao & Park 2020) with $q_t$ optimised directly in every bin.
 
     Adam climbs the single-step bound $M_t$ from the prediction, with a few fresh samples of
-    $z_{t-1} \\sim q_{t-1}$ and $z_t \\sim q_t$ an iteration, as in the comparison of Campbell et al.
-    2021. The optimum is that of eVKF without variance correction, for diagonal beliefs and up to
-    Monte-Carlo error. Then one Adam step on $M_t$ moves the model.
+    $z_{t-1} \\sim q_{t-1}$ and $z_t \\sim q_t$ an iteration, as in the comparison of Campbell et
+    al. 2021. The optimum is that of eVKF without variance correction, for diagonal beliefs and up
+    to Monte-Carlo error. Then one step on $M_t$ moves the model.
 
     Beliefs are in mean and log standard deviation, so that `rate` is in units of the state: a mean
     can move by `rate * iterations` in a bin. (Published settings; continuous Bernoulli states use
@@ -55,7 +58,8 @@ class DirectVJF(Filter):
         num_samples: Samples an iteration.
         learn: Whether the model is learned, from the one given on; if not it is used as it is.
         parts: What is learned: "dynamics", "noise", "readout".
-        model_rate: Adam's rate for the model.
+        optimiser: Any optax optimiser for the model, which sees the learned numbers as one vector;
+            Adam with clipped gradients when left out.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -77,7 +81,7 @@ class DirectVJF(Filter):
     num_samples: int = eqx.field(static=True)
     learn: bool = eqx.field(static=True)
     parts: tuple[str, ...] = eqx.field(static=True)
-    model_rate: float = eqx.field(static=True)
+    optimiser: optax.GradientTransformation = eqx.field(static=True)
 
     def __init__(
         self,
@@ -86,21 +90,20 @@ class DirectVJF(Filter):
         num_samples: int = 10,
         learn: bool = True,
         parts: tuple[str, ...] = ("dynamics", "noise"),
-        model_rate: float = 3e-3,
+        optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
     ):
-        for name, value in (("rate", rate), ("model_rate", model_rate)):
-            if not value > 0:
-                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        if not rate > 0:
+            raise InputError(f"rate = {rate}", "rate", "pass a number above zero")
         for name, value in (("iterations", iterations), ("num_samples", num_samples)):
             if value < 1:
                 raise InputError(f"{name} = {value}", name, "pass 1 or more")
         self.rate, self.iterations, self.num_samples = rate, iterations, num_samples
-        self.learn, self.parts, self.model_rate = learn, check_parts(parts), model_rate
+        self.learn, self.parts, self.optimiser = learn, check_parts(parts), optimiser
 
     def init(self, model: Model) -> DirectVJFState:
         check_family(model.family, "DirectVJF")
-        free = eqx.filter(model, learned(model, self.parts))
-        return DirectVJFState(model.prior, model, self._optimiser().init(free))
+        flat, _ = ravel_pytree(eqx.filter(model, learned(model, self.parts)))
+        return DirectVJFState(model.prior, model, self.optimiser.init(flat))
 
     def restart(self, model: Model, state: DirectVJFState) -> DirectVJFState:
         return state._replace(belief=model.prior)
@@ -123,27 +126,24 @@ class DirectVJF(Filter):
         belief = from_free(model.family, free)
         chosen, held = eqx.partition(model, learned(model, self.parts))
 
-        def bound(chosen: Model) -> Scalar:
-            moved = eqx.combine(chosen, held)
+        flat, unravel = ravel_pytree(chosen)
+
+        def bound(flat: Array) -> Scalar:
+            moved = eqx.combine(unravel(flat), held)
             past_key, own_key = jax.random.split(learn_key)
             past = model.family.sample(state.belief, past_key, self.num_samples)
             given = jax.vmap(conditional, (None, 0, None))(moved, past, u)
             return _bound(moved, free, given, y, mask, own_key, self.num_samples)
 
-        value, slope = jax.value_and_grad(bound)(chosen)
+        value, slope = jax.value_and_grad(bound)(flat)
         sound = finite(free, value) & model.family.valid(belief)
         belief, info = settle(prediction, belief, value, sound, mask, self.iterations)
         if not self.learn:
             return DirectVJFState(belief, model, state.optimiser), info
-        descent = jax.tree.map(jnp.negative, slope)
-        change, optimiser = self._optimiser().update(descent, state.optimiser)
-        moved = eqx.combine(eqx.apply_updates(chosen, change), held)
-        new = (moved, optimiser)
+        change, optimiser = self.optimiser.update(-slope, state.optimiser, flat)
+        new = (eqx.combine(unravel(flat + jnp.asarray(change)), held), optimiser)
         use = sound & finite(slope) & jnp.any(mask)
         return DirectVJFState(belief, *tree_where(use, new, (model, state.optimiser))), info
-
-    def _optimiser(self) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(self.model_rate))
 
     def _fit(
         self,
@@ -169,7 +169,7 @@ class DirectVJF(Filter):
         def body(carry: tuple[Array, PyTree], inputs: tuple) -> tuple:
             free, optimiser = carry
             change, optimiser = adam.update(jax.grad(loss)(free, *inputs), optimiser)
-            return (free + change, optimiser), None
+            return (free + jnp.asarray(change), optimiser), None
 
         free = to_free(model.family, start)
         keys = jax.random.split(own_key, self.iterations)
