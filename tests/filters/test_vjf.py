@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from evkf import families as fam
@@ -66,6 +67,7 @@ def test_direct_updates_are_those_of_evkf_without_correction():
     assert abs(np.mean(bound)) < 4 * np.std(bound) / np.sqrt(num)
 
 
+@pytest.mark.slow
 def test_direct_updates_of_saturating_states_too():
     rng = np.random.default_rng(1)
     family, num = fam.ContinuousBernoulli(2), 100
@@ -83,15 +85,15 @@ def test_direct_learns_by_its_bound():
     family = fam.DiagonalGaussian(2)
     likelihood = lik.Gaussian(np.eye(2), noise=0.01)
     true = Model(Linear(np.eye(2), 0.01), likelihood, family=family)
-    _, ys = simulate(true, KEY, 300)
+    _, ys = simulate(true, KEY, 200)
     start = Model(Linear(np.eye(2), 0.16), likelihood, family=family)
-    filter = DirectVJF(iterations=20, rate=0.05, parts=("noise",))
+    filter = DirectVJF(0.05, 20, parts=("noise",), optimiser=optax.adam(0.02))
     state, trace = scan_filter(filter, start, ys, key=KEY)
     var = state.model.dynamics.noise.var()
     assert np.all(var < 0.05)
     assert np.all(var > 0.005)
     np.testing.assert_array_equal(state.model.dynamics.weight, np.eye(2))
-    assert np.mean(trace.info.elbo[-100:]) > np.mean(trace.info.elbo[:100])
+    assert np.mean(trace.info.elbo[-50:]) > np.mean(trace.info.elbo[:50])
 
 
 def test_recursive_least_squares_is_bayes_rule():
@@ -161,8 +163,6 @@ def test_readout_and_other_dynamics_are_learned_by_gradient():
     y = jnp.ones(4)
     state, _ = jax.jit(filter.step)(model, filter.init(model), y, None, KEY)
     assert np.all(state.model.likelihood.C != likelihood.C)
-    weights = [np.any(m.dynamics.network.weights[0]) for m in (state.model, model)]
-    assert all(weights)
     changed = state.model.dynamics.network.biases[-1] != model.dynamics.network.biases[-1]
     assert np.all(changed)
     np.testing.assert_array_equal(state.model.dynamics.noise.var(), model.dynamics.noise.var())
