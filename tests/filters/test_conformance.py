@@ -147,7 +147,14 @@ PAIRS = {
     "beta": Pair(VKF(), beta, rounding=1e-12, slow=True),
     "bernoulli": Pair(VKF(), bernoulli, rounding=1e-12, slow=True),
     "mixed": Pair(VKF(), mixed, rounding=1e-12, slow=True),
-    "vjf": Pair(VJF(hidden=4, warm_up=2), radial, random=True, us=np.ones((T, U)), rounding=1e-9),
+    "vjf": Pair(
+        VJF(hidden=4, warm_up=2),
+        radial,
+        random=True,
+        us=np.ones((T, U)),
+        rounding=1e-9,
+        slow=True,
+    ),
     "vjf_saturating": Pair(
         VJF(hidden=4), continuous_bernoulli, random=True, rounding=1e-9, slow=True
     ),

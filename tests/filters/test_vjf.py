@@ -155,6 +155,7 @@ def test_amortised_learns_to_infer_and_to_predict():
     assert np.sqrt(np.mean(rest**2)) < 0.5
 
 
+@pytest.mark.slow
 def test_readout_and_other_dynamics_are_learned_by_gradient():
     rng = np.random.default_rng(0)
     likelihood = lik.Poisson(rng.normal(size=(4, 2)))
