@@ -68,6 +68,14 @@ def judge(true: Model, learned: Model, states: np.ndarray, ys: np.ndarray, now: 
         _, trace = scan_filter(FILTER, model, ys[LEARNED:], state=state)
         return mean_log_density(model.family, trace.belief, held_out)
 
+    return {
+        "gap": log_q(true, oracle) - log_q(learned, now),
+        **judge_dynamics(true, learned, states),
+    }
+
+
+def judge_dynamics(true: Model, learned: Model, states: np.ndarray) -> dict:
+    """How near learned dynamics are to the true ones, by whatever method."""
     rng = np.random.default_rng(0)
     near = states[500:LEARNED:10]
     near = near + 0.1 * rng.normal(size=near.shape)
@@ -77,7 +85,6 @@ def judge(true: Model, learned: Model, states: np.ndarray, ys: np.ndarray, now: 
     finite = bool(np.all(np.isfinite(ours)))
     floor = log_chamfer(first, second)
     return {
-        "gap": log_q(true, oracle) - log_q(learned, now),
         "kl": transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near)),
         "chamfer_above_floor": log_chamfer(first, ours) - floor if finite else np.inf,
         "finite": finite,

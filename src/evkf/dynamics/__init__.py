@@ -4,6 +4,7 @@ from evkf.dynamics.base import Dynamics, GaussianDynamics
 from evkf.dynamics.linear import Linear
 from evkf.dynamics.mlp import Network, ResidualMLP
 from evkf.dynamics.natural import BetaDynamics, GammaDynamics, NaturalDynamics
+from evkf.dynamics.rbf import ResidualRBF
 from evkf.dynamics.systems import ChaoticRNN, Lorenz, RingAttractor, VanDerPol
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "NaturalDynamics",
     "Network",
     "ResidualMLP",
+    "ResidualRBF",
     "RingAttractor",
     "VanDerPol",
 ]

@@ -11,9 +11,14 @@ from evkf.filters.particle import ParticleFilter, ParticleState
 from evkf.filters.predict import Prediction
 from evkf.filters.svmc import StreamingVMC, SVMCState
 from evkf.filters.unscented import UnscentedKalman
+from evkf.filters.vjf import VJF, VJFState
+from evkf.filters.vjf_direct import DirectVJF, DirectVJFState
 
 __all__ = [
+    "VJF",
     "CompiledStep",
+    "DirectVJF",
+    "DirectVJFState",
     "EnsembleKalman",
     "EnsembleState",
     "ExtendedKalman",
@@ -31,6 +36,7 @@ __all__ = [
     "StreamingVMC",
     "Trace",
     "UnscentedKalman",
+    "VJFState",
     "VariationalKalmanFilter",
     "scan_filter",
 ]

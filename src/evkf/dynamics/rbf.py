@@ -1,0 +1,84 @@
+"""Dynamics learned as a sum of bumps: linear in what is learned."""
+
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.covariance import Covariance, as_covariance
+from evkf.dynamics.base import GaussianDynamics
+from evkf.errors import InputError
+from evkf.types import Input, Key, Vector
+
+EXTENT, OVERLAP = 2.0, 1.5
+"""How far from the origin centres begin, and the width of a function in units of the distance
+between neighbours."""
+
+
+class ResidualRBF(GaussianDynamics):
+    """$z_t \\sim N(z_{t-1} + \\Phi(z_{t-1}, u_t)^\\top W, Q)$ with Gaussian radial basis functions.
+
+    $\\Phi = [\\exp(-\\tfrac12 |(z - c_k)/w|^2)]_k$ with the inputs $u_t$ behind. Without weights it
+    is a random walk, and so it is far from all centres. Given the centres it is linear in W, which
+    recursive least squares can learn.
+
+    Args:
+        dim: Latent dimensions.
+        noise: Q: a variance, one per latent, or a full matrix.
+        key: Randomness of the centres, uniform within 2 of the origin.
+        num: How many functions.
+        num_inputs: Length of u.
+
+    Example:
+        >>> import jax
+        >>> dynamics = ResidualRBF(2, noise=0.01, key=jax.random.key(0))
+        >>> dynamics.mean(jax.numpy.ones(2), jax.numpy.zeros(0))
+        Array([1., 1.], dtype=float32)
+    """
+
+    centres: Float[Array, "K L"]
+    log_width: Vector
+    weight: Float[Array, "D L"]
+    """W: a row for every function, then one for every input."""
+    noise: Covariance
+    num_inputs: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        dim: int,
+        noise: "ArrayLike | Covariance",
+        key: Key,
+        num: int = 100,
+        num_inputs: int = 0,
+    ):
+        if num < 1:
+            raise InputError(f"{num} basis functions", "num", "pass at least one")
+        self.noise = as_covariance(noise, dim, "noise")
+        dtype = self.noise.var().dtype
+        self.centres = jax.random.uniform(key, (num, dim), dtype, -EXTENT, EXTENT)
+        self.log_width = _log_width(jnp.full(dim, 2 * EXTENT, dtype), num)
+        self.weight = jnp.zeros((num + num_inputs, dim), dtype)
+        self.num_inputs = num_inputs
+
+    def features(self, z: Vector, u: Input) -> Float[Array, " D"]:
+        """$\\Phi(z, u)$: the functions at z, then the inputs."""
+        distance = (z - self.centres) / jnp.exp(self.log_width)
+        return jnp.concatenate([jnp.exp(-0.5 * jnp.sum(distance**2, axis=-1)), u])
+
+    def mean(self, z: Vector, u: Input) -> Vector:
+        return z + self.features(z, u) @ self.weight
+
+    def placed(self, key: Key, low: Vector, high: Vector) -> Self:
+        """As many functions with centres drawn anew, uniform over a box, and without weights."""
+        size = jnp.maximum(high - low, 1e-6)
+        centres = low + size * jax.random.uniform(key, self.centres.shape, size.dtype)
+        new = (centres, _log_width(size, len(centres)), jnp.zeros_like(self.weight))
+        return eqx.tree_at(lambda d: (d.centres, d.log_width, d.weight), self, new)
+
+
+def _log_width(size: Vector, num: int) -> Vector:
+    """Such that neighbours overlap, were the centres a grid over a box of this size."""
+    return jnp.log(OVERLAP * size / num ** (1 / len(size)))
