@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 UNROLL = 3
 
@@ -22,6 +22,11 @@ Tree = TypeVar("Tree")
 def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
     """One of two trees of the same structure."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def all_finite(*trees: PyTree) -> Bool[Array, ""]:
+    """Whether every number of every tree is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(trees)]))
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:

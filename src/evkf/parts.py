@@ -84,10 +84,14 @@ def labels(tree: Free) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: part_of(path), tree)
 
 
+def marks(tree: Free, parts: tuple[str, ...]) -> PyTree:
+    """True for every leaf that belongs to one of the parts."""
+    return jax.tree.map(lambda part: part in parts, labels(tree), is_leaf=lambda x: x is None)
+
+
 def split(tree: Free, parts: tuple[str, ...]) -> tuple[Free, Free]:
     """Separate what is learned from what is not; `equinox.combine` puts them together again."""
-    chosen = jax.tree.map(lambda part: part in parts, labels(tree), is_leaf=lambda x: x is None)
-    return eqx.partition(tree, chosen)
+    return eqx.partition(tree, marks(tree, parts))
 
 
 class Thawed(NamedTuple):

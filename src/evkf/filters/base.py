@@ -288,3 +288,12 @@ def evidence_info(evidence: Scalar, status: Int[Array, ""]) -> Info:
     """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
     nan = jnp.full_like(evidence, jnp.nan)
     return Info(evidence, nan, nan, jnp.asarray(0), nan, status)
+
+
+def read_step(
+    model: Model, y: Observation, mask: Mask | None, key: Key | None, u: Input | None
+) -> tuple[Observation, Mask, Key, Input]:
+    """Check all that a step which samples is given; what is masked becomes zero."""
+    y, mask = read_bin(model, y, mask)
+    u = read_input(model, u)
+    return jnp.where(mask, y, 0).astype(u.dtype), mask, read_key(key, "this filter samples"), u

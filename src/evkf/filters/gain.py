@@ -20,7 +20,7 @@ from evkf.filters.base import Info, State, evidence_info
 from evkf.filters.predict import cap
 from evkf.likelihoods.base import Channels, Spread
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable, inverse_lower, solve_lower, tree_where
+from evkf.numerics import all_finite, cholesky, factorisable, inverse_lower, solve_lower, tree_where
 from evkf.types import Mask, Matrix, Observation, Scalar, Status, Vector
 
 
@@ -128,7 +128,7 @@ def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> Gaus
     """
     mean, cov, capped = cap(mean, cov, largest(mean.dtype))
     new = GaussianBelief(mean, factorisable(cov))
-    sound = finite(new)
+    sound = all_finite(new)
     status = jnp.where(sound, jnp.where(capped, int(Status.CAPPED), 0), int(Status.FELL_BACK))
     return GaussianPrediction(tree_where(sound, new, belief), status)
 
@@ -148,7 +148,7 @@ def linear_update(
     found = condition(spread, white[:, :-1], white[:, -1:])
     new = GaussianBelief(prediction.belief.mean + found.shift[:, 0], factorisable(found.cov))
     evidence = found.fit[0] + log_scale(cov, mask)
-    keep, info = judge(finite(new), evidence, mask, prediction.status)
+    keep, info = judge(all_finite(new), evidence, mask, prediction.status)
     return State(tree_where(keep, new, prediction.belief)), info
 
 
@@ -160,8 +160,3 @@ def judge(
     status = status | jnp.where(sound | ~seen, 0, int(Status.FELL_BACK))
     evidence = jnp.where(seen, jnp.where(sound, evidence, jnp.nan), 0)
     return sound & seen, evidence_info(evidence, status)
-
-
-def finite(tree: NamedTuple) -> Bool[Array, ""]:
-    """Whether every number of a tree is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

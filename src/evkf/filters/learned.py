@@ -7,12 +7,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, PyTree
 
 from evkf.errors import InputError
 from evkf.model import Model
-from evkf.parts import PARTS, bound_noise, free, split
-from evkf.types import Input, Key, Mask, Observation
+from evkf.parts import PARTS, Free, bound_noise, free, marks, split
+from evkf.types import Key
 
 MIN_STD = 1e-3
 """Floor of every learned noise, as a standard deviation."""
@@ -63,6 +63,11 @@ def learned_vector(
     return vector.astype(dtype), lambda v: eqx.combine(unravel(v), rest).build()
 
 
+def learned(model: Model, parts: tuple[str, ...]) -> PyTree:
+    """True for every number of the model that gradients move."""
+    return marks(Free(model, None), parts).model
+
+
 def bounded(model: Model) -> Model:
     """The model with no noise under the floor."""
     return bound_noise(free(model, ("noise",)), MIN_STD).build()
@@ -71,8 +76,8 @@ def bounded(model: Model) -> Model:
 def check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     """What such a filter can learn: all but the initial state, which one stream shows once."""
     known = PARTS[:-1]
-    if not parts or any(part not in known for part in parts):
-        raise InputError(f"parts {parts}", "parts", f"choose one or more of {known}")
+    if any(part not in known for part in parts):
+        raise InputError(f"parts {parts}", "parts", f"choose among {known}")
     return tuple(parts)
 
 
@@ -81,29 +86,3 @@ def check_counts(**counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"{name} = {value}", name, "pass 1 or more")
-
-
-def read_bin(
-    model: Model, y: Observation, mask: Mask | None, key: Key | None, u: Input | None
-) -> tuple[Observation, Mask, Key, Input]:
-    """Check what one step is given; what is masked becomes zero."""
-    channels, size = model.likelihood.num_channels, model.dynamics.num_inputs
-    dtype = jax.tree.leaves(model.prior)[0].dtype
-    y = jnp.asarray(y)
-    mask = jnp.ones(channels, bool) if mask is None else mask
-    for name, value in (("y", y), ("mask", mask)):
-        if value.shape != (channels,):
-            raise InputError(f"{name} of shape {value.shape}", name, f"pass shape ({channels},)")
-    if mask.dtype != bool:
-        raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
-    if key is None:
-        raise InputError("no key", "key", "pass a key: this filter samples")
-    u = jnp.zeros(0, dtype) if u is None else jnp.asarray(u, dtype)
-    if u.shape != (size,):
-        raise InputError(f"input of shape {u.shape}", "u", f"pass shape ({size},)")
-    return jnp.where(mask, y, 0).astype(dtype), mask, key, u
-
-
-def all_finite(*arrays: Array) -> Bool[Array, ""]:
-    """Whether every number is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))

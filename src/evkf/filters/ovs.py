@@ -15,22 +15,20 @@ from jaxtyping import Array, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.filters.base import Filter, Info
+from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.learned import (
     Layers,
-    all_finite,
     bounded,
     check_counts,
     check_parts,
     layers,
     learned_vector,
-    read_bin,
     through,
 )
 from evkf.filters.predict import predict
 from evkf.filters.ridge import Ridge, fit, no_ridge, values
 from evkf.model import Model
-from evkf.numerics import cholesky, solve_lower, tree_where
+from evkf.numerics import all_finite, cholesky, solve_lower, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
 MAX_STD = 1e4
@@ -203,7 +201,7 @@ class OnlineVariationalSmoother(Filter):
         u: Input | None = None,
     ) -> tuple[OVSState, Info]:
         """Fit $q_t$ and $k_t$, then the regressions, then the model."""
-        y, mask, key, u = read_bin(model, y, mask, key, u)
+        y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         family, seen = model.family, jnp.any(mask)
         fit_key, draw_key, predict_key = jax.random.split(key, 3)

@@ -6,9 +6,7 @@ $z_{t-1} \\sim q_{t-1}$ independent of $z_t \\sim q$. Paper: section:cvkf:single
 
 import math
 
-import jax
 import jax.numpy as jnp
-from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Bool, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
@@ -19,13 +17,7 @@ from evkf.filters.base import Info
 from evkf.filters.predict import Prediction, predict
 from evkf.model import Model
 from evkf.numerics import tree_where
-from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Status, Vector
-
-PARTS = ("dynamics", "noise", "readout")
-"""The map $f_\\theta$; its noise Q; the readout C and b."""
-
-UNITS = {"dt", "low", "high"}
-"""Numbers of dynamics that no gradient moves: units, and where states have been."""
+from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
 
 MAX_STD = 1e4
 
@@ -39,45 +31,6 @@ def check_family(family: Family, where: str) -> None:
             f"pass Model(..., family=DiagonalGaussian({family.dim})), or use dynamics of "
             "continuous Bernoulli states",
         )
-
-
-def check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse what cannot be learned."""
-    if any(part not in PARTS for part in parts):
-        raise InputError(f"parts {parts}", "parts", f"choose among {PARTS}")
-    return tuple(parts)
-
-
-def learned(model: Model, parts: tuple[str, ...]) -> PyTree:
-    """True for every number of the model that gradients move."""
-
-    def part_of(path: tuple) -> str | None:
-        names = [key.name for key in path if isinstance(key, GetAttrKey)]
-        if names[0] == "dynamics" and names[-1] not in UNITS:
-            return "noise" if "noise" in names else "dynamics"
-        return "readout" if names[0] == "likelihood" and names[-1] in ("C", "b") else None
-
-    return jax.tree_util.tree_map_with_path(lambda path, _: part_of(path) in parts, model)
-
-
-def read_bin(
-    model: Model, y: Observation, mask: Mask | None, key: Key | None, u: Input | None
-) -> tuple[Observation, Mask, Key, Input]:
-    """Check what a step was given."""
-    y, channels, size = jnp.asarray(y), model.likelihood.num_channels, model.dynamics.num_inputs
-    mask = jnp.ones(channels, bool) if mask is None else jnp.asarray(mask)
-    u = jnp.zeros(0) if u is None else jnp.asarray(u)
-    for name, array, length in (("y", y, channels), ("mask", mask, channels), ("u", u, size)):
-        if array.shape != (length,):
-            raise InputError(f"{name} of shape {array.shape}", name, f"pass shape ({length},)")
-    if jnp.issubdtype(y.dtype, jnp.complexfloating):
-        raise InputError(f"observation of type {y.dtype}", "y", "pass real numbers")
-    if mask.dtype != bool:
-        raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
-    if key is None:
-        raise InputError("no key", "key", "pass a key: this filter samples")
-    dtype = jax.tree.leaves(model.prior)[0].dtype
-    return jnp.where(mask, y, 0).astype(dtype), mask, key, u.astype(dtype)
 
 
 def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
@@ -139,8 +92,3 @@ def settle(
     unknown = jnp.full((), jnp.nan, elbo.dtype)
     info = Info(elbo, elbo, unknown, jnp.asarray(evaluations, jnp.int32), unknown, status)
     return tree_where(keep, belief, prediction.belief), info
-
-
-def finite(*trees: PyTree) -> Bool[Array, ""]:
-    """Whether every number is."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(trees)]))

@@ -18,20 +18,18 @@ from jaxtyping import Array, Float, PyTree
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulli, DiagonalGaussian, Gaussian
-from evkf.filters.base import Filter, Info
+from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.learned import (
     Layers,
-    all_finite,
     bounded,
     check_counts,
     check_parts,
     layers,
     learned_vector,
-    read_bin,
     through,
 )
 from evkf.model import Model
-from evkf.numerics import factorisable, tree_where
+from evkf.numerics import all_finite, factorisable, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
 FLOOR = 1e-6
@@ -179,7 +177,7 @@ class StreamingVMC(Filter):
         u: Input | None = None,
     ) -> tuple[SVMCState, Info]:
         """Learn, then move and weight the particles."""
-        y, mask, key, u = read_bin(model, y, mask, key, u)
+        y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         learn_key, pick_key, move_key, spare_key = jax.random.split(key, 4)
         seen, told = jnp.any(mask), (y, mask, u)

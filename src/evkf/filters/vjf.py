@@ -14,21 +14,18 @@ from numpy.typing import ArrayLike
 from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import ResidualRBF
 from evkf.errors import InputError
-from evkf.filters.base import Filter, Info
+from evkf.filters.base import Filter, Info, read_step
+from evkf.filters.learned import check_parts, learned
 from evkf.filters.least_squares import Pairs, absorb, fit
 from evkf.filters.single_step import (
     averaged,
     check_family,
-    check_parts,
-    finite,
     from_free,
-    learned,
-    read_bin,
     settle,
     to_free,
 )
 from evkf.model import Model
-from evkf.numerics import tree_where
+from evkf.numerics import all_finite, tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
 
@@ -193,7 +190,7 @@ class VJF(Filter):
         u: Input | None = None,
     ) -> tuple[VJFState, Info]:
         """Recognise, then learn."""
-        y, mask, key, u = read_bin(model, y, mask, key, u)
+        y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         family = model.family
         predict_key, past_key, own_key = jax.random.split(key, 3)
@@ -215,7 +212,7 @@ class VJF(Filter):
             return misfit + rest, (belief, -misfit - divergence)
 
         slope, (belief, bound) = jax.grad(loss, has_aux=True)(flat)
-        sound = finite(belief, bound) & family.valid(belief)
+        sound = all_finite(belief, bound) & family.valid(belief)
         belief, info = settle(prediction, belief, bound, sound, mask, int(self.learn))
         if not self.learn:
             return state._replace(belief=belief, model=model), info
@@ -229,7 +226,7 @@ class VJF(Filter):
         )
         if self._recursive(model):
             new = self._regress(new, family.mean(state.belief), family.mean(belief), u)
-        use = sound & finite(slope, new.weight_cov) & jnp.any(mask)
+        use = sound & all_finite(slope, new.weight_cov) & jnp.any(mask)
         return tree_where(use, new, state)._replace(belief=belief), info
 
     def _recursive(self, model: Model) -> bool:

@@ -11,22 +11,19 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from evkf.errors import InputError
-from evkf.filters.base import Filter, Info
+from evkf.filters.base import Filter, Info, read_step
+from evkf.filters.learned import check_parts, learned
 from evkf.filters.single_step import (
     averaged,
     check_family,
-    check_parts,
     conditional,
-    finite,
     from_free,
-    learned,
     log_conditional,
-    read_bin,
     settle,
     to_free,
 )
 from evkf.model import Model
-from evkf.numerics import tree_where
+from evkf.numerics import all_finite, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
@@ -118,7 +115,7 @@ class DirectVJF(Filter):
         u: Input | None = None,
     ) -> tuple[DirectVJFState, Info]:
         """Optimise $q_t$, then take a step with the model."""
-        y, mask, key, u = read_bin(model, y, mask, key, u)
+        y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
         prediction = averaged(model, state.belief, u, predict_key, self.num_samples)
@@ -136,13 +133,13 @@ class DirectVJF(Filter):
             return _bound(moved, free, given, y, mask, own_key, self.num_samples)
 
         value, slope = jax.value_and_grad(bound)(flat)
-        sound = finite(free, value) & model.family.valid(belief)
+        sound = all_finite(free, value) & model.family.valid(belief)
         belief, info = settle(prediction, belief, value, sound, mask, self.iterations)
         if not self.learn:
             return DirectVJFState(belief, model, state.optimiser), info
         change, optimiser = self.optimiser.update(-slope, state.optimiser, flat)
         new = (eqx.combine(unravel(flat + jnp.asarray(change)), held), optimiser)
-        use = sound & finite(slope) & jnp.any(mask)
+        use = sound & all_finite(slope) & jnp.any(mask)
         return DirectVJFState(belief, *tree_where(use, new, (model, state.optimiser))), info
 
     def _fit(
