@@ -20,6 +20,7 @@ from evkf import likelihoods as lik
 from evkf.filters import CompiledStep, Filter, VariationalKalmanFilter, scan_filter
 from evkf.model import Model, simulate
 from tests.likelihoods.cases import as_float32
+from tests.quick import QUICK, compiling
 
 T, N, U = 6, 4, 1
 KEY = jax.random.key(3)
@@ -146,7 +147,7 @@ def pairs(*names):
 
 def quickly(function):
     """Compile with less effort, where bits do not matter."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, compiler_options=QUICK)
 
 
 class Run(NamedTuple):
@@ -309,7 +310,8 @@ def test_float32_follows_float64(name):
     """Same recording, half the digits: within a twentieth of a standard deviation."""
     run = prepare(name)
     model = as_float32(run.model)
-    _, small = scan_filter(run.pair.filter, model, run.ys, run.masks, run.us, key=KEY)
+    with compiling(**QUICK):
+        _, small = scan_filter(run.pair.filter, model, run.ys, run.masks, run.us, key=KEY)
     _, trace = scanned(name)
     family = run.model.family
     for leaf in jax.tree.leaves(small):
@@ -373,7 +375,9 @@ def test_an_update_without_observations_is_the_prediction(name):
 def test_compiling_changes_nothing(name):
     run = prepare(name)
     state, _ = stepped(name)[0]
-    eager = run.pair.filter.step(run.model, state, run.ys[1], run.masks[1], keys()[1], run.us[1])
+    args = run.model, state, run.ys[1], run.masks[1], keys()[1], run.us[1]
+    with compiling(**QUICK):
+        eager = run.pair.filter.step(*args)
     assert_close(eager[0], stepped(name)[1][0], 1e-7)
     assert_close(bounds(eager[1]), bounds(stepped(name)[1][1]), 1e-7)
 
