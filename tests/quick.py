@@ -37,6 +37,12 @@ def fusing():
     return compiling(xla_cpu_use_fusion_emitters=True)
 
 
+def in_full():
+    """Within a quick module, compile as users' programs are."""
+    full = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    return compiling(xla_cpu_use_fusion_emitters=True, **full)
+
+
 def quick_environment() -> dict[str, str]:
     """The same for a process of its own."""
     flags = [f"--{name}={value}".lower() for name, value in QUICK.items()]
