@@ -1,11 +1,17 @@
 """Tests run in float64; the float32 set passes float32 arrays."""
 
+import gc
 from collections.abc import Iterator
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+
+def pytest_collection_finish() -> None:
+    """Packages stay: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

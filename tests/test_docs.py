@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import evkf
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -79,8 +79,8 @@ def text(page: Path) -> str:
 
 def in_float32(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, with JAX's default precision and quick compilation."""
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_X64"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+    environment = quick_environment()
+    environment.pop("JAX_ENABLE_X64", None)
     return subprocess.run(
         [sys.executable, "-"],
         input=code,

@@ -7,6 +7,7 @@ import pytest
 import scipy.special
 
 from evkf.draws import log_gamma_draw
+from tests.quick import quick_compilation  # noqa: F401
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """The estimator keeps scikit-learn's conventions, agrees with the library, and loses nothing."""
 
-import os
 import subprocess
 import sys
 
@@ -21,7 +20,7 @@ from evkf.forecasting import forecast
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
 from evkf.smoothing import smooth
-from tests.quick import quick_compilation  # noqa: F401
+from tests.quick import quick_compilation, quick_environment  # noqa: F401
 
 NEURONS, BINS = 12, 160
 SMALL = {"latents": 2, "hidden": 8, "warm_up": 60, "ring": 128}
@@ -168,9 +167,9 @@ for t, y in enumerate(ys[110:120]):
     one.learn_one(y, fresh=t % 5 == 0)
 one.save("end2.safetensors")
 """
-    flags = {"JAX_ENABLE_X64": "true", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+    environment = quick_environment() | {"JAX_ENABLE_X64": "true"}
     run = [sys.executable, "-c", code]
-    subprocess.run(run, check=True, cwd=tmp_path, env={**os.environ, **flags}, timeout=300)
+    subprocess.run(run, check=True, cwd=tmp_path, env=environment, timeout=300)
     for name in ("begun", "end"):
         first, second = (tmp_path / f"{name}{n}.safetensors" for n in ("", "2"))
         assert first.read_bytes() == second.read_bytes()

@@ -13,6 +13,7 @@ from evkf.errors import InputError
 from evkf.model import Model
 from evkf.parts import PARTS, Thawed, bound_noise, free, labels, split, thawed_vector
 from tests.learning.cases import MODELS, network, readout
+from tests.quick import quick_compilation  # noqa: F401
 
 
 def named(model, parts=PARTS):

@@ -169,10 +169,11 @@ class FixedLag(eqx.Module):
         >>> from evkf.likelihoods import Poisson
         >>> model = Model(Linear([[0.95]], noise=0.1), Poisson([[1.0], [-1.0]]))
         >>> filter, smoother = VariationalKalmanFilter(), FixedLag(1)
+        >>> step, push = jax.jit(filter.step), jax.jit(smoother.push)
         >>> state, lagged = filter.init(model), smoother.init(model)
         >>> for y in jnp.array([[0.0, 0.0], [9.0, 0.0]]):
-        ...     state, info = filter.step(model, state, y)
-        ...     lagged, belief = smoother.push(model, filter, lagged, state.belief)
+        ...     state, info = step(model, state, y)
+        ...     lagged, belief = push(model, filter, lagged, state.belief)
         >>> bool(belief.mean[0] > 0.5)
         True
     """

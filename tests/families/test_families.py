@@ -28,6 +28,7 @@ from tests.families.cases import (
     properties,
     rule,
 )
+from tests.quick import quick_compilation  # noqa: F401
 
 every = pytest.mark.parametrize("cls", UNIVARIATE)
 both = pytest.mark.parametrize("dtype", DTYPES)

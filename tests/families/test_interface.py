@@ -19,6 +19,7 @@ from tests.families.cases import (
     member,
     properties,
 )
+from tests.quick import quick_compilation  # noqa: F401
 
 every = pytest.mark.parametrize("cls", UNIVARIATE)
 both = pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ import pytest
 from evkf.errors import InputError
 from evkf.families import Bernoulli, Beta, ContinuousBernoulli, DiagonalGaussian, Gamma, Product
 from tests.families.cases import close, compiled, gradient, jitted
+from tests.quick import quick_compilation  # noqa: F401
 
 PRODUCT = Product((DiagonalGaussian(2), ContinuousBernoulli(1), Gamma(1)))
 

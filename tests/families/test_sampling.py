@@ -16,6 +16,7 @@ from evkf.families import (
     Gamma,
 )
 from tests.families.cases import DTYPES, SIZE, UNIVARIATE, along, close, compiled, fill, jitted
+from tests.quick import plain_compilation  # noqa: F401
 
 NUM = 5_000
 MEMBERS = {

@@ -1,11 +1,13 @@
 """What every filter must do, whatever it infers and however.
 
 A new filter, family or likelihood is added to `PAIRS`; all tests below then run on it. Compiling
-takes seconds, so what is compiled for a pair is shared between tests, and pairs that add little are
-marked slow.
+takes seconds, so what is compiled for a pair is shared between tests, with full effort only for
+what must be equal bit for bit, and pairs that add little are marked slow: they run in
+`test_conformance_slow`.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -34,8 +36,11 @@ from evkf.filters import (
 )
 from evkf.model import Model, simulate
 from tests.likelihoods.cases import as_float32
+from tests.quick import in_full, quick_compilation  # noqa: F401
 
 T, N, U = 6, 4, 1
+SLOW = False
+"""Which pairs this module runs: the slow ones have a module, and so a worker, of their own."""
 KEY = jax.random.key(3)
 EVERY = np.arange(N)
 
@@ -187,16 +192,20 @@ PAIRS = {
 
 def pairs(*names):
     """Run a test on these pairs, or on all of them."""
-    chosen = [
-        pytest.param(name, marks=pytest.mark.slow if PAIRS[name].slow else ())
-        for name in names or PAIRS
-    ]
-    return pytest.mark.parametrize("name", chosen)
+
+    def choose(test):
+        test.pairs = names or tuple(PAIRS)
+        return test
+
+    return choose
 
 
-def quickly(function):
-    """Compile with less effort, where bits do not matter."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+def pytest_generate_tests(metafunc):
+    if names := getattr(metafunc.function, "pairs", ()):
+        slow = metafunc.module.SLOW
+        marks = pytest.mark.slow if slow else ()
+        chosen = [pytest.param(n, marks=marks) for n in names if PAIRS[n].slow == slow]
+        metafunc.parametrize("name", chosen)
 
 
 class Run(NamedTuple):
@@ -208,6 +217,10 @@ class Run(NamedTuple):
     masks: jax.Array
     us: jax.Array
     step: Callable
+
+    def scanning(self):
+        """Compile in full what must be equal bit for bit."""
+        return nullcontext() if self.pair.rounding else in_full()
 
 
 @cache
@@ -233,7 +246,8 @@ def stepped(name: str):
     state = run.pair.filter.init(run.model)
     out = []
     for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(), strict=True):
-        state, info = run.step(run.model, state, y, mask, key, u)
+        with in_full():
+            state, info = run.step(run.model, state, y, mask, key, u)
         out.append((state, info))
     return out
 
@@ -241,7 +255,8 @@ def stepped(name: str):
 @cache
 def scanned(name: str):
     run = prepare(name)
-    return scan_filter(run.pair.filter, run.model, run.ys, run.masks, run.us, key=KEY)
+    with run.scanning():
+        return scan_filter(run.pair.filter, run.model, run.ys, run.masks, run.us, key=KEY)
 
 
 def assert_same(got, want):
@@ -288,7 +303,8 @@ def test_scan_is_stepping_bit_for_bit(name):
 @pairs("poisson", "linear", "custom", "particle_gamma")
 def test_compiled_ahead_is_stepping_bit_for_bit(name):
     run = prepare(name)
-    step = CompiledStep(run.pair.filter, run.model, key=True)
+    with in_full():
+        step = CompiledStep(run.pair.filter, run.model, key=True)
     carry = step.init()
     for t, (state, info) in enumerate(stepped(name)):
         carry = step(carry, run.ys[t], run.masks[t], run.us[t], keys()[t])
@@ -301,9 +317,10 @@ def test_a_scan_can_be_continued(name):
     """A second scan from the state that the first one returned goes on as stepping does."""
     run = prepare(name)
     state, _ = scanned(name)
-    again, trace = scan_filter(
-        run.pair.filter, run.model, run.ys, run.masks, run.us, state=state, key=KEY, first=T
-    )
+    with run.scanning():
+        again, trace = scan_filter(
+            run.pair.filter, run.model, run.ys, run.masks, run.us, state=state, key=KEY, first=T
+        )
     beliefs = []
     for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(T), strict=True):
         state, _ = run.step(run.model, state, y, mask, key, u)
@@ -317,10 +334,11 @@ def test_two_scans_are_one_long_scan(name):
     run = prepare(name)
     ys, masks = jnp.concatenate([run.ys] * 2), jnp.concatenate([run.masks] * 2)
     middle, before = scanned(name)
-    last, after = scan_filter(
-        run.pair.filter, run.model, run.ys, run.masks, state=middle, key=KEY, first=T
-    )
-    whole_last, whole = scan_filter(run.pair.filter, run.model, ys, masks, key=KEY)
+    with run.scanning():
+        last, after = scan_filter(
+            run.pair.filter, run.model, run.ys, run.masks, state=middle, key=KEY, first=T
+        )
+        whole_last, whole = scan_filter(run.pair.filter, run.model, ys, masks, key=KEY)
     assert_same(last, whole_last)
     assert_same(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), before, after), whole)
 
@@ -332,7 +350,7 @@ def test_sessions_can_be_batched(name):
     states = jax.tree.map(lambda *x: jnp.stack(x), *[state for state, _ in stepped(name)[:-1]])
     inputs = run.ys[1:], run.masks[1:], jnp.stack(keys()[1:]), run.us[1:]
     batched = jax.vmap(run.pair.filter.step, (None, 0, 0, 0, 0, 0))
-    got, info = quickly(batched)(run.model, states, *inputs)
+    got, info = jax.jit(batched)(run.model, states, *inputs)
     want = jax.tree.map(lambda *x: jnp.stack(x), *stepped(name)[1:])
     assert_close(got, want[0], 1e-6)
     assert_close(bounds(info), bounds(want[1]), 1e-6)
@@ -408,7 +426,7 @@ def test_a_masked_channel_is_a_removed_one(name):
     mask = np.isin(EVERY, kept)
     y = np.where(mask, run.ys[3], np.nan)
     got, info = run.step(run.model, state, y, jnp.asarray(mask), KEY, run.us[3])
-    want, less = quickly(run.pair.filter.step)(
+    want, less = jax.jit(run.pair.filter.step)(
         fewer, state, run.ys[3][kept], jnp.ones(3, bool), KEY, run.us[3]
     )
     assert_close(got.belief, want.belief, 1e-6)
@@ -424,12 +442,14 @@ def test_an_update_without_observations_is_the_prediction(name):
     state, _ = stepped(name)[-1]
     before = jax.tree.map(np.array, state)
     predict_key, _ = jax.random.split(KEY)
-    prediction = jax.jit(filter.predict)(run.model, state, predict_key, run.us[0])
+    with in_full():
+        prediction = jax.jit(filter.predict)(run.model, state, predict_key, run.us[0])
     assert_same(jax.tree.map(np.array, state), before)
     nothing, none = np.full(N, np.nan), np.zeros(N, bool)
     updates = [run.step(run.model, state, nothing, none, KEY, run.us[0])]
     if name in ("poisson", "gamma"):
-        updates.append(jax.jit(filter.update)(run.model, prediction, nothing, none, KEY))
+        with in_full():
+            updates.append(jax.jit(filter.update)(run.model, prediction, nothing, none, KEY))
     for updated, info in updates:
         if run.pair.rounding:
             assert_close(updated.belief, prediction.belief, run.pair.rounding)
@@ -443,7 +463,8 @@ def test_an_update_without_observations_is_the_prediction(name):
 def test_compiling_changes_nothing(name):
     run = prepare(name)
     state, _ = stepped(name)[0]
-    eager = run.pair.filter.step(run.model, state, run.ys[1], run.masks[1], keys()[1], run.us[1])
+    args = run.model, state, run.ys[1], run.masks[1], keys()[1], run.us[1]
+    eager = run.pair.filter.step(*args)
     assert_close(eager[0], stepped(name)[1][0], 1e-7)
     assert_close(bounds(eager[1]), bounds(stepped(name)[1][1]), 1e-7)
 
@@ -451,7 +472,8 @@ def test_compiling_changes_nothing(name):
 @pytest.mark.parametrize("num", [0, 1])
 def test_very_short_recordings(num):
     run = prepare("poisson")
-    state, trace = scan_filter(run.pair.filter, run.model, run.ys[:num], run.masks[:num])
+    with run.scanning():
+        state, trace = scan_filter(run.pair.filter, run.model, run.ys[:num], run.masks[:num])
     assert {len(leaf) for leaf in jax.tree.leaves(trace)} == {num}
     want = stepped("poisson")[0][0] if num else run.pair.filter.init(run.model)
     assert_same(state, want)

@@ -13,6 +13,7 @@ from evkf.errors import InputError
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
 from evkf.model import Model, simulate
 from evkf.types import Status
+from tests.quick import plain_compilation  # noqa: F401
 
 FILTER = VariationalKalmanFilter()
 

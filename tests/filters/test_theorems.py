@@ -15,6 +15,7 @@ from evkf import likelihoods as lik
 from evkf.dynamics import Linear, NaturalDynamics, Network
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.model import Model
+from tests.quick import plain_compilation  # noqa: F401
 
 NUM, L, N = 1000, 2, 4
 

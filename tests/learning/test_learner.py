@@ -15,7 +15,7 @@ from evkf.likelihoods import Gaussian
 from evkf.model import Model
 from evkf.parts import PARTS, Thawed, split, thawed_vector
 from tests.learning.cases import MODELS, pair, recording
-from tests.quick import quick_compilation  # noqa: F401
+from tests.quick import fusing, quick_compilation  # noqa: F401
 
 SMALL = {"ring": 16, "num_windows": 2, "window": 3}
 ALL = Learner(parts=PARTS, **SMALL)
@@ -30,7 +30,8 @@ def start():
 @pytest.fixture(scope="module")
 def after(start):
     """The state after a recording, and what was said."""
-    return ALL.scan(start, *BINS)
+    with fusing():
+        return ALL.scan(start, *BINS)
 
 
 def equal(one, two):
@@ -52,7 +53,8 @@ def test_scan_equals_stepping_bit_for_bit(start, after):
     state, trace = after
     step, found = jax.jit(ALL.step), start
     for t, bins in enumerate(zip(*BINS, strict=True)):
-        found, (info, learned) = step(found, *bins)
+        with fusing():
+            found, (info, learned) = step(found, *bins)
         said = (found.filter.belief, info, learned)
         equal(said, jax.tree.map(lambda leaf, t=t: leaf[t], tuple(trace)))
     equal(found, state)

@@ -7,6 +7,7 @@ from evkf.errors import InputError
 from evkf.learning import warm_up
 from evkf.learning.warmup import KINDS, _smooth
 from evkf.metrics import affine_r2
+from tests.quick import plain_compilation  # noqa: F401
 
 T, N = 300, 30
 RNG = np.random.default_rng(0)

@@ -113,8 +113,9 @@ class Monitor(eqx.Module):
         >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
         >>> monitor, filter = Monitor(), VariationalKalmanFilter()
         >>> y = jax.numpy.ones(2)
-        >>> state, info = filter.step(model, filter.init(model), y)
-        >>> _, known = monitor.step(monitor.init(model), model, state.belief, info, y)
+        >>> state, info = jax.jit(filter.step)(model, filter.init(model), y)
+        >>> watch = jax.jit(monitor.step)
+        >>> _, known = watch(monitor.init(model), model, state.belief, info, y)
         >>> bool(known.changed)
         False
     """

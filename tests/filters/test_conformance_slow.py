@@ -1,0 +1,13 @@
+"""The tests of `test_conformance`, on the pairs that add little."""
+
+# ruff: noqa: F403
+from tests.filters.test_conformance import *
+from tests.quick import quick_compilation  # noqa: F401
+
+SLOW = True
+
+# None of these pairs takes part.
+del test_compiled_ahead_is_stepping_bit_for_bit
+del test_two_scans_are_one_long_scan
+del test_compiling_changes_nothing
+del test_very_short_recordings
