@@ -20,8 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chaotic_rnn import T, protocol, rmse
 
-from benchmarks.chaotic_rnn import T, protocol, rmse
 from evkf.filters import (
     CompiledStep,
     EnsembleKalman,

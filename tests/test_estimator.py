@@ -276,7 +276,7 @@ def test_agrees_with_the_library(fitted, data):
     found = smooth(filter, fitted.model_, ys, masks)
     np.testing.assert_allclose(fitted.smooth(ys, masks), found.mean, rtol=1e-9)
     ahead = fitted.forecast(4, ys, masks)
-    wanted = forecast(filter, fitted.model_, state.belief, 4, None, jax.random.key(0))
+    wanted = forecast(filter, fitted.model_, state.belief, 4)
     for have, want in zip(jax.tree.leaves(ahead), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-9)
 

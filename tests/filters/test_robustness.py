@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks.adversarial import hostile_run, models, stream
+from adversarial import hostile_run, models, stream
 
 from evkf import families as fam
 from evkf import likelihoods as lik
@@ -13,7 +13,6 @@ from evkf.errors import InputError
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
 from evkf.model import Model, simulate
 from evkf.types import Status
-from tests.quick import plain_compilation  # noqa: F401
 
 FILTER = VariationalKalmanFilter()
 
