@@ -103,13 +103,13 @@ class EnsembleKalman(PredictUpdate):
         moved = _deviations(images, expected)
         columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
         white = whiten(noise, mask, columns.astype(images.dtype))
-        seen, centre = white[:, :-1], white[:, -1:]
+        seen, centre = white[:, :-1], white[:, -1]
         draws = jnp.where(mask[:, None], jax.random.normal(key, seen.shape, seen.dtype), 0)
-        own = centre - math.sqrt(len(members) - 1) * seen + draws
         spread = _deviations(members, jnp.mean(members, axis=0))
-        found = condition(spread, seen, jnp.concatenate([own, centre], axis=1))
-        new = members + found.shift[:, :-1].T
-        evidence = found.fit[-1] + log_scale(noise, mask)
+        found = condition(spread, seen, centre)
+        own = centre[:, None] - math.sqrt(len(members) - 1) * seen + draws
+        new = members + (found.gain @ own).T
+        evidence = found.fit + log_scale(noise, mask)
         keep, info = judge(jnp.all(jnp.isfinite(new)), evidence, mask, prediction.status)
         members = jnp.where(keep, new, members)
         begun = jnp.ones((), members.dtype)

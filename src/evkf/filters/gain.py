@@ -32,13 +32,13 @@ class GaussianPrediction(NamedTuple):
 
 
 class Conditioned(NamedTuple):
-    """The state after the observation, for every column of residuals."""
+    """What an observation does to the state."""
 
-    shift: Float[Array, "L K"]
-    """What is added to the mean."""
+    gain: Float[Array, "L N"]
+    """What whitened residuals shift the mean by."""
     cov: Matrix
-    fit: Float[Array, " K"]
-    """Log density of the whitened residuals, but for the constant of the noise."""
+    fit: Scalar
+    """Log density of the residual, but for the constant of the noise."""
 
 
 def check_gaussian(model: Model, name: str) -> None:
@@ -94,32 +94,32 @@ def _observed(cov: Float[Array, "N N"], mask: Mask) -> Float[Array, "N N"]:
 
 
 def condition(
-    spread: Float[Array, "L S"], seen: Float[Array, "N S"], residuals: Float[Array, "N K"]
+    spread: Float[Array, "L S"], seen: Float[Array, "N S"], residual: Channels
 ) -> Conditioned:
-    """Condition on every column of residuals.
+    """Condition on an observation.
 
     Args:
         spread: X.
         seen: Y, whitened by the noise.
-        residuals: $y - \\hat y$, whitened by the noise.
+        residual: $y - \\hat y$, whitened by the noise.
     """
     channels, columns = seen.shape
     if columns <= channels:
         root = cholesky(jnp.eye(columns, dtype=seen.dtype) + seen.T @ seen)
-        white = solve_lower(root, seen.T @ residuals)
-        rest = solve_lower(root, spread.T)
-        remaining = rest.T
-        square = jnp.sum(residuals**2, axis=0) - jnp.sum(white**2, axis=0)
+        white, rest = solve_lower(root, seen.T), solve_lower(root, spread.T)
+        gain, remaining = rest.T @ white, rest.T
+        explained = white @ residual
+        square = residual @ residual - explained @ explained
     else:
         root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
-        white = solve_lower(root, residuals)
-        rest = solve_lower(root, seen @ spread.T)
+        inverse = inverse_lower(root)
+        gain = (spread @ seen.T) @ inverse.T @ inverse
         # Joseph's form: a sum of squares, where the difference of covariances would cancel.
-        gain = rest.T @ inverse_lower(root)
         remaining = jnp.concatenate([spread - gain @ seen, gain], axis=1)
-        square = jnp.sum(white**2, axis=0)
+        white = inverse @ residual
+        square = white @ white
     fit = -0.5 * square - jnp.sum(jnp.log(jnp.diagonal(root)))
-    return Conditioned(rest.T @ white, remaining @ remaining.T, fit)
+    return Conditioned(gain, remaining @ remaining.T, fit)
 
 
 def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> GaussianPrediction:
@@ -145,9 +145,10 @@ def linear_update(
     """Take in an observation whose deviations `moved` belong to the deviations `spread`."""
     columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
     white = whiten(cov, mask, columns.astype(expected.dtype))
-    found = condition(spread, white[:, :-1], white[:, -1:])
-    new = GaussianBelief(prediction.belief.mean + found.shift[:, 0], factorisable(found.cov))
-    evidence = found.fit[0] + log_scale(cov, mask)
+    found = condition(spread, white[:, :-1], white[:, -1])
+    mean = prediction.belief.mean + found.gain @ white[:, -1]
+    new = GaussianBelief(mean, factorisable(found.cov))
+    evidence = found.fit + log_scale(cov, mask)
     keep, info = judge(all_finite(new), evidence, mask, prediction.status)
     return State(tree_where(keep, new, prediction.belief)), info
 
