@@ -10,7 +10,7 @@ from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Gaussian, Joint
 from evkf.model import Model
 from tests.oracles import filterpy_loop, kalman_loop
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 T = 1000
 

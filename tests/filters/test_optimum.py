@@ -17,7 +17,7 @@ from evkf.likelihoods.base import safe
 from evkf.product_expectations import product_ell
 from evkf.sites import choose_level, site
 from tests.filters.cases import L, N, product_cases, readout_cases, solve
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 STARTS = 3
 

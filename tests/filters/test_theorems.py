@@ -15,7 +15,7 @@ from evkf import likelihoods as lik
 from evkf.dynamics import Linear, NaturalDynamics, Network
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.model import Model
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 NUM, L, N = 1000, 2, 4
 
@@ -34,10 +34,12 @@ BARE = VariationalKalmanFilter(correct=False, max_std=1e9)
 def cases(request):
     family = FAMILIES[request.param]
     keys = jax.random.split(jax.random.key(0), NUM)
-    networks = jax.vmap(lambda k: Network([L, 8, family.num_raw], k, output_scale=3.0))(keys)
+    networks = jax.jit(jax.vmap(lambda k: Network([L, 8, family.num_raw], k, output_scale=3.0)))(
+        keys
+    )
     rng = np.random.default_rng(1)
     raws = jnp.asarray(1.5 * rng.normal(size=(NUM, family.num_raw)))
-    beliefs = jax.vmap(lambda raw: family.from_nat(family.from_unconstrained(raw)))(raws)
+    beliefs = jax.jit(jax.vmap(lambda raw: family.from_nat(family.from_unconstrained(raw))))(raws)
     Cs, ys = jnp.asarray(rng.normal(size=(NUM, N, L))), jnp.asarray(rng.normal(size=(NUM, N)))
     first = jax.tree.map(lambda leaf: leaf[0], networks)
     model = Model(NaturalDynamics(family, first), lik.Gaussian(Cs[0], noise=0.5))
