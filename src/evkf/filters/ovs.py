@@ -15,38 +15,31 @@ from jaxtyping import Array, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
+from evkf.filters.backward import (
+    Bin,
+    Cloud,
+    Kernel,
+    centres,
+    log_normal,
+    log_transition,
+    reward,
+)
 from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.learned import (
-    Layers,
     bounded,
     check_counts,
     check_parts,
     layers,
     learned_vector,
-    through,
 )
 from evkf.filters.predict import predict
 from evkf.filters.ridge import Ridge, fit, no_ridge, values
 from evkf.model import Model
-from evkf.numerics import all_finite, cholesky, solve_lower, tree_where
+from evkf.numerics import all_finite, cholesky, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
 MAX_STD = 1e4
 """Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
-
-Cloud = Float[Array, "S L"]
-
-
-class Kernel(NamedTuple):
-    """The backward kernel $k_t(z_{t-1} | z_t)$, in units of the beliefs it joins.
-
-    The mean is $m_{t-1} + s_{t-1} \\circ \\text{net}((z_t - \\bar m_t) / \\bar s_t)$ with mean and
-    standard deviation of $q_{t-1}$ and of the prediction, the standard deviation a multiple of
-    $s_{t-1}$. So the weights of one bin serve the next.
-    """
-
-    net: Layers
-    log_scale: Vector
 
 
 class OVSState(NamedTuple):
@@ -68,23 +61,6 @@ class OVSState(NamedTuple):
     kernel: Kernel
     model: Model
     optimiser: PyTree
-
-
-class _Bin(NamedTuple):
-    """What the bound of one bin is made of."""
-
-    model: Model
-    y: Observation
-    mask: Mask
-    u: Input
-    mean: Vector
-    """Of the prediction, as `std`."""
-    std: Vector
-    last_mean: Vector
-    """Of $q_{t-1}$, as `last_std` and the Cholesky factor `last_root`."""
-    last_std: Vector
-    last_root: Float[Array, "L L"]
-    past: Ridge
 
 
 class OnlineVariationalSmoother(Filter):
@@ -208,7 +184,7 @@ class OnlineVariationalSmoother(Filter):
         prediction = predict(
             model, state.belief, u, predict_key, "cubature", 2, correct=True, max_std=MAX_STD
         )
-        now = _Bin(
+        now = Bin(
             model,
             y,
             mask,
@@ -244,7 +220,7 @@ class OnlineVariationalSmoother(Filter):
         return learned_vector(model, self.parts if self.learn else ())
 
     def _optimise(
-        self, now: _Bin, kernel: Kernel, seen: Array, key: Key
+        self, now: Bin, kernel: Kernel, seen: Array, key: Key
     ) -> tuple[Vector, Vector, Kernel]:
         """Adam on shift and log scale of $q_t$ against the prediction, and on $k_t$."""
         dim, dtype = len(now.mean), now.mean.dtype
@@ -257,8 +233,8 @@ class OnlineVariationalSmoother(Filter):
             shift, log_scale, kernel = unravel(numbers)
             z = now.mean + now.std * (shift + jnp.exp(log_scale) * noise[0])
             still, narrow = lax.stop_gradient((shift, log_scale))
-            log_q = _log_normal((z - now.mean) / now.std - still, narrow)
-            return jnp.mean(log_q - _reward(now, kernel, z, noise[1])[0])
+            log_q = log_normal((z - now.mean) / now.std - still, narrow)
+            return jnp.mean(log_q - reward(now, kernel, z, noise[1])[0])
 
         def body(carry: tuple, noise: Array) -> tuple:
             numbers, moments = carry
@@ -271,7 +247,7 @@ class OnlineVariationalSmoother(Filter):
         return unravel(numbers)
 
     def _sum_up(
-        self, now: _Bin, mean: Vector, std: Vector, kernel: Kernel, key: Key
+        self, now: Bin, mean: Vector, std: Vector, kernel: Kernel, key: Key
     ) -> tuple[Ridge, Belief, Scalar, Float[Array, " D"]]:
         """Regress what the next bin needs; also smooth, and give bound and model gradient."""
         keys = jax.random.split(key)
@@ -282,13 +258,13 @@ class OnlineVariationalSmoother(Filter):
         vector, build = self._numbers(now.model)
 
         def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple]:
-            reward, last, value = _reward(now, kernel, z[None], noise[None])
-            log_q = _log_normal(z - mean, jnp.log(std))
-            return reward[0] - log_q, (last[0], value[0])
+            gain, last, value = reward(now, kernel, z[None], noise[None])
+            log_q = log_normal(z - mean, jnp.log(std))
+            return gain[0] - log_q, (last[0], value[0])
 
         def joint(vector: Array, z: Vector, last: Vector) -> Scalar:
             model = build(vector)
-            log_p = _log_transition(model, z[None], last[None], now.u)[0]
+            log_p = log_transition(model, z[None], last[None], now.u)[0]
             return log_p + model.likelihood.log_prob(z, now.y, now.mask)
 
         (total, (last, value)), slope = jax.vmap(jax.value_and_grad(worth, has_aux=True))(z, noise)
@@ -300,9 +276,9 @@ class OnlineVariationalSmoother(Filter):
         past = fit(points, targets - centre, slice(1, 1 + len(mean)), self.ridge)
         return past, self._smooth(now, z, kernel), centre[0], centre[1 + len(mean) :]
 
-    def _smooth(self, now: _Bin, z: Cloud, kernel: Kernel) -> Belief:
+    def _smooth(self, now: Bin, z: Cloud, kernel: Kernel) -> Belief:
         """Moments of $z_{t-1}$ under $q_t k_t$."""
-        white = through(kernel.net, (z - now.mean) / now.std, jax.nn.relu)
+        white = centres(now, kernel, z)
         centre = jnp.mean(white, axis=0)
         cov = (white - centre).T @ (white - centre) / len(z)
         cov = cov + jnp.diag(jnp.exp(2 * kernel.log_scale))
@@ -322,42 +298,3 @@ class OnlineVariationalSmoother(Filter):
         assert isinstance(model.dynamics, GaussianDynamics)
         dynamics = model.dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
         return eqx.tree_at(lambda m: m.dynamics, model, dynamics), moments
-
-
-def _reward(
-    now: _Bin, kernel: Kernel, z: Cloud, noise: Cloud
-) -> tuple[Float[Array, " S"], Cloud, Float[Array, " S"]]:
-    """$\\log p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) / k_t(z_{t-1}|z_t)$ with a term that has no
-    value but the gradient of $V_{t-1}$; also the draws of $z_{t-1}$, and $V_{t-1}$ there.
-    """
-    white = through(kernel.net, (z - now.mean) / now.std, jax.nn.relu)
-    placed = white + jnp.exp(kernel.log_scale) * noise
-    last = now.last_mean + now.last_std * placed
-    log_k = _log_normal(placed - lax.stop_gradient(white), lax.stop_gradient(kernel.log_scale))
-    offset = solve_lower(now.last_root, (last - now.last_mean).T).T
-    log_last = -0.5 * jnp.sum(offset**2, axis=1) - _log_det(now)
-    held = lax.stop_gradient(placed)
-    known = values(now.past, held, 1 + z.shape[1])
-    tilt = jnp.sum(known[:, 1:] * (placed - held), axis=1)
-    log_p = _log_transition(now.model, z, last, now.u)
-    log_y = jax.vmap(now.model.likelihood.log_prob, (0, None, None))(z, now.y, now.mask)
-    return log_p + log_y - log_k + log_last + tilt, last, known[:, 0]
-
-
-def _log_det(now: _Bin) -> Scalar:
-    """Log-determinant of the root of $q_{t-1}$, in its own units."""
-    return jnp.sum(jnp.log(jnp.diagonal(now.last_root) / now.last_std))
-
-
-def _log_normal(shift: Cloud, log_std: Vector) -> Float[Array, " S"]:
-    """Log density of a centred diagonal Gaussian but for the constant."""
-    return -0.5 * jnp.sum((shift * jnp.exp(-log_std)) ** 2, axis=-1) - jnp.sum(log_std)
-
-
-def _log_transition(model: Model, z: Cloud, last: Cloud, u: Input) -> Float[Array, " S"]:
-    """$\\log p(z_t | z_{t-1})$ but for the constant."""
-    dynamics = model.dynamics
-    assert isinstance(dynamics, GaussianDynamics)
-    moved = jax.vmap(dynamics.mean, (0, None))(last, u)
-    white = dynamics.noise.whiten((z - moved).T)
-    return -0.5 * jnp.sum(white**2, axis=0) - dynamics.noise.log_det_root()
