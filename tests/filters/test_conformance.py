@@ -177,7 +177,7 @@ PAIRS = {
         radial,
         random=True,
         us=np.ones((T, U)),
-        rounding=1e-9,
+        rounding=1e-6,
         slow=True,
     ),
     "vjf_saturating": Pair(

@@ -10,11 +10,18 @@ from evkf.forecasting import forecast
 from evkf.learning import Learner, Monitor, scan_watched
 from evkf.learning.compiled import LARGE, CompiledLearner, packing
 from tests.learning.cases import MODELS, T, recording
-from tests.quick import quick_compilation  # noqa: F401
+from tests.quick import fusing, quick_compilation  # noqa: F401
 
 LEARNER = Learner(ring=512, num_windows=2, window=3)
 """The ring has arrays that travel alone."""
 BINS = recording("linear")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fused(quick_compilation):  # noqa: F811
+    """The scan and the compiled functions must be equal bit for bit."""
+    with fusing():
+        yield
 
 
 def close(one, two):

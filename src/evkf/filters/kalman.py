@@ -31,7 +31,7 @@ class Kalman(PredictUpdate):
         >>> model = Model(Linear([[1.0]], noise=1.0), Gaussian([[1.0]], noise=2.0))
         >>> filter = Kalman()
         >>> state, _ = filter.step(model, filter.init(model), jnp.array([1.0]))
-        >>> state.belief.mean, state.belief.cov
+        >>> state.belief.mean.round(4), state.belief.cov.round(4)
         (Array([0.5], dtype=float32), Array([[1.]], dtype=float32))
     """
 

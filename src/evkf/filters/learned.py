@@ -76,8 +76,8 @@ def bounded(model: Model) -> Model:
 def check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     """What such a filter can learn: all but the initial state, which one stream shows once."""
     known = PARTS[:-1]
-    if any(part not in known for part in parts):
-        raise InputError(f"parts {parts}", "parts", f"choose among {known}")
+    if not parts or any(part not in known for part in parts):
+        raise InputError(f"parts {parts}", "parts", f"choose one or more of {known}")
     return tuple(parts)
 
 
