@@ -4,7 +4,7 @@ The public protocol of `benchmarks/chaotic_rnn.py`: Student-t observations (df 2
 every latent, T = 250, 10 trials. Accuracy in float64, times in float32. Prints its figures and
 exits non-zero when one falls short.
 
-    python benchmarks/filters_rnn.py [--quick] [--json FILE] [--methods particle,ensemble]
+    python -m benchmarks.filters_rnn [--quick] [--json FILE] [--methods particle,ensemble]
 
 A method is one entry of `METHODS`.
 """

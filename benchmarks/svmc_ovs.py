@@ -61,14 +61,15 @@ def stream(step: CompiledStep, carry, ys: np.ndarray, seed: int) -> tuple:
     """
     keys = jax.random.split(jax.random.key(seed), len(ys))
     seen = np.ones(ys.shape[1], bool)
-    means, trouble, times = [], 0, []
+    read = jax.jit(lambda carry: (step.state(carry).belief.mean, step.info(carry).status))
+    said, times = [], []
     for y, key in zip(np.asarray(ys), keys, strict=True):
         begin = time.perf_counter()
         carry = jax.block_until_ready(step(carry, y, seen, None, key))
         times.append(1e3 * (time.perf_counter() - begin))
-        means.append(step.state(carry).belief.mean)
-        trouble += int(step.info(carry).status) != 0
-    return carry, jnp.stack(means), trouble, times
+        said.append(read(carry))
+    means, status = zip(*said, strict=True)
+    return carry, jnp.stack(means), int(np.sum(np.stack(status) != 0)), times
 
 
 def rnn(quick: bool, trials: int) -> list[dict]:
