@@ -14,7 +14,7 @@ import pytest
 
 import evkf
 from evkf.cli import EXIT_CODES, insistent_interrupt, main, to_json
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 SMALL = ("--bins", "80", "--neurons", "20", "--seed", "3")
 BENCH = ("bench", "step", "--quick", "--latents", "2", "--neurons", "8", "--calls", "20")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from evkf import demo
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from evkf.cli import EXIT_CODES
-from tests.quick import plain_compilation  # noqa: F401
+from tests.quick import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

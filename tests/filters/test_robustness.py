@@ -13,6 +13,7 @@ from evkf.errors import InputError
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
 from evkf.model import Model, simulate
 from evkf.types import Status
+from tests.quick import in_full, quick_compilation  # noqa: F401
 
 FILTER = VariationalKalmanFilter()
 
@@ -74,8 +75,9 @@ def test_optimum_at_zero_is_reached():
     family = fam.ContinuousBernoulli(1)
     network = Network([1, 2, 1], jax.random.key(0), output_scale=0.0)
     model = Model(NaturalDynamics(family, network), lik.Gaussian([[1.0]], noise=0.1))
+    step = jax.jit(FILTER.step)
     for mask in (True, False):
-        state, info = FILTER.step(model, FILTER.init(model), jnp.array([0.5]), jnp.array([mask]))
+        state, info = step(model, FILTER.init(model), jnp.array([0.5]), jnp.array([mask]))
         assert info.status == Status.OK
         assert info.evaluations <= 3
         np.testing.assert_allclose(state.belief, 0, atol=1e-6)
@@ -104,9 +106,11 @@ def test_nothing_observed_adds_no_variance_but_the_noise():
     model = walk(lik.Poisson(np.eye(8)), 1.0, dim=8, noise=1e-10)
     model = jax.tree.map(lambda x: x.astype(jnp.float32), model)
     silence = (jnp.zeros((20_000, 8), jnp.float32), jnp.zeros((20_000, 8), bool))
-    state, _ = jax.jit(
+    run = jax.jit(
         lambda s: jax.lax.scan(lambda s, x: (FILTER.step(model, s, *x)[0], None), s, silence)
-    )(FILTER.init(model))
+    )
+    with in_full():
+        state, _ = run(FILTER.init(model))
     np.testing.assert_allclose(np.diagonal(state.belief.cov), 1, rtol=1e-3)
 
 
@@ -119,8 +123,9 @@ def test_a_product_of_gammas_keeps_its_rate_feasible():
     whole = NaturalDynamics(fam.Gamma(2), Network([2, 2, 4], jax.random.key(0), output_scale=0.0))
     same = Model(whole, model.likelihood)
     y = jnp.array([2.0, 0.0])
-    one, info = FILTER.step(model, FILTER.init(model), y)
-    two, other = FILTER.step(same, FILTER.init(same), y)
+    step = jax.jit(FILTER.step)
+    one, info = step(model, FILTER.init(model), y)
+    two, other = step(same, FILTER.init(same), y)
     assert info.status == other.status == Status.OK
     np.testing.assert_allclose(np.concatenate(one.belief), two.belief, rtol=1e-6)
     np.testing.assert_allclose(info.elbo, other.elbo, rtol=1e-8)
@@ -158,7 +163,7 @@ def test_compiled_step_refuses_what_does_not_fit():
 @pytest.mark.parametrize(("name", "kind"), [("chaotic", "mixed"), ("unstable", "masked")])
 def test_hostile_streams_in_float32(name, kind):
     """A short run of the benchmark: always finite and positive definite."""
-    with jax.enable_x64(False):
+    with jax.enable_x64(False), in_full():
         rng = np.random.default_rng(0)
         row = hostile_run(models(rng)[name], *stream(rng, 1000, kind))
     assert row["unsound"] == 0

@@ -33,7 +33,8 @@ def close(one, two):
 
 @pytest.fixture(scope="module")
 def live():
-    return CompiledLearner(LEARNER, MODELS["linear"]())
+    with fusing():
+        return CompiledLearner(LEARNER, MODELS["linear"]())
 
 
 def test_equals_the_scan(live):
@@ -41,7 +42,8 @@ def test_equals_the_scan(live):
     sizes = [leaf.size for leaf in jax.tree.leaves(start)]
     assert max(sizes) >= LARGE
     close(live.state, start)
-    wanted, trace = LEARNER.scan(start, *BINS)
+    with fusing():
+        wanted, trace = LEARNER.scan(start, *BINS)
     earlier = live.state
     for t, bins in enumerate(zip(*BINS, strict=True)):
         said = live.observe(*(np.asarray(array) for array in bins))
@@ -102,8 +104,9 @@ def test_a_state_that_is_set_is_gone_on_from(live):
 
 def test_watched_equals_the_scan():
     model, monitor = MODELS["linear"](), Monitor()
-    live = CompiledLearner(LEARNER, model, monitor=monitor)
-    wanted, (_, _, told) = scan_watched(LEARNER, monitor, None, model, *BINS)
+    with fusing():
+        live = CompiledLearner(LEARNER, model, monitor=monitor)
+        wanted, (_, _, told) = scan_watched(LEARNER, monitor, None, model, *BINS)
     for t, bins in enumerate(zip(*BINS, strict=True)):
         said = live.observe(*(np.asarray(array) for array in bins))
         live.learn()
