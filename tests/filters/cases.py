@@ -13,6 +13,8 @@ from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.predict import NaturalCross, Prediction
 
 NUM, L, N = 200, 2, 10
+STARTS = 3
+"""Where a search for a better optimum sets out from."""
 
 
 class Case(NamedTuple):
