@@ -58,10 +58,9 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/learning_cost.py --json results/learning_cost.json
 	@$(BIN)/python benchmarks/losses.py --json results/losses.json
 	@$(BIN)/python benchmarks/gpfa.py --json results/gpfa.json
-	@$(BIN)/python benchmarks/vjf_direct.py --json results/vjf_direct.json
+	@$(BIN)/python benchmarks/filters_linear.py --json results/filters_linear.json
 	@$(BIN)/python benchmarks/filters_rnn.py --json results/filters_rnn.json
 	@$(BIN)/python benchmarks/filters_vdp.py --json results/filters_vdp.json
-	@$(BIN)/python benchmarks/svmc_ovs.py --json results/svmc_ovs.json
 
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"
