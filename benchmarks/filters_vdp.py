@@ -102,7 +102,8 @@ def vjf_direct(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
 
 
 def svmc(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
-    model = start(likelihood, seed)
+    # Two layers: with one, its steps of a single bin learn more slowly.
+    model = start(likelihood, seed, (32, 32))
     return learning_filter(lambda learn: StreamingVMC(learn=learn), model, ys, seed)
 
 

@@ -35,11 +35,11 @@ def recording(kind: str, seed: int, num_bins: int, gamma: float = 1.5, z0=None):
     return true, np.asarray(states), np.asarray(ys)
 
 
-def start(likelihood: Likelihood, seed: int) -> Model:
+def start(likelihood: Likelihood, seed: int, hidden: int | tuple[int, ...] = 32) -> Model:
     """A random walk with Q drawn log-uniform in [0.05^2, 0.3^2]."""
     low, high = 2 * np.log(0.05), 2 * np.log(0.3)
     noise = np.exp(np.random.default_rng(10_000 + seed).uniform(low, high))
-    return Model(ResidualMLP(2, noise, jax.random.key(1000 + seed)), likelihood)
+    return Model(ResidualMLP(2, noise, jax.random.key(1000 + seed), hidden), likelihood)
 
 
 def trajectories(model: Model, starts: np.ndarray, seed: int) -> np.ndarray:

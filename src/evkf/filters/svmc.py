@@ -121,7 +121,7 @@ class StreamingVMC(Filter):
         num_ancestors: int = 64,
         units: int = 64,
         rate: float = 1e-3,
-        model_rate: float = 1e-3,
+        model_rate: float = 5e-4,
         decay: int = 3500,
         learn: bool = True,
         parts: tuple[str, ...] = ("dynamics", "noise"),
