@@ -79,8 +79,8 @@ format: dev ## rewrite the sources in the agreed style
 lock: $(VENV)/pyvenv.cfg ## resolve the locks in requirements/ again
 	@test -x $(BIN)/uv || { echo "installing the resolver (uv)"; $(PIP) install uv; }
 	@mkdir -p requirements
-	@$(COMPILE) --extra storage --extra xarray --group build -o requirements/run.txt > /dev/null
-	@$(COMPILE) --extra storage --extra xarray --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --group build -o requirements/run.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
 	@grep -c '==' requirements/run.txt requirements/dev.txt | sed 's/:/: /; s/$$/ packages/'
 
 clean: ## remove .venv, caches and build products

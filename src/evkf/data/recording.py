@@ -1,0 +1,229 @@
+"""`Recording`: what an experiment gave, binned, whatever file it came from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Bool, Float, Shaped
+
+from evkf.errors import InputError
+
+Columns = dict[str, Shaped[np.ndarray, "..."]]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Binned counts of trials laid end to end, with all that is known of bins, trials and units.
+
+    A recording without trials is a single one. Nothing is changed on the way in: what does not fit
+    is refused.
+
+    Attributes:
+        counts: Spikes of every bin and unit, (bins, units); whole numbers, or real ones for
+            continuous signals.
+        bin_width: In seconds.
+        lengths: Bins of every trial.
+        start_times: When the first bin of every trial begins, in seconds of the session.
+        masks: True where observed, (bins, units).
+        behaviour: Columns of one row a bin, (bins,) or (bins, coordinates).
+        trials: Columns of one row a trial: condition, target and the like.
+        units: Columns of one row a unit; "id" is always there.
+        source: Where it came from, for messages.
+
+    Example:
+        >>> counts = np.array([[1, 0], [0, 2], [3, 1]])
+        >>> recording = Recording(counts, bin_width=0.02, lengths=(1, 2))
+        >>> [trial.tolist() for trial in recording.split(recording.counts)]
+        [[[1, 0]], [[0, 2], [3, 1]]]
+        >>> recording.rates()
+        array([66.66666667, 50.        ])
+        >>> recording.take([1]).counts.tolist()
+        [[0, 2], [3, 1]]
+    """
+
+    counts: Shaped[np.ndarray, "T N"]
+    bin_width: float
+    lengths: tuple[int, ...] = ()
+    start_times: Float[np.ndarray, " K"] = field(default_factory=lambda: np.zeros(0))
+    masks: Bool[np.ndarray, "T N"] = field(default_factory=lambda: np.zeros((0, 0), bool))
+    behaviour: Columns = field(default_factory=dict)
+    trials: Columns = field(default_factory=dict)
+    units: Columns = field(default_factory=dict)
+    source: str = "recording"
+
+    def __post_init__(self) -> None:
+        counts = np.asarray(self.counts)
+        if counts.ndim != 2 or 0 in counts.shape:
+            self._refuse(f"counts of shape {counts.shape}", "counts", "pass (bins, units)")
+        if counts.dtype.kind not in "iuf":
+            self._refuse(f"counts of {counts.dtype}", "counts", "pass numbers")
+        if not (np.isfinite(self.bin_width) and self.bin_width > 0):
+            self._refuse(f"bin_width = {self.bin_width}", "bin_width", "pass seconds above zero")
+        num, units = counts.shape
+        lengths = tuple(int(n) for n in self.lengths) or (num,)
+        if min(lengths) < 1 or sum(lengths) != num:
+            what = f"trials of {sum(lengths)} bins, the shortest {min(lengths)}, for {num} bins"
+            self._refuse(what, "lengths", "pass the bins of every trial, one or more")
+        starts = np.asarray(self.start_times, float)
+        if not len(starts):
+            starts = self.bin_width * np.cumsum((0, *lengths[:-1]))
+        masks = np.asarray(self.masks)
+        if not masks.size:
+            masks = np.ones(counts.shape, bool)
+        checked = {"start_times": (starts, (len(lengths),)), "masks": (masks, counts.shape)}
+        for name, (array, shape) in checked.items():
+            if array.shape != shape:
+                self._refuse(f"{name} of shape {array.shape}", name, f"pass shape {shape}")
+        if masks.dtype != bool:
+            self._refuse(f"masks of {masks.dtype}", "masks", "pass True where observed")
+        if not np.isfinite(starts).all():
+            self._refuse("start times that are not finite", "start_times", "pass seconds")
+        seen = counts[masks] if counts.dtype.kind == "f" else np.zeros(0)
+        if not np.isfinite(seen).all():
+            what = "observed counts that are not finite"
+            self._refuse(what, "counts", "mask what was not observed")
+        table = {"id": np.arange(units), **_columns(self.units)}
+        behaviour, trials = _columns(self.behaviour), _columns(self.trials)
+        for name, columns, rows in (
+            ("behaviour", behaviour, num),
+            ("trials", trials, len(lengths)),
+            ("units", table, units),
+        ):
+            for column, values in columns.items():
+                if values.ndim < 1 or len(values) != rows:
+                    what = f"{column} of shape {values.shape}"
+                    self._refuse(what, f"{name}[{column!r}]", f"pass {rows} rows")
+        if len(np.unique(table["id"])) != units:
+            self._refuse("ids that are not unique", "units['id']", "name every unit once")
+        values = (counts, float(self.bin_width), lengths, starts, masks, behaviour, trials, table)
+        names = ("counts", "bin_width", "lengths", "start_times", "masks", "behaviour")
+        for name, value in zip((*names, "trials", "units"), values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_bins(self) -> int:
+        """Bins of all trials."""
+        return len(self.counts)
+
+    @property
+    def num_units(self) -> int:
+        """Units."""
+        return self.counts.shape[1]
+
+    @property
+    def num_trials(self) -> int:
+        """Trials; one for a recording without."""
+        return len(self.lengths)
+
+    @property
+    def fresh(self) -> Bool[np.ndarray, " T"]:
+        """True where a trial begins."""
+        marks = np.zeros(self.num_bins, bool)
+        marks[np.cumsum((0, *self.lengths[:-1]))] = True
+        return marks
+
+    @property
+    def times(self) -> Float[np.ndarray, " T"]:
+        """When every bin begins, in seconds of the session."""
+        bins = np.concatenate([np.arange(n) for n in self.lengths])
+        return np.repeat(self.start_times, self.lengths) + self.bin_width * bins
+
+    @property
+    def gap_free(self) -> bool:
+        """Whether every trial begins where the one before ended."""
+        ends = self.start_times + self.bin_width * np.asarray(self.lengths)
+        return bool(np.all(np.abs(self.start_times[1:] - ends[:-1]) < 1e-6 * self.bin_width))
+
+    def split(self, array: Shaped[np.ndarray, "T ..."]) -> list[np.ndarray]:
+        """Cut an array of all bins into trials."""
+        if len(array) != self.num_bins:
+            self._refuse(f"{len(array)} rows", "array", f"pass one for every of {self.num_bins}")
+        return np.split(array, np.cumsum(self.lengths)[:-1])
+
+    def rates(self) -> Float[np.ndarray, " N"]:
+        """Observed spikes per second of every unit; NaN where it was never observed."""
+        seen = self.masks.sum(axis=0)
+        total = np.where(self.masks, self.counts, 0).sum(axis=0)
+        with np.errstate(invalid="ignore"):
+            return total / (seen * self.bin_width)
+
+    def take(self, trials: Sequence[int] | np.ndarray) -> Self:
+        """Only these trials, in this order."""
+        index = np.asarray(trials, int)
+        if index.ndim != 1 or not len(index):
+            self._refuse(f"trials {trials}", "trials", "name one or more trials")
+        if index.min() < 0 or index.max() >= self.num_trials:
+            what = f"trial {index.max() if index.min() >= 0 else index.min()}"
+            self._refuse(what, "trials", f"there are {self.num_trials}, counted from 0")
+        ends = np.cumsum(self.lengths)
+        bins = np.concatenate([np.arange(ends[k] - self.lengths[k], ends[k]) for k in index])
+        return replace(
+            self,
+            counts=self.counts[bins],
+            masks=self.masks[bins],
+            lengths=tuple(self.lengths[k] for k in index),
+            start_times=self.start_times[index],
+            behaviour={name: values[bins] for name, values in self.behaviour.items()},
+            trials={name: values[index] for name, values in self.trials.items()},
+        )
+
+    def pick(self, units: Sequence[int] | np.ndarray) -> Self:
+        """Only these units, by index or as a boolean array."""
+        index = np.arange(self.num_units)[np.asarray(units)]
+        if not len(index):
+            self._refuse("no units left", "units", "keep one or more; lower the least rate")
+        return replace(
+            self,
+            counts=self.counts[:, index],
+            masks=self.masks[:, index],
+            units={name: values[index] for name, values in self.units.items()},
+        )
+
+    def rebinned(self, factor: int) -> Self:
+        """Bins `factor` times as wide: counts added, behaviour averaged.
+
+        A wide bin of a unit is observed only if all its parts were. Bins at the end of a trial that
+        do not fill a wide one are left out, which is why the trials' lengths should be multiples.
+        """
+        if factor < 1:
+            self._refuse(f"factor = {factor}", "factor", "pass 1 or more")
+        if min(self.lengths) < factor:
+            what = f"a trial of {min(self.lengths)} bins"
+            self._refuse(what, "lengths", f"leave out trials of fewer than {factor} bins")
+        keep = np.concatenate([np.arange(n) < n - n % factor for n in self.lengths])
+
+        def wide(array: np.ndarray) -> np.ndarray:
+            return array[keep].reshape(-1, factor, *array.shape[1:])
+
+        return replace(
+            self,
+            counts=wide(self.counts).sum(axis=1),
+            masks=wide(self.masks).all(axis=1),
+            bin_width=self.bin_width * factor,
+            lengths=tuple(n // factor for n in self.lengths),
+            behaviour={
+                name: wide(np.asarray(values, float)).mean(axis=1)
+                for name, values in self.behaviour.items()
+            },
+        )
+
+    def blanked(self, windows: Float[np.ndarray, "W 2"]) -> Self:
+        """With every bin that touches a window of time (start, stop) taken as not observed."""
+        windows = np.asarray(windows, float)
+        if windows.ndim != 2 or windows.shape[1] != 2 or np.any(windows[:, 1] < windows[:, 0]):
+            what = f"windows of shape {windows.shape}, or that end before they begin"
+            self._refuse(what, "blank", "pass (start, stop) in seconds, one row a window")
+        begin = self.times
+        end, slack = begin + self.bin_width, 1e-9 * self.bin_width
+        hidden = np.zeros(self.num_bins, bool)
+        for start, stop in windows:
+            hidden |= (begin < stop - slack) & (end > start + slack)
+        return replace(self, masks=self.masks & ~hidden[:, None])
+
+    def _refuse(self, what: str, where: str, remedy: str) -> None:
+        raise InputError(what, f"{self.source}: {where}", remedy)
+
+
+def _columns(given: Mapping[str, Any]) -> Columns:
+    return {str(name): np.asarray(values) for name, values in given.items()}
