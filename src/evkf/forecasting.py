@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.errors import InputError
-from evkf.filters import State, VariationalKalmanFilter
+from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
 from evkf.model import Model, draw_path, read_inputs
 from evkf.product_expectations import can_tilt, tilt
@@ -45,7 +45,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    filter: VariationalKalmanFilter,
+    filter: Filter,
     model: Model,
     belief: Belief,
     horizon: int,
@@ -58,7 +58,8 @@ def forecast(
     shape of the inputs is checked.
 
     Args:
-        filter: The filter; its settings but the rule are used.
+        filter: Any filter. Of a `VariationalKalmanFilter` the settings but the rule are used; what
+            others believe is carried on in the same way, with its default settings.
         model: The model.
         belief: The filtering belief of the last bin.
         horizon: How many bins to look ahead.
@@ -75,8 +76,9 @@ def forecast(
         (3, 1)
     """
     _check_belief(model, belief)
-    filter = replace(filter, rule="moment_matching", correct=None)
-    return _forecast(filter, model, belief, _future_inputs(model, us, horizon))
+    own = filter if isinstance(filter, VariationalKalmanFilter) else VariationalKalmanFilter()
+    own = replace(own, rule="moment_matching", correct=None)
+    return _forecast(own, model, belief, _future_inputs(model, us, horizon))
 
 
 @jax.jit

@@ -23,6 +23,16 @@ Belief = PyTree[Float[Array, "..."]]
 class Status(IntFlag):
     """What happened in a step, as bits of `Info.status`.
 
+    Attributes:
+        OK: Nothing to report.
+        NOT_CONVERGED: The update stopped at its bound on evaluations; the belief is finite but not
+            the optimum. Seldom harmful; often, raise `max_evaluations`.
+        FELL_BACK: The update was not finite or not positive definite, and the belief is the
+            prediction; or the prediction was not a number, and the last belief stood in for it.
+            Look at the observation of that bin.
+        CAPPED: The prediction left the box `max_std` around the origin and was brought back into
+            it. The dynamics are unstable there.
+
     Example:
         >>> Status(5)
         <Status.NOT_CONVERGED|CAPPED: 5>
@@ -30,9 +40,5 @@ class Status(IntFlag):
 
     OK = 0
     NOT_CONVERGED = 1
-    """The update stopped at its bound on evaluations; the belief is finite but not the optimum."""
     FELL_BACK = 2
-    """The update was not finite or not positive definite, and the belief is the prediction; or the
-    prediction was not a number, and the last belief stood in for it."""
     CAPPED = 4
-    """The prediction left the box `max_std` around the origin and was brought back into it."""

@@ -57,7 +57,12 @@ class Trace(NamedTuple):
 
 
 class Filter(eqx.Module):
-    """An online filter."""
+    """An online filter: `init`, then `step` for every bin.
+
+    A filter is settings alone. What changes from bin to bin is its state, a tuple with a field
+    `belief`, and what a step has to say of itself is an `Info`; `scan_filter` and `CompiledStep`
+    work with any. docs/filters.md has a skeleton.
+    """
 
     @abstractmethod
     def init(self, model: Model) -> State:
