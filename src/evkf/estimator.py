@@ -6,7 +6,7 @@ smoother, forecast and storage. scikit-learn itself is not needed.
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -69,8 +69,8 @@ class EVKF:
         ring: Bins kept for replay.
         watch: Whether to watch the evidence (`evidence_`), and to learn anew after a change of the
             dynamics; it takes two more filter steps a bin.
-        passes: How many times `fit` goes through the data: once bin by bin, as a stream is
-            learned, and then by `evkf.learning.pretrain`.
+        passes: How many times `fit` goes through the data: once is bin by bin, as a stream is
+            learned; more often by `evkf.learning.pretrain`, which is best for recordings.
         num_inputs: Length of the inputs.
         seed: Of all randomness.
 
@@ -125,7 +125,14 @@ class EVKF:
         self.ring, self.watch, self.passes = ring, watch, passes
         self.num_inputs, self.seed = num_inputs, seed
 
-    def fit(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: None = None,
+        masks: Any = None,
+        inputs: Any = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Self:
         """Learn from a recording, and forget what was learned before.
 
         Args:
@@ -133,10 +140,11 @@ class EVKF:
             y: Not used.
             masks: True where observed, as X or (bins,) for whole bins; a list for a list.
             inputs: (bins, inputs); a list for a list.
+            progress: Told after every pass how many are done.
         """
         check_whole(self.passes, 1, "passes")
         stream = self._open(count_channels(X))
-        stream.fit(read_trials(stream.model, X, masks, inputs), self.passes)
+        stream.fit(read_trials(stream.model, X, masks, inputs), self.passes, progress)
         self._adopt(stream)
         return self
 
@@ -337,8 +345,13 @@ class EVKF:
         """The model as it is now."""
         return self.state_.model
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write everything to a .safetensors file, to go on from as if nothing had been."""
+    def save(self, path: str | os.PathLike, note: dict[str, Any] | None = None) -> None:
+        """Write everything to a .safetensors file, to go on from as if nothing had been.
+
+        Args:
+            path: The file.
+            note: Anything that JSON can hold, to be kept with it.
+        """
         stream, settings = self._begun, self._settings
         assert settings is not None
         given = {k: v for k, v in settings.items() if isinstance(v, Likelihood | Dynamics)}
@@ -349,6 +362,7 @@ class EVKF:
             "given": {name: repr(value) for name, value in given.items()},
             "neurons": self.n_features_in_,
             "kept": len(tree["kept"][0]) if "kept" in tree else 0,
+            "note": note or {},
         }
         save_tree(path, {"given": given, **tree}, meta)
 

@@ -132,29 +132,39 @@ class Stream:
         else:
             self._live.state = known
 
-    def fit(self, trials: Trials, passes: int) -> None:
-        """Go through a recording, first bin by bin and then in windows from all over it.
+    def fit(
+        self, trials: Trials, passes: int, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Learn from a recording: bin by bin in one pass, in windows from all over it in several.
 
         The warm-up takes what there is of it. At the end the stream is where the recording ends.
         """
         begun = self._begin(trials)
-        if self.monitor is None:
-            state, _ = self.learner.scan(begun, *trials[:4])
+        told = progress or (lambda _: None)
+        if passes > 1:
+            start = begun.learner if isinstance(begun, Watched) else begun
+            state = self._pretrain(start, trials, passes, told)
+            begun = begun._replace(learner=state) if isinstance(begun, Watched) else state
+        elif self.monitor is None:
+            begun, _ = self.learner.scan(begun, *trials[:4])
         else:
             watched = (self.learner, self.monitor, begun, begun.learner.model)
             begun, (_, _, evidence) = scan_watched(*watched, *trials[:4])
-            self.evidence, state = jax.tree.map(lambda leaf: leaf[-1], evidence), begun.learner
-        if passes > 1:
-            window = min(WINDOW, len(trials.fresh) - 1)
-            trained = pretrain(
-                self.learner, state, *trials[:4], epochs=passes - 1, window=max(window, 1)
-            )
-            newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
-            known = {"free": trained.free, "raw": trained.raw, "ring": trained.ring}
-            known["doubt"] = trained.doubt
-            state = state._replace(**known, filter=State(newest.belief))
-        self._state = begun._replace(learner=state) if isinstance(begun, Watched) else state
-        self._live, self._waiting = None, False
+            self.evidence = jax.tree.map(lambda leaf: leaf[-1], evidence)
+        jax.block_until_ready(begun)
+        told(passes)
+        self._state, self._live, self._waiting = begun, None, False
+
+    def _pretrain(
+        self, start: LearnerState, trials: Trials, passes: int, told: Callable[[int], None]
+    ) -> LearnerState:
+        """The learner with a model trained offline, where the recording ends."""
+        window = max(min(WINDOW, max(trials.lengths), len(trials.fresh) - 1), 1)
+        settings = {"epochs": passes, "window": window, "progress": told}
+        trained = pretrain(self.learner, start, *trials[:4], **settings)
+        newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
+        going_on = jnp.asarray(False)
+        return trained._replace(filter=State(newest.belief), fresh=going_on)
 
     def prepare(self) -> CompiledLearner:
         """Compile all that bins will need."""

@@ -1,6 +1,7 @@
 """Training on a recording before the stream begins."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -45,6 +46,7 @@ def pretrain(
     window: int = 50,
     optimiser: optax.GradientTransformation | None = None,
     key: Key | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> LearnerState:
     """Train a learner's model offline, by the learner's own loss.
 
@@ -64,6 +66,7 @@ def pretrain(
         window: Bins in a window.
         optimiser: Any optax optimiser; Adam with a rate that falls from 1e-2 when left out.
         key: Randomness, for filters and likelihoods that sample; a state has its own.
+        progress: Told after every epoch how many are done.
 
     Returns:
         A state to stream from: the trained model, the last bins of the recording in the ring, the
@@ -99,8 +102,11 @@ def pretrain(
     settings = {"ring": num, "num_windows": batch, "window": window, "min_std": learner.min_std}
     offline = Learner(*same, **settings, average=1.0)
     training = offline.init(model)._replace(thawed=state.thawed, key=state.key)
-    for _ in range(epochs):
+    for epoch in range(epochs):
         training = _epoch(offline, training, bins, steps)
+        if progress is not None:
+            jax.block_until_ready(training.raw)
+            progress(epoch + 1)
     training = _watch(offline, training, bins)
     return state._replace(
         free=training.free,

@@ -101,6 +101,41 @@ def warm_up(
     return _fit(start, *data, jnp.asarray(seen))
 
 
+def fit_readout(
+    kind: str,
+    states: Float[np.ndarray, "T L"],
+    ys: ArrayLike,
+    masks: ArrayLike | None = None,
+    bin_width: float = 1.0,
+) -> Poisson | NegativeBinomial:
+    """The readout of counts at states that are known.
+
+    Args:
+        kind: "poisson" or "negative_binomial".
+        states: (bins, latents).
+        ys: Counts, (bins, channels).
+        masks: True where observed, (bins, channels); all when left out.
+        bin_width: Width of a bin.
+
+    Example:
+        >>> import numpy as np
+        >>> states = np.random.default_rng(0).normal(size=(2000, 1))
+        >>> ys = np.random.default_rng(1).poisson(np.exp(0.5 * states + 1))
+        >>> found = fit_readout("poisson", states, ys)
+        >>> bool(abs(found.C[0, 0] - 0.5) < 0.05 and abs(found.b[0] - 1) < 0.05)
+        True
+    """
+    if kind not in ("poisson", "negative_binomial"):
+        raise InputError(f"a readout of {kind!r}", "kind", "use poisson or negative_binomial")
+    observed, seen = _read(ys, masks, kind)
+    level = np.log(np.maximum(_channel_means(observed, seen), 0.1 / len(observed)))
+    weights = np.zeros((observed.shape[1], states.shape[1]))
+    start = KINDS[kind](weights, level - np.log(bin_width), bin_width=bin_width)
+    dtype = jnp.result_type(float)
+    data = (jnp.asarray(states, dtype), jnp.asarray(observed, dtype), jnp.asarray(seen))
+    return _fit(start, *data)  # pyright: ignore[reportReturnType]
+
+
 def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
     """Observations, zero where there are none, and where there are."""
     if np.ndim(ys) != 2:

@@ -1,0 +1,251 @@
+"""A model that knows the units it was made from: fitted to a recording, used on others.
+
+Readout row n belongs to unit n of the recording it was fitted to. A recording with other units is
+refused, unless a map says which are the same; rows for the rest are then found from the states that
+the known ones tell.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from evkf.data import Recording
+from evkf.errors import InputError
+from evkf.estimator import EVKF
+from evkf.filters import State, VariationalKalmanFilter
+from evkf.forecasting import expected_observation
+from evkf.learning.warmup import fit_readout
+from evkf.likelihoods import Likelihood, NegativeBinomial, Poisson
+from evkf.model import Model
+from evkf.numerics import tree_where
+from evkf.storage import read_meta
+from evkf.trials import filter_trials, read_trials
+
+BINS_OF_TRAINING, MOST_PASSES, LEAST_PASSES = 200_000, 60, 3
+"""How often a recording is gone through: short ones often, long ones less."""
+
+
+class Inferred(NamedTuple):
+    """What a model makes of every bin of a recording, as NumPy arrays.
+
+    Attributes:
+        mean: Means of the states, given all bins of the trial up to each.
+        cov: Their covariances.
+        rates: Expected spikes per second of every unit at those states.
+        predicted: Expected counts of every unit, before the bin was seen.
+        elbo: Bounds on the log evidence; 0 where nothing was observed.
+    """
+
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
+    rates: Float[np.ndarray, "T N"]
+    predicted: Float[np.ndarray, "T N"]
+    elbo: Float[np.ndarray, " T"]
+
+
+class UnitModel(NamedTuple):
+    """An estimator, and which units and bins it is for."""
+
+    model: Model
+    filter: VariationalKalmanFilter
+    units: tuple[str, ...]
+    bin_width: float
+    estimator: EVKF | None = None
+    """What learned it, if it was not mapped to other units."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it to a .safetensors file."""
+        if self.estimator is None:
+            remedy = "save the model it was mapped from"
+            raise InputError("a model mapped to other units", str(path), remedy)
+        self.estimator.save(path, {"units": list(self.units), "bin_width": self.bin_width})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Read what `save` wrote."""
+        note = read_meta(path).get("note", {})
+        if "units" not in note:
+            raise InputError("a model without units", str(path), "load what `evkf fit` wrote")
+        estimator = EVKF.load(path)
+        return cls(*_parts(estimator), tuple(note["units"]), note["bin_width"], estimator)
+
+
+def names(recording: Recording) -> tuple[str, ...]:
+    """The ids of units as text."""
+    return tuple(str(unit) for unit in recording.units["id"])
+
+
+def fit_recording(
+    recording: Recording,
+    latents: int,
+    likelihood: str = "poisson",
+    hidden: int = 64,
+    passes: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> UnitModel:
+    """Learn readout, dynamics, noise and initial state from a recording.
+
+    Args:
+        recording: The recording; every trial begins at the initial state.
+        latents: Latent dimensions.
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
+        hidden: Hidden units of the network that is the dynamics.
+        passes: How often the recording is gone through; when left out, 60 times for short
+            recordings and fewer for long ones.
+        seed: Of all randomness.
+        progress: Told after every pass how many of how many are done.
+
+    Example:
+        >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
+        >>> model = fit_recording(Recording(counts, bin_width=0.02), latents=1, passes=2)
+        >>> infer(model, Recording(counts, bin_width=0.02)).rates.shape
+        (200, 5)
+    """
+    if passes is None:
+        passes = int(np.clip(BINS_OF_TRAINING // recording.num_bins, LEAST_PASSES, MOST_PASSES))
+    estimator = EVKF(
+        latents=latents,
+        likelihood=likelihood,
+        bin_width=recording.bin_width,
+        hidden=hidden,
+        warm_up=max(recording.num_bins, latents + 1),
+        passes=passes,
+        seed=seed,
+    )
+    told = None if progress is None else lambda done: progress(done, passes)
+    trials, masks = recording.split(recording.counts), recording.split(recording.masks)
+    estimator.fit(trials, masks=masks, progress=told)
+    return UnitModel(*_parts(estimator), names(recording), recording.bin_width, estimator)
+
+
+def _parts(estimator: EVKF) -> tuple[Model, VariationalKalmanFilter]:
+    return estimator.model_, estimator.learner_.filter
+
+
+def infer(
+    model: UnitModel, recording: Recording, hide: Bool[np.ndarray, " N"] | None = None
+) -> Inferred:
+    """Filter a recording; nothing is learned.
+
+    Args:
+        model: The model.
+        recording: A recording of the same units, in the same order, and of the same bin width.
+        hide: Units that the filter is not shown; what is expected of them is told all the same.
+    """
+    check_units(model, recording)
+    masks = recording.masks if hide is None else recording.masks & ~np.asarray(hide)
+    trials = read_trials(model.model, recording.split(recording.counts), recording.split(masks))
+    key = jax.random.key(0)
+    found = filter_trials(model.filter, model.model, trials, key)
+    beliefs = jax.tree.map(jnp.asarray, found.belief)
+    now, ahead = _expected(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
+    rates = np.asarray(now) / recording.bin_width
+    return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
+
+
+@jax.jit
+def _expected(
+    filter: VariationalKalmanFilter, model: Model, beliefs: Any, fresh: Bool[Array, " T"]
+) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
+    """Expected observations at the beliefs, and at what was predicted from those before."""
+    none = jnp.zeros(model.dynamics.num_inputs)
+
+    def each(bins: tuple) -> tuple[Array, Array]:
+        now, before, begins = bins
+        before = tree_where(begins, model.prior, before)
+        ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
+        return expected_observation(model, now), expected_observation(model, ahead)
+
+    before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
+    return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
+
+
+def check_units(model: UnitModel, recording: Recording) -> None:
+    """Refuse a recording of other units or of another bin width."""
+    if abs(recording.bin_width - model.bin_width) > 1e-6 * model.bin_width:
+        raise InputError(
+            f"bins of {recording.bin_width:g} s for a model of bins of {model.bin_width:g} s",
+            f"{recording.source}: bin_width",
+            f"read it with --bin-width {model.bin_width:g}, or fit a model of its own",
+        )
+    have = names(recording)
+    if have == model.units:
+        return
+    strange = [unit for unit in have if unit not in model.units]
+    absent = [unit for unit in model.units if unit not in have]
+    what = "the model's units in another order"
+    if strange or absent:
+        said = [f"{len(strange)} units that the model does not know"] * bool(strange)
+        said += [f"{len(absent)} of its units missing"] * bool(absent)
+        example = (strange or absent)[0]
+        what = f"{' and '.join(said)} (such as {example!r})"
+    remedy = "fit a model of its own, or say which units are the same with a unit map"
+    raise InputError(what, f"{recording.source}: units", remedy)
+
+
+def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -> UnitModel:
+    """The model for a recording of other units.
+
+    Units of the recording that are mapped keep their readout. Rows of the others are fitted to
+    their counts at the states that the mapped ones tell.
+
+    Args:
+        model: The model.
+        recording: The recording.
+        same: Units of the recording to the units of the model that they are.
+    """
+    if abs(recording.bin_width - model.bin_width) > 1e-6 * model.bin_width:
+        check_units(model, recording)
+    have, where = names(recording), "unit map"
+    _check_map(same, have, model.units, where)
+    likelihood = model.model.likelihood
+    kind = {Poisson: "poisson", NegativeBinomial: "negative_binomial"}.get(type(likelihood))
+    if kind is None:
+        what = f"a map for {type(likelihood).__name__} observations"
+        raise InputError(what, where, "map units of counts: poisson or negative_binomial")
+    known = np.array([unit in same for unit in have])
+    rows = np.array([model.units.index(same[unit]) for unit in have if unit in same])
+    mapped = _with_likelihood(model, _rows(likelihood, rows), np.array(have)[known])
+    if known.all():
+        return mapped
+    states = infer(mapped, recording.pick(known)).mean
+    new, width = recording.pick(~known), recording.bin_width
+    fitted = fit_readout(kind, states, new.counts, new.masks, width)
+    order = np.argsort(np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)]))
+    whole = jax.tree.map(
+        lambda one, other: one if one.ndim == 0 else jnp.concatenate([one, other])[order],
+        mapped.model.likelihood,
+        fitted,
+    )
+    return _with_likelihood(model, whole, have)
+
+
+def _with_likelihood(model: UnitModel, likelihood: Likelihood, units: Any) -> UnitModel:
+    other = eqx.tree_at(lambda m: m.likelihood, model.model, likelihood)
+    return UnitModel(other, model.filter, tuple(str(unit) for unit in units), model.bin_width)
+
+
+def _check_map(
+    same: Mapping[str, str], have: Sequence[str], known: Sequence[str], where: str
+) -> None:
+    for unit, target in same.items():
+        if unit not in have:
+            raise InputError(f"unit {unit!r}", where, "name units of the recording")
+        if target not in known:
+            raise InputError(f"unit {target!r}", where, "map to units of the model")
+    if not same:
+        raise InputError("no units", where, "map one or more")
+    if len(set(same.values())) < len(same):
+        raise InputError("a unit of the model twice", where, "map to each at most once")
+
+
+def _rows(likelihood: Likelihood, rows: np.ndarray) -> Any:
+    """The likelihood of some of the channels."""
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[rows], likelihood)
