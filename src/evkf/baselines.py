@@ -21,7 +21,7 @@ from evkf.checks import check_whole
 from evkf.decoding import lagged
 from evkf.errors import InputError
 from evkf.gpfa import FLOOR, GPFA, factor_analysis
-from evkf.linear_gaussian import Given, Params, States, em_step, infer, log_lik
+from evkf.linear_gaussian import Given, Params, em_step, infer, log_lik
 from evkf.ragged import bins_of, read_counts, slices
 
 Lengths = Sequence[int] | np.ndarray
@@ -109,13 +109,12 @@ def condition_psth(
     y = read_counts(counts)
     trials, labels = slices(lengths, len(y)), np.asarray(conditions)
     wanted = np.asarray(test_conditions)
-    for name, found, num in (
-        ("conditions", labels, len(trials)),
-        ("test_conditions", wanted, len(test_lengths)),
-    ):
-        if found.shape != (num,):
-            raise InputError(f"{name} of shape {found.shape}", name, f"pass one for {num} trials")
-    averages = {}
+    given = {"conditions": (labels, trials), "test_conditions": (wanted, test_lengths)}
+    for name, (found, own) in given.items():
+        if found.shape != (len(own),):
+            what = f"{name} of shape {found.shape}"
+            raise InputError(what, name, f"pass one for every of {len(own)} trials")
+    averages, longest = {}, max(test_lengths)
     for label in np.unique(labels):
         own = [y[trials[k]] for k in np.flatnonzero(labels == label)]
         if sd_bins > 0:
@@ -125,13 +124,13 @@ def condition_psth(
         for trial in own:
             total[: len(trial)] += trial
             num[: len(trial)] += 1
-        averages[label] = total / num
+        averages[label] = np.pad(total / num, ((0, max(longest - len(num), 0)), (0, 0)), "edge")
     unknown = sorted(set(wanted.tolist()) - {label.item() for label in averages})
     if unknown:
         what = f"conditions {unknown}"
         raise InputError(what, "test_conditions", "predict only conditions that have trials")
-    rows = [np.minimum(np.arange(n), len(averages[c]) - 1) for n, c in zip(test_lengths, wanted)]
-    return np.concatenate([averages[c][row] for c, row in zip(wanted, rows)])
+    pairs = zip(wanted, test_lengths, strict=True)
+    return np.concatenate([averages[label][:num] for label, num in pairs])
 
 
 class LinearDynamicalSystem:
@@ -192,7 +191,7 @@ class LinearDynamicalSystem:
                 params, total = advance(params)
                 found.append(float(total))
             found.append(float(log_lik(params, ys, seen)))
-        self.params_ = Params(*map(np.asarray, params))
+        self.params_: Params = jax.tree.map(np.asarray, params)
         self.log_likelihoods_ = np.array(found) / len(y)
         return self
 
@@ -206,16 +205,16 @@ class LinearDynamicalSystem:
             lengths: Bins of every trial.
             given: "now" filters, "past" predicts one bin ahead, "all" smooths.
         """
-        return self._states(counts, lengths, given).means
+        return self._states(counts, lengths, given)[0]
 
     def rates(
         self, counts: ArrayLike, lengths: Lengths, given: Given = "now"
     ) -> Float[np.ndarray, "T N"]:
         """Expected counts, with the uncertainty of states and the private variance."""
-        found = self._states(counts, lengths, given)
-        C, d, R = self.params_.C, self.params_.d, self.params_.R
-        mean = found.means @ C.T + d
-        spread = np.einsum("nl,tnl->tn", C, C @ found.covs) + R
+        means, covs = self._states(counts, lengths, given)
+        C, d, R = (np.asarray(leaf) for leaf in self.params_[2:5])
+        mean = means @ C.T + d
+        spread = np.einsum("nl,tnl->tn", C, C @ covs) + R
         if self.transform == "sqrt":
             return mean**2 + spread
         return np.maximum(np.expm1(mean + spread / 2), 0)
@@ -226,20 +225,18 @@ class LinearDynamicalSystem:
         with jax.enable_x64(True):
             return float(log_lik(self.params_, *_pad(y, lengths))) / len(y)
 
-    def _states(self, counts: ArrayLike, lengths: Lengths, given: Given) -> States:
+    def _states(self, counts: ArrayLike, lengths: Lengths, given: Given) -> list[np.ndarray]:
         if given not in ("past", "now", "all"):
             raise InputError(f"given = {given!r}", "given", "choose among past, now and all")
         with jax.enable_x64(True):
             ys, seen = _pad(self._check(counts), lengths)
             found = _infer(self.params_, ys, seen, given=given)
-        # trials are the second axis: one after the other, each in its own order
         mine = np.asarray(seen).T
-        return States(*(np.asarray(leaf).swapaxes(0, 1)[mine] for leaf in found))
+        return [np.asarray(leaf).swapaxes(0, 1)[mine] for leaf in found]
 
     def _read(self, counts: ArrayLike) -> np.ndarray:
         if self.transform not in ("sqrt", "log"):
-            what = f"transform = {self.transform!r}"
-            raise InputError(what, "transform", "choose sqrt or log")
+            raise InputError(f"transform = {self.transform!r}", "transform", "choose sqrt or log")
         y = read_counts(counts)
         return np.sqrt(y) if self.transform == "sqrt" else np.log1p(y)
 

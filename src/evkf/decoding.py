@@ -141,9 +141,9 @@ def lagged(
 ) -> Float[np.ndarray, "T M"]:
     """Every bin beside the ones before it, as a Wiener filter reads them; the present bin first.
 
-    Nothing is taken from another trial: before the first bin of a trial there are zeros. How many of
-    them tells a decoder how long ago the trial began, which in reaches aligned to their onset is
-    worth a lot; what is compared with it should know as much.
+    Nothing is taken from another trial: before the first bin of a trial there are zeros. How many
+    tells a decoder how long ago the trial began, which in reaches aligned to their onset is worth a
+    lot; what is compared with it should know as much.
 
     Args:
         features: One row a bin, (bins, columns).

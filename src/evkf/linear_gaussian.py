@@ -106,8 +106,9 @@ def backward(
     def shift(values):
         return jnp.concatenate([values[1:], values[-1:]])
 
-    last = found.means[-1], jnp.broadcast_to(
-        found.covs[-1], (*found.means.shape[1:], found.means.shape[-1])
+    last = (
+        found.means[-1],
+        jnp.broadcast_to(found.covs[-1], (*found.means.shape[1:], found.means.shape[-1])),
     )
     steps = found.means, found.covs, shift(found.ahead), shift(found.ahead_covs), follows
     _, (means, covs, cross) = lax.scan(step, last, steps, reverse=True)
@@ -166,9 +167,7 @@ def infer(
     found = forward(params, ys, seen)
     if given == "all":
         return backward(params, found, seen)[0]
-    means, covs = (
-        (found.ahead, found.ahead_covs) if given == "past" else (found.means, found.covs)
-    )
+    means, covs = (found.ahead, found.ahead_covs) if given == "past" else (found.means, found.covs)
     return States(means, jnp.broadcast_to(covs[:, None], (*means.shape, means.shape[-1])))
 
 
