@@ -6,33 +6,36 @@ gives back one row a bin. Expected counts are of a bin, not per second. All but 
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Literal, Self
+from typing import Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
 from scipy.ndimage import gaussian_filter1d
-from scipy.signal import oaconvolve
+from scipy.signal import lfilter
 
-from evkf.checks import check_whole
 from evkf.decoding import lagged
 from evkf.errors import InputError
-from evkf.gpfa import FLOOR, GPFA, factor_analysis
-from evkf.linear_gaussian import Given, Params, em_step, infer, log_lik
-from evkf.ragged import bins_of, read_counts, slices
+from evkf.gpfa import GPFA
+from evkf.linear_system import LinearDynamicalSystem
+from evkf.ragged import read_counts, slices
+
+__all__ = [
+    "LinearDynamicalSystem",
+    "TrialGPFA",
+    "causal_smoothing",
+    "condition_psth",
+    "wiener_features",
+]
 
 Lengths = Sequence[int] | np.ndarray
 
 REACH = 5
 """Standard deviations after which a kernel ends."""
 
-DECAY = 0.9
-"""Diagonal of the transition to start from."""
-
-_infer = jax.jit(infer, static_argnames="given")
+PRIOR = 1.0
+"""Trials at its mean rate that a unit is credited with in every condition: that a few trials had no
+spike must not promise that there will be none."""
 
 
 def causal_smoothing(
@@ -57,13 +60,12 @@ def causal_smoothing(
     y = read_counts(counts)
     if not (np.isfinite(sd_bins) and sd_bins > 0):
         raise InputError(f"sd_bins = {sd_bins}", "sd_bins", "pass a number above zero")
-    kernel = np.exp(-0.5 * (np.arange(int(REACH * sd_bins) + 1) / sd_bins) ** 2)[:, None]
+    kernel = np.exp(-0.5 * (np.arange(int(REACH * sd_bins) + 1) / sd_bins) ** 2)
     kernel /= kernel.sum()
     smooth = np.empty_like(y)
     for trial in slices(lengths, len(y)):
         num = trial.stop - trial.start
-        # transforms leave traces of rounding, which would make silence a negative count
-        smooth[trial] = np.maximum(oaconvolve(y[trial], kernel, axes=0)[:num], 0)
+        smooth[trial] = lfilter(kernel, 1, y[trial], axis=0)
         if rescaled:
             part = np.cumsum(kernel[:num])
             smooth[trial] /= part[np.minimum(np.arange(num), len(part) - 1), None]
@@ -88,7 +90,7 @@ def condition_psth(
     test_conditions: Shaped[np.ndarray, " I"] | Sequence,
     sd_bins: float = 0.0,
 ) -> Float[np.ndarray, "T N"]:
-    """Expected counts of other trials: the average over trials of their condition.
+    """Expected counts of other trials: the average over trials of their condition, and `PRIOR`.
 
     Trials are aligned at their first bins. A bin later than any of the condition gets what the
     last one had.
@@ -102,9 +104,9 @@ def condition_psth(
         sd_bins: Of a Gaussian kernel that smooths trials first, in bins; none for zero.
 
     Example:
-        >>> counts = [[1], [3], [3], [5], [0]]
-        >>> condition_psth(counts, (2, 2, 1), ["up", "up", "down"], (3,), ["up"])[:, 0]
-        array([2., 4., 4.])
+        >>> counts = [[1], [3], [3], [5], [3]]
+        >>> condition_psth(counts, (2, 2, 1), ["up", "up", "down"], (3,), ["up"])[:, 0].round(2)
+        array([2.33, 3.67, 3.67])
     """
     y = read_counts(counts)
     trials, labels = slices(lengths, len(y)), np.asarray(conditions)
@@ -119,8 +121,8 @@ def condition_psth(
         own = [y[trials[k]] for k in np.flatnonzero(labels == label)]
         if sd_bins > 0:
             own = [gaussian_filter1d(trial, sd_bins, axis=0) for trial in own]
-        total = np.zeros((max(map(len, own)), y.shape[1]))
-        num = np.zeros((len(total), 1))
+        num = np.full((max(map(len, own)), 1), PRIOR)
+        total = num * y.mean(axis=0)
         for trial in own:
             total[: len(trial)] += trial
             num[: len(trial)] += 1
@@ -131,123 +133,6 @@ def condition_psth(
         raise InputError(what, "test_conditions", "predict only conditions that have trials")
     pairs = zip(wanted, test_lengths, strict=True)
     return np.concatenate([averages[label][:num] for label, num in pairs])
-
-
-class LinearDynamicalSystem:
-    """A linear dynamical system with Gaussian noise on square roots or logarithms, learned by EM.
-
-    Starts from factor analysis, and computes in float64 whatever JAX is set to.
-
-    Args:
-        latents: Latent dimensions.
-        transform: What is taken to be Gaussian: square roots of counts, or log(1 + counts).
-        iterations: Of EM.
-
-    Attributes:
-        params_: All that was learned, `evkf.linear_gaussian.Params`.
-        log_likelihoods_: Nats per bin of the transformed counts, before the first iteration and
-            after each.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> wave = np.exp(np.sin(np.arange(60)[:, None] / 6 + np.arange(8)))
-        >>> counts, lengths = np.vstack([rng.poisson(wave) for _ in range(3)]), (60, 60, 60)
-        >>> lds = LinearDynamicalSystem(2, iterations=5).fit(counts, lengths)
-        >>> lds.states(counts, lengths).shape, lds.rates(counts, lengths, given="past").shape
-        ((180, 2), (180, 8))
-        >>> bool(np.all(np.diff(lds.log_likelihoods_) > 0))
-        True
-    """
-
-    def __init__(
-        self, latents: int = 12, transform: Literal["sqrt", "log"] = "sqrt", iterations: int = 50
-    ):
-        self.latents, self.transform, self.iterations = latents, transform, iterations
-
-    def fit(self, counts: ArrayLike, lengths: Lengths) -> Self:
-        """Learn from the start."""
-        y = self._read(counts)
-        check_whole(self.latents, 1, "latents")
-        check_whole(self.iterations, 1, "iterations")
-        slices(lengths, len(y))
-        if max(lengths) < 2:
-            raise InputError("trials of one bin", "lengths", "pass trials of two bins or more")
-        if self.latents > y.shape[1]:
-            what = f"{self.latents} latents of {y.shape[1]} units"
-            raise InputError(what, "latents", "pass no more than there are units")
-        still = np.flatnonzero(np.ptp(y, axis=0) == 0)
-        if still.size:
-            what = f"units {still.tolist()} never change"
-            raise InputError(what, "counts", "leave them out; they have no variance to explain")
-        C, R = factor_analysis(y - y.mean(axis=0), self.latents)
-        eye, zero = np.eye(self.latents), np.zeros(self.latents)
-        start = DECAY * eye, (1 - DECAY**2) * eye, C, y.mean(axis=0), R, zero, eye
-        with jax.enable_x64(True):
-            params = Params(*map(jnp.asarray, start))
-            ys, seen = _pad(y, lengths)
-            advance = partial(em_step, ys=ys, seen=seen, floor=jnp.asarray(FLOOR * y.var(axis=0)))
-            found = []
-            for _ in range(self.iterations):
-                params, total = advance(params)
-                found.append(float(total))
-            found.append(float(log_lik(params, ys, seen)))
-        self.params_: Params = jax.tree.map(np.asarray, params)
-        self.log_likelihoods_ = np.array(found) / len(y)
-        return self
-
-    def states(
-        self, counts: ArrayLike, lengths: Lengths, given: Given = "now"
-    ) -> Float[np.ndarray, "T L"]:
-        """Means of the states.
-
-        Args:
-            counts: Spikes of every bin and unit, (bins, units).
-            lengths: Bins of every trial.
-            given: "now" filters, "past" predicts one bin ahead, "all" smooths.
-        """
-        return self._states(counts, lengths, given)[0]
-
-    def rates(
-        self, counts: ArrayLike, lengths: Lengths, given: Given = "now"
-    ) -> Float[np.ndarray, "T N"]:
-        """Expected counts, with the uncertainty of states and the private variance."""
-        means, covs = self._states(counts, lengths, given)
-        C, d, R = (np.asarray(leaf) for leaf in self.params_[2:5])
-        mean = means @ C.T + d
-        spread = np.einsum("nl,tnl->tn", C, C @ covs) + R
-        if self.transform == "sqrt":
-            return mean**2 + spread
-        return np.maximum(np.expm1(mean + spread / 2), 0)
-
-    def score(self, counts: ArrayLike, lengths: Lengths) -> float:
-        """Log-likelihood of the transformed counts in nats per bin; a density."""
-        y = self._check(counts)
-        with jax.enable_x64(True):
-            return float(log_lik(self.params_, *_pad(y, lengths))) / len(y)
-
-    def _states(self, counts: ArrayLike, lengths: Lengths, given: Given) -> list[np.ndarray]:
-        if given not in ("past", "now", "all"):
-            raise InputError(f"given = {given!r}", "given", "choose among past, now and all")
-        with jax.enable_x64(True):
-            ys, seen = _pad(self._check(counts), lengths)
-            found = _infer(self.params_, ys, seen, given=given)
-        mine = np.asarray(seen).T
-        return [np.asarray(leaf).swapaxes(0, 1)[mine] for leaf in found]
-
-    def _read(self, counts: ArrayLike) -> np.ndarray:
-        if self.transform not in ("sqrt", "log"):
-            raise InputError(f"transform = {self.transform!r}", "transform", "choose sqrt or log")
-        y = read_counts(counts)
-        return np.sqrt(y) if self.transform == "sqrt" else np.log1p(y)
-
-    def _check(self, counts: ArrayLike) -> np.ndarray:
-        if not hasattr(self, "params_"):
-            raise InputError("not fitted yet", "LinearDynamicalSystem", "call fit first")
-        y = self._read(counts)
-        if y.shape[1] != len(self.params_.d):
-            what = f"{y.shape[1]} units"
-            raise InputError(what, "counts", f"pass the {len(self.params_.d)} of fit")
-        return y
 
 
 class TrialGPFA:
@@ -279,22 +164,18 @@ class TrialGPFA:
 
     def states(self, counts: ArrayLike, lengths: Lengths) -> Float[np.ndarray, "T L"]:
         """Means of the orthonormalised latents, given all of their trial."""
-        return np.concatenate(self.gpfa_.transform(_cut(counts, lengths)))
+        return np.concatenate(self._fitted.transform(_cut(counts, lengths)))
 
     def rates(self, counts: ArrayLike, lengths: Lengths) -> Float[np.ndarray, "T N"]:
         """Expected counts, given all of their trial."""
-        return np.concatenate(self.gpfa_.rates(_cut(counts, lengths)))
+        return np.concatenate(self._fitted.rates(_cut(counts, lengths)))
+
+    @property
+    def _fitted(self) -> GPFA:
+        # one that was never fitted says so itself
+        return getattr(self, "gpfa_", GPFA())
 
 
 def _cut(counts: ArrayLike, lengths: Lengths) -> list[np.ndarray]:
     y = read_counts(counts)
     return [y[trial] for trial in slices(lengths, len(y))]
-
-
-def _pad(y: np.ndarray, lengths: Lengths) -> tuple[jax.Array, jax.Array]:
-    """Trials side by side, filled up to one length, time first; and which bins they have."""
-    trials = slices(lengths, len(y))
-    seen = np.arange(max(lengths))[:, None] < np.asarray(lengths)
-    ys = np.zeros((*seen.shape, y.shape[1]))
-    ys[bins_of(lengths), np.repeat(np.arange(len(trials)), lengths)] = y
-    return jnp.asarray(ys), jnp.asarray(seen)
