@@ -1,6 +1,8 @@
 """Figures: one style, one palette that colour-blind readers can tell apart."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -19,6 +21,8 @@ RATES = LinearSegmentedColormap.from_list("rates", ["#ffffff", "#a6cee3", ESTIMA
 """Firing rates; few levels keep the files small."""
 Z95 = 1.96
 """Half-width of a 95 % interval in standard deviations."""
+
+P = ParamSpec("P")
 
 STYLE: dict = {
     "font.family": "sans-serif",
@@ -46,6 +50,31 @@ STYLE: dict = {
     "legend.fontsize": 8.5,
     "svg.fonttype": "path",
 }
+
+
+def new_axes(width: float = 4.2, height: float = 3.2) -> Axes:
+    """Axes of a figure of its own, in inches.
+
+    Example:
+        >>> ax = new_axes()
+        >>> ax.figure.get_size_inches().tolist()
+        [4.2, 3.2]
+    """
+    with matplotlib.rc_context(STYLE):
+        return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
+    """Draw in the style of this module, whatever axes were made with."""
+
+    @wraps(draw)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> Axes:
+        with matplotlib.rc_context(STYLE):
+            ax = draw(*args, **kwargs)
+            ax.spines[["top", "right"]].set_visible(False)
+            return ax
+
+    return inner
 
 
 class Field(NamedTuple):

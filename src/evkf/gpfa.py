@@ -199,7 +199,7 @@ class GPFA:
         log_tau = jnp.log(read_positive(tau, (self.latents,), "tau") / width)
         draws = np.random.default_rng(self.seed).normal(size=self.latents)
         mean = ys.mean(axis=0)
-        C, R = _factor_analysis(ys - mean, self.latents)
+        C, R = factor_analysis(ys - mean, self.latents)
         start = Params(C, mean, R, log_tau + SPREAD * draws)  # pyright: ignore[reportArgumentType]
         return jax.tree.map(jnp.asarray, start)
 
@@ -258,7 +258,7 @@ def _cut(array: Array, trials: list[np.ndarray]) -> list[np.ndarray]:
     return [np.array(every[i, : len(trial)]) for i, trial in enumerate(trials)]
 
 
-def _factor_analysis(ys: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
+def factor_analysis(ys: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
     """Loadings and private variances of centred observations, as if bins had no order."""
     cov = ys.T @ ys / len(ys)
     variance = np.diagonal(cov)

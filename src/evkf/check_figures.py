@@ -1,0 +1,91 @@
+"""Figures that show whether predicted counts can be trusted."""
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+from scipy.stats import binom
+
+from evkf.errors import InputError
+from evkf.figures import BAND, ESTIMATE, TRUTH, new_axes, styled
+from evkf.spike_metrics import Dispersion, dispersion_hint, over_dispersed
+
+__all__ = ["calibration", "dispersion_check", "new_axes"]
+
+OVER = "#d55e00"
+BAND_LEVEL = 0.95
+TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 2, 5)).ravel().tolist()
+FINE_TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 1.5, 2, 3, 5, 7)).ravel().tolist()
+"""Of logarithmic axes; few enough to read."""
+
+
+@styled
+def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> Axes:
+    """Histogram of `evkf.spike_metrics.pit`, with the band where 95 % of uniform bars would lie.
+
+    The band takes the values to be independent; of bins that hang together it is too narrow.
+
+    Example:
+        >>> ax = calibration(new_axes(), np.random.default_rng(0).uniform(size=1000), bins=10)
+        >>> len(ax.patches)
+        10
+    """
+    known = np.asarray(values, float).ravel()
+    known = known[np.isfinite(known)]
+    if not len(known) or known.min() < 0 or known.max() > 1:
+        raise InputError("nothing, or values beyond [0, 1]", "values", "pass what pit returns")
+    shares, edges = np.histogram(known, bins, (0, 1))
+    low, high = np.array(binom.interval(BAND_LEVEL, len(known), 1 / bins)) * bins / len(known)
+    ax.bar(edges[:-1], shares * bins / len(known), 1 / bins, align="edge", color=BAND, ec="w", lw=1)
+    name = f"uniform, {BAND_LEVEL:.0%}"
+    ax.fill_between([0, 1], low, high, color=TRUTH, alpha=0.2, lw=0, zorder=2, label=name)
+    ax.axhline(1, color=TRUTH, lw=0.9, zorder=3)
+    top = max(shares.max() * bins / len(known), high, 1.2)
+    ax.set(xlim=(0, 1), ylim=(0, 1.12 * top), xlabel="predicted probability of fewer spikes (PIT)")
+    ax.set(ylabel="density", title="Calibration of predictions")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, handlelength=1.2)
+    return ax
+
+
+@styled
+def dispersion_check(ax: Axes, found: Dispersion, rates: Float[np.ndarray, " N"]) -> Axes:
+    """Dispersion of every unit against its rate, with a hint what to make of it.
+
+    Args:
+        ax: Axes to draw into.
+        found: What `evkf.spike_metrics.dispersion` returned.
+        rates: Mean rate of every unit, in spikes per second.
+
+    Example:
+        >>> found = Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+        >>> dispersion_check(new_axes(), found, np.array([5.0, 20.0])).get_ylabel()
+        'variance / expected variance'
+    """
+    x, y = np.asarray(rates, float), found.value
+    if x.shape != y.shape:
+        raise InputError(f"rates of shape {x.shape}", "rates", f"pass {len(y)} numbers")
+    known = np.isfinite(y) & (x > 0) & (y > 0)
+    over = over_dispersed(found) & known
+    ax.axhline(1, color=TRUTH, lw=0.9, zorder=1)
+    for units, marker, colour in ((known & ~over, "o", ESTIMATE), (over, "^", OVER)):
+        ax.errorbar(
+            x[units],
+            y[units],
+            found.error[units],
+            fmt=marker,
+            color=colour,
+            ms=4,
+            mew=0,
+            elinewidth=0.6,
+        )
+    ax.set(xscale="log", yscale="log", xlabel="mean rate (spikes/s)")
+    low, high = (y[known].min(), y[known].max()) if known.any() else (1.0, 1.0)
+    ax.set_ylim(min(0.8 * low, 0.65), 1.6 * max(high, 1.4))
+    for axis in (ax.xaxis, ax.yaxis):
+        ticks = TICKS if axis is ax.xaxis else FINE_TICKS
+        axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+        axis.set_major_formatter("{x:g}")
+    ax.set(ylabel="variance / expected variance", title="Over-dispersion of units")
+    hint = dispersion_hint(found).replace(": ", ":\n")
+    ax.text(0.03, 0.97, hint, transform=ax.transAxes, color=TRUTH, va="top")
+    return ax

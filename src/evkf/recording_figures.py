@@ -1,0 +1,246 @@
+"""Figures of recordings: every function draws into axes it is given, and returns them.
+
+Make axes by `new_axes` or any other way; the style is that of `evkf.figures`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, Shaped
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+
+from evkf.check_figures import calibration, dispersion_check
+from evkf.decoding import integrate
+from evkf.errors import InputError
+from evkf.figures import BAND, MUTED, TRUTH, new_axes, styled
+from evkf.ragged import read_bins, slices
+
+__all__ = [
+    "aligned_rates",
+    "calibration",
+    "dispersion_check",
+    "latent_paths",
+    "new_axes",
+    "raster",
+    "reaches",
+]
+
+OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#1a1a1a"]
+TOL = [
+    "#332288",
+    "#cc6677",
+    "#117733",
+    "#88ccee",
+    "#999933",
+    "#882255",
+    "#44aa99",
+    "#ddcc77",
+    "#aa4499",
+]
+"""Of conditions: Okabe and Ito's, or Tol's muted ones; still more are spread over `cividis`."""
+PATH = "#b8b8b8"
+"""Of what was really done, under what was decoded."""
+LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
+"""Rates under spikes: never so dark that a spike would be lost."""
+NAMED = 12
+"""Conditions that a legend has room for."""
+
+Lengths = Sequence[int] | np.ndarray
+Labels = Shaped[np.ndarray, " K"] | Sequence
+
+
+@styled
+def raster(
+    ax: Axes,
+    counts: Shaped[np.ndarray, "T N"],
+    rates: Float[np.ndarray, "T N"],
+    bin_width: float,
+    start: float = 0.0,
+) -> Axes:
+    """Spikes of one stretch over the rates inferred from them.
+
+    Units stand in the order in which they are given. Spikes of a bin are spread evenly over it.
+
+    Args:
+        ax: Axes to draw into.
+        counts: Spikes of every bin and unit, (bins, units).
+        rates: Spikes per second.
+        bin_width: In seconds.
+        start: When the first bin begins, in seconds.
+
+    Example:
+        >>> counts = np.array([[1, 0], [0, 2]])
+        >>> ax = raster(new_axes(), counts, counts / 0.02, 0.02)
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('time (s)', 'unit')
+    """
+    y, seen = read_bins(counts, "counts").astype(int), read_bins(rates, "rates")
+    bins, units = y.shape
+    image = ax.imshow(
+        seen.T,
+        LIGHT,
+        vmin=0,
+        vmax=max(float(np.percentile(seen, 99.5)), 1e-9),
+        aspect="auto",
+        origin="lower",
+        extent=(start, start + bins * bin_width, 0.5, units + 0.5),
+    )
+    bin_of, unit = np.nonzero(y)
+    many = y[bin_of, unit]
+    nth = np.concatenate([(np.arange(n) + 0.5) / n for n in many]) if len(many) else np.zeros(0)
+    times = start + bin_width * (np.repeat(bin_of, many) + nth)
+    at = np.repeat(unit, many) + 1.0
+    ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
+    bar = ax.figure.colorbar(image, ax=ax, pad=0.015, aspect=30, label="inferred rate (spikes/s)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(length=0)
+    ax.set(xlabel="time (s)", ylabel="unit", title="Spikes and inferred rates")
+    return ax
+
+
+@styled
+def latent_paths(
+    ax: Axes,
+    states: Float[np.ndarray, "T L"],
+    lengths: Lengths,
+    conditions: Labels,
+    dimensions: tuple[int, int] = (0, 1),
+) -> Axes:
+    """Two latent dimensions of single trials, coloured by condition; a dot where each begins.
+
+    Example:
+        >>> states = np.random.default_rng(0).normal(size=(20, 2)).cumsum(axis=0)
+        >>> len(latent_paths(new_axes(), states, (10, 10), ["left", "right"]).lines)
+        4
+    """
+    x = read_bins(states, "states")
+    pair = list(dimensions)
+    colours = _colours(conditions, len(lengths))
+    for trial, label in zip(slices(lengths, len(x)), np.asarray(conditions), strict=True):
+        path = x[trial][:, pair]
+        ax.plot(*path.T, color=colours[label.item()], lw=0.8, alpha=0.65)
+        ax.plot(*path[0], "o", color=colours[label.item()], ms=2.6, mew=0)
+    ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$", ylabel=f"$z_{{{pair[1] + 1}}}$")
+    ax.set_title("Single trials, dots at their start")
+    _legend(ax, colours)
+    return ax
+
+
+@styled
+def reaches(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    velocities: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    bin_width: float,
+    unit: str = "mm",
+) -> Axes:
+    """True reaches, and decoded ones: decoded velocities summed up from where each trial began.
+
+    Args:
+        ax: Axes to draw into.
+        positions: True positions.
+        velocities: Decoded ones, in units of the positions per second.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        bin_width: In seconds.
+        unit: Of the positions, for labels.
+
+    Example:
+        >>> velocities = np.tile([1.0, 2.0], (10, 1))
+        >>> ax = reaches(new_axes(), 0.1 * velocities.cumsum(axis=0), velocities, (10,), ["a"], 0.1)
+        >>> ax.get_xlabel()
+        'x (mm)'
+    """
+    truth = read_bins(positions, "positions")
+    trials = slices(lengths, len(truth))
+    starts = truth[[trial.start for trial in trials]]
+    decoded = integrate(velocities, bin_width, lengths, starts)
+    colours = _colours(conditions, len(trials))
+    for trial, label in zip(trials, np.asarray(conditions), strict=True):
+        ax.plot(*truth[trial].T, color=PATH, lw=1.0, zorder=1)
+        ax.plot(*decoded[trial].T, color=colours[label.item()], lw=0.9, alpha=0.85, zorder=2)
+    ax.plot(*starts.T, "o", color=TRUTH, ms=2.2, mew=0, zorder=3)
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches from decoded velocity")
+    _legend(ax, {"true": PATH, **(colours if len(colours) < NAMED else {})})
+    return ax
+
+
+@styled
+def aligned_rates(
+    ax: Axes,
+    rates: Float[np.ndarray, " T"],
+    lengths: Lengths,
+    conditions: Labels,
+    bin_width: float,
+    events: Float[np.ndarray, " K"] | Sequence[float],
+    event: str = "event",
+) -> Axes:
+    """Rates of one unit aligned to an event: single trials thin, condition averages thick.
+
+    An average is drawn where at least half of the trials of its condition are.
+
+    Args:
+        ax: Axes to draw into.
+        rates: Spikes per second of every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        bin_width: In seconds.
+        events: When it happened in every trial, in seconds from the start of the trial.
+        event: What it is called.
+
+    Example:
+        >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, [0.1, 0.12], "go")
+        >>> ax.get_xlabel()
+        'time from go (s)'
+    """
+    values = read_bins(np.asarray(rates)[:, None], "rates")[:, 0]
+    trials, when = slices(lengths, len(values)), np.asarray(events, float)
+    if when.shape != (len(trials),) or not np.isfinite(when).all():
+        what = f"events of shape {when.shape}, or not finite"
+        raise InputError(what, "events", f"pass seconds for every of {len(trials)} trials")
+    labels, colours = np.asarray(conditions), _colours(conditions, len(trials))
+    shifts = np.round(when / bin_width).astype(int)
+    ends = [trial.stop - trial.start for trial in trials]
+    first, last = -shifts.max(), max(n - shift for n, shift in zip(ends, shifts, strict=True))
+    grid = np.full((len(trials), last - first), np.nan)
+    for row, trial, shift in zip(grid, trials, shifts, strict=True):
+        row[-first - shift :][: trial.stop - trial.start] = values[trial]
+    times = bin_width * (np.arange(first, last) + 0.5)
+    ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
+    for label, colour in colours.items():
+        own = grid[labels == label]
+        there = np.isfinite(own).sum(axis=0)
+        mean = np.nansum(own, axis=0) / np.maximum(there, 1)
+        ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
+        ax.plot(times, np.where(2 * there >= len(own), mean, np.nan), color=colour, lw=2)
+    ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
+    ax.set_title("Single trials and averages")
+    _legend(ax, colours)
+    return ax
+
+
+def _colours(conditions: Labels, trials: int) -> dict[Any, Any]:
+    """One of every condition."""
+    labels = np.asarray(conditions)
+    if labels.shape != (trials,):
+        what = f"conditions of shape {labels.shape}"
+        raise InputError(what, "conditions", f"pass one for every of {trials} trials")
+    # numbers in their order, names as they come
+    names = sorted(set(labels.tolist())) if labels.dtype.kind in "iuf" else labels.tolist()
+    names = list(dict.fromkeys(names))
+    spread = matplotlib.colormaps["cividis"](np.linspace(0, 0.95, len(names)))
+    enough = (colours for colours in (OKABE_ITO, TOL, spread) if len(colours) >= len(names))
+    return dict(zip(names, next(enough), strict=False))
+
+
+def _legend(ax: Axes, colours: dict[Any, Any]) -> None:
+    if 1 < len(colours) <= NAMED or "true" in colours:
+        handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in colours.items()]
+        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)

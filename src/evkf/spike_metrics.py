@@ -1,0 +1,299 @@
+"""How well expected counts agree with spikes, when the truth is not known.
+
+`expected` is always the expected count of a bin, not a rate per second.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Shaped
+from numpy.typing import ArrayLike
+from scipy.ndimage import gaussian_filter1d
+from scipy.special import gammaln
+from scipy.stats import poisson
+
+from evkf.checks import real_numbers
+from evkf.errors import InputError
+from evkf.ragged import bins_of, read_counts, slices
+
+FLOOR = 1e-9
+"""Least expected count of a bin, that of the Neural Latents Benchmark: a spike where none was
+expected costs 21 nats, not infinity."""
+
+KERNEL_SD = 0.07
+"""Of the true rates behind a PSTH, in seconds; that of the Neural Latents Benchmark."""
+
+CLEAR, MATTERS, MANY = 3.0, 1.1, 0.1
+"""A unit is over-dispersed when it is so many standard errors above 1 and above so much; a
+population, when this share of its units is."""
+
+
+class Dispersion(NamedTuple):
+    """Of every unit, variance over expected variance.
+
+    Attributes:
+        value: One for a right model; NaN for a unit without expected spikes.
+        error: Standard error of it if the model is right.
+    """
+
+    value: Float[np.ndarray, " N"]
+    error: Float[np.ndarray, " N"]
+
+
+def poisson_log_likelihood(
+    counts: ArrayLike, expected: ArrayLike, masks: ArrayLike | None = None
+) -> float:
+    """Log-probability of all observed counts, in nats.
+
+    Args:
+        counts: Spikes of every bin and unit, (bins, units).
+        expected: Their expectations, finite and not negative; those under `FLOOR` are raised to it.
+        masks: True where observed; what is not may be NaN.
+
+    Example:
+        >>> round(poisson_log_likelihood([[0, 1]], [[1.0, 1.0]]), 6)
+        -2.0
+    """
+    y, mu, seen = _read(counts, expected, masks)
+    return float(_log_lik(y, mu)[seen].sum())
+
+
+def bits_per_spike(
+    counts: ArrayLike,
+    expected: ArrayLike,
+    masks: ArrayLike | None = None,
+    reference: ArrayLike | None = None,
+) -> float:
+    """Information about spikes beyond a constant rate of every unit, as in the NLB.
+
+    Log-likelihood above that of the reference, over ln 2 and the number of spikes. Zero says that
+    nothing but mean rates was predicted; it has no lower bound.
+
+    Args:
+        counts: Spikes of every bin and unit, (bins, units).
+        expected: Their expectations; floored as in `poisson_log_likelihood`.
+        masks: True where observed.
+        reference: Expectations to be compared with, (units,) or (bins, units), such as the mean
+            counts of other trials; the mean of these very counts when left out.
+
+    Example:
+        >>> counts = [[0], [2], [0], [2]]
+        >>> round(bits_per_spike(counts, [[0.001], [1.999], [0.001], [1.999]]), 3)
+        0.999
+        >>> bits_per_spike(counts, [[1.0], [1.0], [1.0], [1.0]])
+        0.0
+    """
+    y, mu, seen = _read(counts, expected, masks)
+    spikes = y[seen].sum()
+    if spikes == 0:
+        raise InputError("no spikes", "counts", "pass bins that have some")
+    if reference is None:
+        null = y.sum(axis=0, where=seen) / np.maximum(seen.sum(axis=0), 1)
+    else:
+        null = real_numbers(reference, "reference").astype(float)
+        if null.shape not in (y.shape[1:], y.shape):
+            what = f"reference of shape {null.shape}"
+            raise InputError(what, "reference", f"pass shape {y.shape[1:]} or {y.shape}")
+    null = np.broadcast_to(null, y.shape)
+    _refuse_bad(null, seen, "reference")
+    gain = _log_lik(y, mu)[seen].sum() - _log_lik(y, null)[seen].sum()
+    return float(gain / np.log(2) / spikes)
+
+
+def psth_r2(
+    counts: ArrayLike,
+    expected: ArrayLike,
+    lengths: Sequence[int] | np.ndarray,
+    conditions: Shaped[np.ndarray, " K"] | Sequence,
+    bin_width: float,
+    kernel_sd: float = KERNEL_SD,
+) -> float:
+    """R² of condition averages of expected counts, against those of smoothed spikes.
+
+    Spikes are smoothed within trials by a Gaussian kernel, expectations taken as they are.
+    Trials are aligned at their first bins, and a late bin is averaged over the trials that have it.
+    R² is of one unit over all conditions and bins; units whose average never changes are left out
+    of the mean over units.
+
+    Args:
+        counts: Spikes of every bin and unit, (bins, units).
+        expected: Their expectations.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        bin_width: In seconds.
+        kernel_sd: Of the kernel, in seconds.
+
+    Example:
+        >>> wave = np.exp(np.sin(np.arange(50) / 8))[:, None]
+        >>> counts = np.random.default_rng(0).poisson(np.tile(wave, (200, 1)))
+        >>> round(psth_r2(counts, np.tile(wave, (200, 1)), [50] * 200, [0] * 200, 0.02), 2)
+        0.97
+    """
+    y, mu, _ = _read(counts, expected, None)
+    trials = slices(lengths, len(y))
+    labels = np.asarray(conditions)
+    if labels.shape != (len(trials),):
+        what = f"conditions of shape {labels.shape}"
+        raise InputError(what, "conditions", f"pass one for every of {len(trials)} trials")
+    if not (bin_width > 0 and kernel_sd > 0):
+        what = f"bin_width = {bin_width}, kernel_sd = {kernel_sd}"
+        raise InputError(what, "bin_width", "pass seconds above zero")
+    smooth = np.concatenate(
+        [gaussian_filter1d(y[trial], kernel_sd / bin_width, axis=0) for trial in trials]
+    )
+    _, which = np.unique(labels, return_inverse=True)
+    sizes = [trial.stop - trial.start for trial in trials]
+    cells = np.repeat(which, sizes) * max(sizes) + bins_of(sizes)
+    _, cell, bins = np.unique(cells, return_inverse=True, return_counts=True)
+    truth, model = np.zeros((2, len(bins), y.shape[1]))
+    np.add.at(truth, cell, smooth)
+    np.add.at(model, cell, mu)
+    truth, model = truth / bins[:, None], model / bins[:, None]
+    total = np.sum((truth - truth.mean(axis=0)) ** 2, axis=0)
+    varies = total > 0
+    if not varies.any():
+        raise InputError("no unit's average changes", "counts", "pass units that have spikes")
+    return float(np.mean(1 - np.sum((truth - model) ** 2, axis=0)[varies] / total[varies]))
+
+
+def pit(
+    counts: ArrayLike, predictive: ArrayLike, masks: ArrayLike | None = None, seed: int = 0
+) -> Float[np.ndarray, "T N"]:
+    """Randomised probability integral transform: uniform on [0, 1] if predictions are calibrated.
+
+    A draw between the predicted probability of fewer spikes and that of no more. A histogram that
+    is high at both ends says that predictions are too sure, one high in the middle that they are
+    not sure enough.
+
+    Args:
+        counts: Spikes of every bin and unit, (bins, units), whole numbers.
+        predictive: Expectations of Poisson counts, (bins, units), or probabilities of 0, 1, 2, …
+            spikes, (bins, units, numbers); what these lack to 1 belongs to more spikes.
+        masks: True where observed.
+        seed: Of the draws.
+
+    Returns:
+        Numbers in [0, 1], NaN where nothing was observed.
+
+    Example:
+        >>> counts = np.random.default_rng(0).poisson(2.0, (10_000, 1))
+        >>> np.histogram(pit(counts, np.full((10_000, 1), 2.0)), 5, (0, 1))[0].round(-3)
+        array([2000, 2000, 2000, 2000, 2000])
+    """
+    table = real_numbers(predictive, "predictive").astype(float)
+    mean = table.sum(axis=-1) if table.ndim == 3 else table
+    y, mu, seen = _read(counts, mean, masks, "predictive")
+    if np.any(y[seen] != np.round(y[seen])):
+        raise InputError("counts that are not whole", "counts", "pass numbers of spikes")
+    if table.ndim == 2:
+        below, within = poisson.cdf(y - 1, mu), poisson.cdf(y, mu)
+    else:
+        if np.any(table[seen] < 0) or np.any(mu[seen] > 1 + 1e-6):
+            remedy = "pass probabilities that sum to 1 or less"
+            raise InputError("negative or too large probabilities", "predictive", remedy)
+        upto = np.concatenate([np.zeros((*y.shape, 1)), np.cumsum(table, axis=-1)], axis=-1)
+        last = table.shape[-1]
+        index = np.minimum(y, last).astype(int)[..., None]
+        below = np.take_along_axis(upto, index, axis=-1)[..., 0]
+        within = np.take_along_axis(upto, np.minimum(index + 1, last), axis=-1)[..., 0]
+        within = np.where(y >= last, 1.0, within)
+    draws = np.random.default_rng(seed).uniform(size=y.shape)
+    return np.where(seen, np.clip(below + draws * (within - below), 0, 1), np.nan)
+
+
+def dispersion(
+    counts: ArrayLike,
+    expected: ArrayLike,
+    variance: ArrayLike | None = None,
+    masks: ArrayLike | None = None,
+) -> Dispersion:
+    """Pearson dispersion of every unit: squared residuals over the variance expected of them.
+
+    A ratio of sums, because in a mean of ratios the bins without expected spikes would count most.
+    It is above 1 for counts that vary more than the model says, be it that they are not Poisson or
+    that the model misses changes of the rate.
+
+    Args:
+        counts: Spikes of every bin and unit, (bins, units).
+        expected: Their expectations.
+        variance: Their variances; the expectations, as of Poisson counts, when left out.
+        masks: True where observed.
+
+    Example:
+        >>> counts = np.random.default_rng(0).negative_binomial(2, 0.5, (20_000, 1))
+        >>> dispersion(counts, np.full(counts.shape, 2.0)).value.round(1)
+        array([2.])
+    """
+    y, mu, seen = _read(counts, expected, masks)
+    var = mu if variance is None else _read(counts, variance, masks, "variance")[1]
+    total = var.sum(axis=0, where=seen)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = ((y - mu) ** 2).sum(axis=0, where=seen) / total
+        # the fourth central moment of a Poisson count is v + 3v²
+        error = np.sqrt((var + 2 * var**2).sum(axis=0, where=seen)) / total
+    silent = total <= FLOOR * len(y)
+    return Dispersion(np.where(silent, np.nan, value), np.where(silent, np.nan, error))
+
+
+def over_dispersed(found: Dispersion) -> Bool[np.ndarray, " N"]:
+    """Units that vary more than expected, clearly and by enough to matter.
+
+    Example:
+        >>> over_dispersed(Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))).tolist()
+        [False, True]
+    """
+    with np.errstate(invalid="ignore"):
+        return (found.value > MATTERS) & (found.value > 1 + CLEAR * found.error)
+
+
+def dispersion_hint(found: Dispersion) -> str:
+    """What to make of the dispersion of residuals from a Poisson model, in a sentence.
+
+    Example:
+        >>> dispersion_hint(Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1)))
+        '2 of 3 units vary more than Poisson (median 1.9): try the negative binomial'
+    """
+    over = over_dispersed(found)
+    num, units = int(over.sum()), int(np.isfinite(found.value).sum())
+    if not units:
+        return "no unit has expected spikes"
+    with np.errstate(invalid="ignore"):
+        under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
+    if num > MANY * units:
+        more = f"vary more than Poisson (median {np.median(found.value[over]):.1f})"
+        return f"{num} of {units} units {more}: try the negative binomial"
+    if under.sum() > MANY * units:
+        return f"{under.sum()} of {units} units vary less than Poisson: intervals are too wide"
+    return f"{units - num} of {units} units vary no more than Poisson: Poisson fits"
+
+
+def _read(
+    counts: ArrayLike, expected: ArrayLike, masks: ArrayLike | None, where: str = "expected"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, expectations and masks; both are zero where nothing was observed."""
+    y = real_numbers(counts, "counts").astype(float)
+    mu = real_numbers(expected, where).astype(float)
+    seen = np.ones(y.shape, bool) if masks is None else np.asarray(masks)
+    for name, array in ((where, mu), ("masks", seen)):
+        if array.shape != y.shape:
+            what = f"{name} of shape {array.shape}"
+            raise InputError(what, name, f"pass the shape of the counts, {y.shape}")
+    if seen.dtype != bool:
+        raise InputError(f"masks of {seen.dtype}", "masks", "pass True where observed")
+    y, mu = read_counts(np.where(seen, y, 0.0)), np.where(seen, mu, 0.0)
+    _refuse_bad(mu, seen, where)
+    return y, mu, seen
+
+
+def _refuse_bad(values: np.ndarray, seen: np.ndarray, where: str) -> None:
+    bad = seen & ~((values >= 0) & np.isfinite(values))
+    if bad.any():
+        t, n = (int(i) for i in np.argwhere(bad)[0])
+        remedy = "pass finite numbers of zero or more, or mask the bin"
+        raise InputError(f"{values[t, n]}", f"{where}[{t}, {n}]", remedy)
+
+
+def _log_lik(y: np.ndarray, mu: np.ndarray) -> np.ndarray:
+    mu = np.maximum(mu, FLOOR)
+    return y * np.log(mu) - mu - gammaln(y + 1)

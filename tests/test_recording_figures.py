@@ -1,0 +1,115 @@
+"""Figures of recordings show the numbers they are given, in axes they are given."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+
+from evkf import recording_figures as figures
+from evkf.decoding import integrate
+from evkf.errors import InputError
+from evkf.spike_metrics import Dispersion, dispersion, pit
+
+RNG = np.random.default_rng(0)
+LENGTHS, CONDITIONS, WIDTH = (10, 12, 8), ["up", "down", "up"], 0.02
+COUNTS = RNG.poisson(1.0, (30, 4))
+PATH = RNG.normal(size=(30, 2)).cumsum(axis=0)
+
+
+def drawn(ax):
+    """Axes that can be rendered, with labels."""
+    ax.figure.canvas.draw()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert ax.get_title(loc="left")
+    assert not ax.spines["top"].get_visible()
+    return ax
+
+
+def test_raster_has_a_mark_for_every_spike():
+    ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, start=5.0))
+    marks = np.array(ax.collections[0].get_segments())
+    assert len(marks) == COUNTS.sum()
+    bins = np.floor((marks[:, 0, 0] - 5) / WIDTH + 1e-9).astype(int)
+    units = np.round(marks[:, :, 1].mean(axis=1)).astype(int) - 1
+    found = np.zeros_like(COUNTS)
+    np.add.at(found, (bins, units), 1)
+    np.testing.assert_array_equal(found, COUNTS)
+    np.testing.assert_allclose(ax.images[0].get_array().T, COUNTS / WIDTH)
+    drawn(figures.raster(figures.new_axes(), 0 * COUNTS, 0.0 * COUNTS, WIDTH))
+
+
+def test_paths_are_coloured_by_condition():
+    ax = drawn(figures.latent_paths(figures.new_axes(), PATH, LENGTHS, CONDITIONS))
+    first, second, third = ax.lines[::2]
+    np.testing.assert_allclose(second.get_xydata(), PATH[10:22])
+    assert same_color(first.get_color(), third.get_color())
+    assert not same_color(first.get_color(), second.get_color())
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["up", "down"]
+
+
+@pytest.mark.parametrize("num", [7, 9, 10, 30])
+def test_every_condition_has_a_colour_of_its_own(num):
+    ax = figures.latent_paths(figures.new_axes(), RNG.normal(size=(num, 2)), [1] * num, range(num))
+    assert len({str(line.get_color()) for line in ax.lines}) == num
+    assert (ax.get_legend() is None) == (num > figures.NAMED)
+
+
+def test_reaches_are_summed_up_from_where_they_began():
+    speed = RNG.normal(size=(30, 2))
+    args = PATH, speed, LENGTHS, CONDITIONS, WIDTH
+    ax = drawn(figures.reaches(figures.new_axes(), *args))
+    want = integrate(speed, WIDTH, LENGTHS, PATH[[0, 10, 22]])
+    np.testing.assert_allclose(ax.lines[2].get_xydata(), PATH[10:22])
+    np.testing.assert_allclose(ax.lines[3].get_xydata(), want[10:22])
+    assert "(cm)" in figures.reaches(figures.new_axes(), *args, unit="cm").get_xlabel()
+
+
+def test_rates_are_aligned_to_the_event():
+    """A step at the event of every trial is a step at zero of the average."""
+    events = np.array([4, 6, 3]) * WIDTH
+    rates = np.concatenate(
+        [np.arange(n) >= round(e / WIDTH) for n, e in zip(LENGTHS, events, strict=True)]
+    )
+    args = 5.0 * rates, LENGTHS, ["a"] * 3, WIDTH, events, "onset"
+    ax = drawn(figures.aligned_rates(figures.new_axes(), *args))
+    times, mean = ax.lines[-1].get_data()
+    there = np.isfinite(mean)
+    np.testing.assert_allclose(mean[there], np.where(times[there] > 0, 5.0, 0.0))
+    # two of three trials reach from 4 bins before to 6 after
+    assert (times[there].min(), times[there].max()) == pytest.approx((-3.5 * WIDTH, 5.5 * WIDTH))
+    assert ax.get_xlabel() == "time from onset (s)"
+    with pytest.raises(InputError, match="events"):
+        figures.aligned_rates(figures.new_axes(), *args[:4], events[:2])
+
+
+def test_calibration_shows_shares_and_a_band():
+    values = pit(RNG.poisson(2.0, (5000, 1)), np.full((5000, 1), 2.0))
+    ax = drawn(figures.calibration(figures.new_axes(), values, bins=10))
+    heights = np.array([bar.get_height() for bar in ax.patches])
+    np.testing.assert_allclose(heights, np.histogram(values, 10, (0, 1))[0] / 500)
+    band = ax.collections[0].get_paths()[0].get_extents()
+    assert 0.9 < band.y0 < 1 < band.y1 < 1.1
+    assert np.mean((heights >= band.y0) & (heights <= band.y1)) >= 0.8
+    figures.calibration(figures.new_axes(), np.where(values > 0.5, np.nan, values))
+    with pytest.raises(InputError, match="pit"):
+        figures.calibration(figures.new_axes(), np.array([1.2]))
+
+
+def test_dispersion_marks_units_and_says_what_to_do():
+    rates = np.array([2.0, 8.0, 20.0])
+    found = Dispersion(np.array([1.0, 2.0, np.nan]), np.array([0.05, 0.05, np.nan]))
+    ax = drawn(figures.dispersion_check(figures.new_axes(), found, rates))
+    assert "negative binomial" in ax.texts[0].get_text()
+    calm, over = (container.lines[0].get_xydata() for container in ax.containers)
+    np.testing.assert_allclose(calm, [[2, 1]])
+    np.testing.assert_allclose(over, [[8, 2]])
+    fits = dispersion(RNG.poisson(1.0, (2000, 3)), np.ones((2000, 3)))
+    ax = drawn(figures.dispersion_check(figures.new_axes(), fits, rates))
+    assert "Poisson fits" in ax.texts[0].get_text()
+    with pytest.raises(InputError, match="rates"):
+        figures.dispersion_check(figures.new_axes(), fits, rates[:2])
+
+
+def test_conditions_that_do_not_fit():
+    with pytest.raises(InputError, match="conditions"):
+        figures.latent_paths(figures.new_axes(), PATH, LENGTHS, ["up"])
