@@ -39,8 +39,11 @@ from evkf.parts import PARTS
 from evkf.trials import Trials, join
 from evkf.types import Key
 
-WINDOW = 50
-"""Bins in a window of later passes, if there are as many."""
+WINDOW, BATCH = 50, 16
+"""Most bins in a window, and windows in a gradient step, where there are several passes."""
+
+STEPS = 8
+"""Gradient steps of a pass over a short recording; in a long one they are more."""
 
 NOISE = 0.04
 """Variance of the dynamics' noise to start from; states have a variance of about one."""
@@ -151,16 +154,19 @@ class Stream:
             watched = (self.learner, self.monitor, begun, begun.learner.model)
             begun, (_, _, evidence) = scan_watched(*watched, *trials[:4])
             self.evidence = jax.tree.map(lambda leaf: leaf[-1], evidence)
-        jax.block_until_ready(begun)
-        told(passes)
+        if passes == 1:
+            jax.block_until_ready(begun)
+            told(1)
         self._state, self._live, self._waiting = begun, None, False
 
     def _pretrain(
         self, start: LearnerState, trials: Trials, passes: int, told: Callable[[int], None]
     ) -> LearnerState:
         """The learner with a model trained offline, where the recording ends."""
-        window = max(min(WINDOW, max(trials.lengths), len(trials.fresh) - 1), 1)
-        settings = {"epochs": passes, "window": window, "progress": told}
+        num = len(trials.fresh)
+        window = max(min(WINDOW, max(trials.lengths), num // STEPS, num - 1), 1)
+        batch = int(np.clip(num // (STEPS * window), 1, BATCH))
+        settings = {"epochs": passes, "batch": batch, "window": window, "progress": told}
         trained = pretrain(self.learner, start, *trials[:4], **settings)
         newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
         going_on = jnp.asarray(False)
