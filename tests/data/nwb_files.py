@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from pynwb import NWBHDF5IO, NWBFile, TimeSeries
 from pynwb.behavior import Position, SpatialSeries
+from pynwb.file import Subject
 
 
 def empty(**changes) -> NWBFile:
@@ -13,6 +14,7 @@ def empty(**changes) -> NWBFile:
         "session_description": "made up",
         "identifier": "test",
         "session_start_time": datetime(2020, 1, 1, tzinfo=UTC),
+        "subject": Subject(subject_id="m1", sex="F", species="Mus musculus", age="P90D"),
     }
     return NWBFile(**(given | changes))
 

@@ -75,8 +75,7 @@ def check_with_others(path: Path) -> None:
     found = [
         message
         for message in inspect_nwbfile(nwbfile_path=str(path))
-        if message.importance in (Importance.ERROR, Importance.CRITICAL)
-        or message.importance is Importance.PYNWB_VALIDATION
+        if message.importance.value >= Importance.CRITICAL.value
     ]
     assert found == []
 
@@ -101,10 +100,7 @@ def test_results_are_added_to_a_copy_and_read_back(source, tmp_path):
         assert "10, 11, 12" in rates.attrs["comments"]
         assert rates["starting_time"].attrs["rate"] == pytest.approx(10)
         assert "timestamps" not in rates
-    assert os.listdir(tmp_path) == ["out.nwb", "data"] or sorted(os.listdir(tmp_path)) == [
-        "data",
-        "out.nwb",
-    ]
+    assert sorted(os.listdir(tmp_path)) == ["data", "out.nwb"]
 
 
 def test_trials_with_gaps_have_time_stamps(source, tmp_path):
@@ -124,7 +120,7 @@ def test_the_source_itself_is_changed_only_on_request(source):
     assert source.read_bytes() == before
     write_nwb(source, recording, made_up(recording), overwrite=True)
     same(read_results(source), made_up(recording))
-    with pytest.raises(InputError, match="results of an earlier run in session.nwb"):
+    with pytest.raises(InputError, match=r"results of an earlier run in session.nwb"):
         write_nwb(source.with_name("more.nwb"), recording, made_up(recording))
     write_nwb(source, recording, made_up(recording, 1), overwrite=True)
     same(read_results(source), made_up(recording, 1))
@@ -162,7 +158,7 @@ def test_a_failure_leaves_everything_as_it_was(source, tmp_path, monkeypatch, st
         monkeypatch.setattr(pynwb, "validate", lambda path: ["processing/evkf: wrong"])
     else:
         monkeypatch.setattr(making.os, "replace", fail)
-    with pytest.raises((OSError, InputError), match="no space|errors of the NWB schema"):
+    with pytest.raises((OSError, InputError), match=r"no space|errors of the NWB schema"):
         write_nwb(out, recording, made_up(recording), overwrite=True)
     assert source.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == (["data", "out.nwb"] if there else ["data"])
@@ -195,7 +191,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(source, tmp_pat
             write_nwb(out, recording, good._replace(**{name: getattr(good, name)[:-1]}))
     with pytest.raises(InputError, match="pass 100 rows"):
         write_nwb(out, recording, good._replace(predictions={"a": np.zeros(3)}))
-    with pytest.raises(InputError, match="end it in .nwb"):
+    with pytest.raises(InputError, match=r"end it in .nwb"):
         write_nwb(tmp_path / "out.h5", recording, good)
     with pytest.raises(InputError, match="make it first"):
         write_nwb(tmp_path / "no" / "out.nwb", recording, good)

@@ -51,6 +51,12 @@ def new_file(recording: Recording) -> Any:
     """Nothing but where it came from."""
     source = Path(recording.source).name
     return need("pynwb").NWBFile(
+        subject=need("pynwb.file").Subject(
+            subject_id="unknown",
+            sex="U",
+            age="P0D/",
+            description="Nothing is known of the subject.",
+        ),
         session_description=f"Written by evkf {VERSION} from {source}; when it began is not known.",
         identifier=str(uuid.uuid4()),
         session_start_time=datetime(2000, 1, 1, tzinfo=UTC),

@@ -180,12 +180,14 @@ def _copy(source: Path, part: Path, path: Path, overwrite: bool) -> None:
 def _check_links(h5py: Any, file: Any, source: Path) -> None:
     """Links to other files are relative to the folder of the file that has them."""
 
-    def look(name: str, link: Any) -> None:
-        if isinstance(link, h5py.ExternalLink) and not os.path.isabs(link.filename):
-            remedy = f"write to the same folder, {source.parent}"
-            raise InputError(f"a link to {link.filename}", f"{source}: {name}", remedy)
+    def look(name: str, link: Any) -> tuple[str, str] | None:
+        far = isinstance(link, h5py.ExternalLink) and not os.path.isabs(link.filename)
+        return (name, link.filename) if far else None
 
-    file.visititems_links(look)
+    found = file.visititems_links(look)
+    if found is not None:
+        remedy = f"write to the same folder, {source.parent}"
+        raise InputError(f"a link to {found[1]}", f"{source}: {found[0]}", remedy)
 
 
 def _check_results(recording: Recording, results: Results) -> None:
