@@ -306,3 +306,24 @@ def test_a_benchmark_file_gives_its_split_with_held_out_units_marked(tmp_path):
     with pytest.raises(InputError, match="there are none, train, val"):
         read_nlb(path, split="test")
     assert read_nlb(benchmark_file(tmp_path / "bare.nwb", "")).behaviour == {}
+
+
+def test_the_file_of_the_memory_check_is_streamed_whole(tmp_path):
+    import nwb_memory
+    import pynwb
+
+    path = tmp_path / "long.nwb"
+    spikes = nwb_memory.make(path, 1e6)
+    assert pynwb.validate(path=str(path)) == []
+    figures = nwb_memory.stream(path)
+    assert figures["spikes"] == spikes == 124_928
+    assert figures["peak_mb"] >= figures["packages_mb"] > 10
+
+
+def test_a_column_of_rates_in_the_file_is_kept(tmp_path):
+    file = nwb_files.add_units(nwb_files.empty(), [[0.1, 0.5, 0.95]], rate=[42.0])
+    recording = read_nwb(nwb_files.write(tmp_path / "a.nwb", file), 0.1)
+    assert recording.units["rate_in_file"].tolist() == [42.0]
+    # no intervals: from 0 to the bin of the last spike
+    np.testing.assert_allclose(recording.units["rate"], 3.0)
+    assert recording.num_bins == 10

@@ -118,7 +118,9 @@ def test_the_source_itself_is_changed_only_on_request(source):
     with pytest.raises(InputError, match="there is a file already"):
         write_nwb(source, recording, made_up(recording))
     assert source.read_bytes() == before
+    source.chmod(0o640)
     write_nwb(source, recording, made_up(recording), overwrite=True)
+    assert source.stat().st_mode & 0o777 == 0o640
     same(read_results(source), made_up(recording))
     with pytest.raises(InputError, match=r"results of an earlier run in session.nwb"):
         write_nwb(source.with_name("more.nwb"), recording, made_up(recording))
@@ -272,8 +274,8 @@ def test_what_has_no_spikes_or_no_place_in_time_is_refused(tmp_path):
     out = tmp_path / "a.nwb"
     with pytest.raises(InputError, match="no numbers of spikes"):
         recording_to_nwb(out, simulated(counts=np.full((60, 4), 0.5)))
-    for starts in ([0.1, 0.2, 2.0], [-0.1, 0.5, 2.0]):
-        with pytest.raises(InputError, match="overlap, or begin before 0"):
+    for starts in ([0.1, 0.2, 2.0], [-0.1, 0.5, 2.0], [5.0, 0.5, 2.0]):
+        with pytest.raises(InputError, match="overlap, are out of order or begin before 0"):
             recording_to_nwb(out, simulated(start_times=np.array(starts)))
     recording_to_nwb(out, simulated())
     with pytest.raises(InputError, match="there is a file already"):

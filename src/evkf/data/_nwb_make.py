@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ def finished(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
             raise InputError(what, str(path), "report it; nothing was written")
         with part.open("rb+") as file:
             os.fsync(file.fileno())
+        if place.exists():
+            shutil.copymode(place, part)
         os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)

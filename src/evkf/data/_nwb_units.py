@@ -3,10 +3,10 @@
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from evkf.data._nwb_file import read_table, read_values
-from evkf.data._spikes import merged, whole_bins
+from evkf.data._spikes import inside, merged, whole_bins
 from evkf.data.recording import Columns
 from evkf.errors import InputError
 
@@ -82,9 +82,14 @@ class Units:
             self.refuse(what, where, "sort them")
         return times
 
-    def observed(self, unit: int) -> Float[np.ndarray, "V 2"]:
-        """When the unit was observed; from 0 on where the file does not say."""
-        return np.array([[0.0, np.inf]]) if self._observed is None else self._observed[unit]
+    def masks(
+        self, units: np.ndarray, begins: Float[np.ndarray, " T"], bin_width: float
+    ) -> Bool[np.ndarray, "T N"]:
+        """True where observed: within `obs_intervals`, or from 0 on where the file has none."""
+        if self._observed is None:
+            session = np.array([[0.0, np.inf]])
+            return np.repeat(inside(begins, bin_width, session)[:, None], len(units), axis=1)
+        return np.stack([inside(begins, bin_width, self._observed[n]) for n in units], axis=1)
 
     def span(self) -> tuple[float, float, bool]:
         """When the session begins and ends, and whether the last spike is all that tells."""

@@ -23,7 +23,7 @@ from evkf.data._nwb_file import (
     select,
 )
 from evkf.data._nwb_units import Units
-from evkf.data._spikes import bin_trials, inside, resample, whole_bins
+from evkf.data._spikes import bin_trials, resample, whole_bins
 from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
 
@@ -92,11 +92,9 @@ def read_nwb(
             [np.arange(n) for n in lengths]
         )
         counts = np.empty((len(begins), len(chosen)), np.int32)
-        masks = np.empty(counts.shape, bool)
         for column, unit in enumerate(chosen):
             times = table.read(unit, *table.bounds(unit))
             counts[:, column] = bin_trials(times, starts, lengths, bin_width)
-            masks[:, column] = inside(begins, bin_width, table.observed(unit))
         names = (behaviour,) if isinstance(behaviour, str) else behaviour
         series = {name: _read_behaviour(file, source, name, begins, bin_width) for name in names}
         recording = Recording(
@@ -104,7 +102,7 @@ def read_nwb(
             bin_width,
             lengths=tuple(lengths.tolist()),
             start_times=starts,
-            masks=masks,
+            masks=table.masks(chosen, begins, bin_width),
             behaviour={name.rpartition("/")[2]: values for name, values in series.items()},
             trials=rows,
             units={name: values[chosen] for name, values in columns.items()},

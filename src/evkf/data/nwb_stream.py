@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 
 from evkf.data._nwb_file import Query, check_bin_width, masked, open_nwb, select
 from evkf.data._nwb_units import Units
-from evkf.data._spikes import bin_index, inside
+from evkf.data._spikes import bin_index
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 
-BUFFER, LEAST = 1 << 27, 4096
+BUFFER, LEAST = 1 << 24, 4096
 """Bytes of spikes that `stream_nwb` holds of all units, and spikes of each at the least."""
 
 
@@ -53,21 +53,19 @@ def stream_nwb(
         chosen = select(columns, units, f"{source}: units")
         columns = {name: values[chosen] for name, values in columns.items()}
         start, num = table.session(bin_width)
-        block = max(LEAST, BUFFER // (8 * len(chosen)))
-        readers = [_Reader(table, unit, start, bin_width, block) for unit in chosen]
+        block = max(LEAST, BUFFER // (4 * len(chosen)))
+        readers = [_Reader(table, unit, start, bin_width, num, block) for unit in chosen]
         for first in range(0, num, chunk_bins):
             length = min(chunk_bins, num - first)
             begins = start + bin_width * np.arange(first, first + length)
             counts = np.empty((length, len(chosen)), np.int32)
-            masks = np.empty(counts.shape, bool)
             for column, reader in enumerate(readers):
                 counts[:, column] = reader.count(first, length)
-                masks[:, column] = inside(begins, bin_width, table.observed(chosen[column]))
             chunk = Recording(
                 counts,
                 bin_width,
                 start_times=begins[:1],
-                masks=masks,
+                masks=table.masks(chosen, begins, bin_width),
                 units=columns,
                 source=source,
             )
@@ -79,17 +77,21 @@ def stream_nwb(
 class _Reader:
     """Counts of one unit, bin after bin; holds a block of its spikes."""
 
-    def __init__(self, table: Units, unit: int, start: float, bin_width: float, block: int):
+    def __init__(
+        self, table: Units, unit: int, start: float, bin_width: float, num: int, block: int
+    ):
         self.table, self.unit, self.start, self.bin_width = table, unit, start, bin_width
+        self.num, self.dtype = num, np.int32 if num < 2**31 else np.int64
         self.at, self.end = table.bounds(unit)
         self.block, self.after = block, 0.0
-        self.held = np.zeros(0, np.int64)
+        self.held = np.zeros(0, self.dtype)
 
     def _load(self) -> None:
         end = min(self.at + self.block, self.end)
         times = self.table.read(self.unit, self.at, end, self.after)
         self.at, self.after = end, times[-1]
-        self.held = bin_index(times, self.start, self.bin_width)
+        index = bin_index(times, self.start, self.bin_width)
+        self.held = np.clip(index, -1, self.num).astype(self.dtype)
 
     def count(self, first: int, length: int) -> Int[np.ndarray, " T"]:
         """Spikes of the next bins; those before the first are passed over."""

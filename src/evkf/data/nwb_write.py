@@ -127,7 +127,7 @@ def recording_to_nwb(
 
     Args:
         path: Where to, a name that ends in .nwb.
-        recording: Counts are whole numbers; trials do not overlap and begin at 0 or later.
+        recording: Counts are whole numbers; trials follow one another, from 0 or later on.
         seed: Spread the spikes of a bin at random with this seed; evenly by default.
         overwrite: Replace a file that is there.
 
@@ -233,29 +233,24 @@ def _whole(recording: Recording) -> np.ndarray:
     counts = np.where(recording.masks, recording.counts, 0)
     if np.any(counts < 0) or np.any(counts != np.floor(counts)):
         raise InputError("counts that are no numbers of spikes", where, "write spikes only")
-    begin = np.sort(recording.start_times)
-    lengths = np.asarray(recording.lengths)[np.argsort(recording.start_times)]
-    end = begin + recording.bin_width * lengths
+    begin = recording.start_times
+    end = begin + recording.bin_width * np.asarray(recording.lengths)
     if begin[0] < 0 or np.any(end[:-1] > begin[1:] + 1e-6 * recording.bin_width):
-        what = "trials that overlap, or begin before 0"
-        raise InputError(what, f"{recording.source}: start_times", "shift them apart")
+        what = "trials that overlap, are out of order or begin before 0"
+        raise InputError(what, f"{recording.source}: start_times", "shift or sort them")
     return counts.astype(np.int64)
 
 
 def _add_units(file: Any, recording: Recording, counts: np.ndarray, seed: int | None) -> None:
     rng = None if seed is None else np.random.default_rng(seed)
-    order = np.argsort(recording.times, kind="stable")
-    begins, fresh = recording.times[order], recording.fresh[order]
+    begins, fresh = recording.times, recording.fresh
     ids = recording.units["id"]
     numbered = ids.dtype.kind in "iu"
     for unit in range(recording.num_units):
-        count = counts[order, unit]
         file.add_unit(
             id=int(ids[unit]) if numbered else unit,
-            spike_times=_place(begins, count, recording.bin_width, rng),
-            obs_intervals=_observed(
-                begins, fresh, recording.masks[order, unit], recording.bin_width
-            ),
+            spike_times=_place(begins, counts[:, unit], recording.bin_width, rng),
+            obs_intervals=_observed(begins, fresh, recording.masks[:, unit], recording.bin_width),
         )
     renamed = {"electrode_group": "group_name"}
     columns = {} if numbered else {"unit_name": ids}
