@@ -49,7 +49,7 @@ def make(path: Path, num_bytes: float) -> int:
         spikes = units.create_dataset("all", (ends[-1],), float, chunks=(1 << 17,))
         for end in ends:
             spikes[end - num : end] = np.cumsum(rng.exponential(1 / RATE, num))
-        units["ends"] = ends
+        units["ends"] = ends.astype(np.uint64)
         for name, new in (("spike_times", "all"), ("spike_times_index", "ends")):
             units[new].attrs.update(units[name].attrs)
             del units[name]

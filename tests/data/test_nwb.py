@@ -313,10 +313,10 @@ def test_the_file_of_the_memory_check_is_streamed_whole(tmp_path):
     import pynwb
 
     path = tmp_path / "long.nwb"
-    spikes = nwb_memory.make(path, 1e6)
+    spikes = nwb_memory.make(path, 2e6)
     assert pynwb.validate(path=str(path)) == []
     figures = nwb_memory.stream(path)
-    assert figures["spikes"] == spikes == 124_928
+    assert figures["spikes"] == spikes == 249_856
     assert figures["peak_mb"] >= figures["packages_mb"] > 10
 
 
