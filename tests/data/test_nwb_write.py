@@ -1,0 +1,284 @@
+"""Writing NWB files: round trips, what others say of them, and that nothing is ever damaged."""
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evkf.data import (
+    Recording,
+    Results,
+    list_nwb,
+    read_nwb,
+    read_results,
+    recording_to_nwb,
+    write_nwb,
+)
+from evkf.data import _nwb_make as making
+from evkf.errors import InputError
+from tests.data import nwb_files
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "data").mkdir()
+    return nwb_files.session(tmp_path / "data" / "session.nwb")
+
+
+def simulated(seed=0, **changes) -> Recording:
+    rng = np.random.default_rng(seed)
+    given = {
+        "counts": rng.poisson(1.0, (60, 4)),
+        "bin_width": 0.02,
+        "lengths": (10, 30, 20),
+        "start_times": np.array([0.1, 0.5, 2.0]),
+        "masks": rng.uniform(size=(60, 4)) > 0.2,
+        "behaviour": {"hand": rng.normal(size=(60, 2)), "pupil": rng.normal(size=60)},
+        "trials": {"target": np.array(["up", "down", "up"]), "angle": np.array([1.0, 2.0, 3.0])},
+        "units": {"id": np.array([3, 1, 7, 5]), "area": np.array(["M1", "M1", "PMd", "PMd"])},
+        "source": "simulation",
+    }
+    return Recording(**(given | changes))
+
+
+def made_up(recording: Recording, seed=0) -> Results:
+    rng = np.random.default_rng(seed)
+    num = recording.num_bins
+    return Results(
+        rng.normal(size=(num, 2)),
+        rng.normal(size=(num, 2, 2)),
+        rng.uniform(1, 50, (num, recording.num_units)),
+        rng.normal(size=num).astype(np.float32),
+        {"hand_vel": rng.normal(size=(num, 2))},
+    )
+
+
+def same(got: Results, want: Results) -> None:
+    for name in ("latent_mean", "latent_cov", "rates", "elbo"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+        assert getattr(got, name).dtype == getattr(want, name).dtype
+    assert got.predictions.keys() == want.predictions.keys()
+    np.testing.assert_array_equal(got.predictions["hand_vel"], want.predictions["hand_vel"])
+
+
+def check_with_others(path: Path) -> None:
+    """No error of the schema, and no finding of the inspector that is an error or critical."""
+    import pynwb
+    from nwbinspector import Importance, inspect_nwbfile
+
+    assert pynwb.validate(path=str(path)) == []
+    found = [
+        message
+        for message in inspect_nwbfile(nwbfile_path=str(path))
+        if message.importance.value >= Importance.CRITICAL.value
+    ]
+    assert found == []
+
+
+def test_results_are_added_to_a_copy_and_read_back(source, tmp_path):
+    before = source.read_bytes()
+    recording = read_nwb(source, 0.1)
+    results = made_up(recording)
+    path = tmp_path / "out.nwb"
+    write_nwb(path, recording, results)
+    got = read_results(path)
+    same(got, results)
+    np.testing.assert_allclose(got.times, recording.times)
+    assert source.read_bytes() == before
+    # all that was in the source is in the copy
+    again = read_nwb(path, 0.1)
+    np.testing.assert_array_equal(again.counts, recording.counts)
+    assert list_nwb(path)["trials"] == 4
+    with h5py.File(path) as file:
+        rates = file["processing/evkf/rates"]
+        assert rates["data"].attrs["unit"] == "Hz"
+        assert "10, 11, 12" in rates.attrs["comments"]
+        assert rates["starting_time"].attrs["rate"] == pytest.approx(10)
+        assert "timestamps" not in rates
+    assert sorted(os.listdir(tmp_path)) == ["data", "out.nwb"]
+
+
+def test_trials_with_gaps_have_time_stamps(source, tmp_path):
+    recording = read_nwb(source, 0.1, "start_time", (0.5, 1.5))
+    write_nwb(tmp_path / "out.nwb", recording, made_up(recording))
+    np.testing.assert_array_equal(read_results(tmp_path / "out.nwb").times, recording.times)
+    with h5py.File(tmp_path / "out.nwb") as file:
+        assert "starting_time" not in file["processing/evkf/elbo"]
+    check_with_others(tmp_path / "out.nwb")
+
+
+def test_the_source_itself_is_changed_only_on_request(source):
+    recording = read_nwb(source, 0.1)
+    before = source.read_bytes()
+    with pytest.raises(InputError, match="there is a file already"):
+        write_nwb(source, recording, made_up(recording))
+    assert source.read_bytes() == before
+    source.chmod(0o640)
+    write_nwb(source, recording, made_up(recording), overwrite=True)
+    assert source.stat().st_mode & 0o777 == 0o640
+    same(read_results(source), made_up(recording))
+    with pytest.raises(InputError, match=r"results of an earlier run in session.nwb"):
+        write_nwb(source.with_name("more.nwb"), recording, made_up(recording))
+    write_nwb(source, recording, made_up(recording, 1), overwrite=True)
+    same(read_results(source), made_up(recording, 1))
+    np.testing.assert_array_equal(read_nwb(source, 0.1).counts, recording.counts)
+    assert os.listdir(source.parent) == ["session.nwb"]
+
+
+def test_a_link_to_the_source_stays_one(source, tmp_path):
+    recording = read_nwb(source, 0.1)
+    link = tmp_path / "link.nwb"
+    link.symlink_to(source)
+    write_nwb(link, recording, made_up(recording), overwrite=True)
+    assert link.is_symlink()
+    same(read_results(source), made_up(recording))
+
+
+@pytest.mark.parametrize("step", ["write", "validate", "errors", "replace"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_failure_leaves_everything_as_it_was(source, tmp_path, monkeypatch, step, there):
+    import pynwb
+
+    recording = read_nwb(source, 0.1)
+    before, out = source.read_bytes(), tmp_path / "out.nwb"
+    if there:
+        out.write_bytes(b"precious")
+
+    def fail(*_args, **_kwargs):
+        raise OSError("no space left on device")
+
+    if step == "write":
+        monkeypatch.setattr(pynwb.NWBHDF5IO, "write", fail)
+    elif step == "validate":
+        monkeypatch.setattr(pynwb, "validate", fail)
+    elif step == "errors":
+        monkeypatch.setattr(pynwb, "validate", lambda path: ["processing/evkf: wrong"])
+    else:
+        monkeypatch.setattr(making.os, "replace", fail)
+    with pytest.raises((OSError, InputError), match=r"no space|errors of the NWB schema"):
+        write_nwb(out, recording, made_up(recording), overwrite=True)
+    assert source.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == (["data", "out.nwb"] if there else ["data"])
+    assert not there or out.read_bytes() == b"precious"
+
+
+def test_errors_that_a_source_had_before_do_not_keep_results_out(source, tmp_path, monkeypatch):
+    import pynwb
+
+    recording = read_nwb(source, 0.1)
+    monkeypatch.setattr(pynwb, "validate", lambda path: ["units: of an older schema"])
+    write_nwb(tmp_path / "out.nwb", recording, made_up(recording))
+    same(read_results(tmp_path / "out.nwb"), made_up(recording))
+
+
+def test_a_recording_from_elsewhere_gets_a_new_file_that_others_accept(tmp_path):
+    recording = simulated()
+    write_nwb(tmp_path / "new.nwb", recording, made_up(recording))
+    same(read_results(tmp_path / "new.nwb"), made_up(recording))
+    check_with_others(tmp_path / "new.nwb")
+    with h5py.File(tmp_path / "new.nwb") as file:
+        assert file["intervals/trials/target"].asstr()[...].tolist() == ["up", "down", "up"]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(source, tmp_path):
+    recording = read_nwb(source, 0.1)
+    good, out = made_up(recording), tmp_path / "out.nwb"
+    for name in ("latent_mean", "latent_cov", "rates", "elbo"):
+        with pytest.raises(InputError, match=f"results.{name}"):
+            write_nwb(out, recording, good._replace(**{name: getattr(good, name)[:-1]}))
+    with pytest.raises(InputError, match="pass 100 rows"):
+        write_nwb(out, recording, good._replace(predictions={"a": np.zeros(3)}))
+    with pytest.raises(InputError, match=r"end it in .nwb"):
+        write_nwb(tmp_path / "out.h5", recording, good)
+    with pytest.raises(InputError, match="make it first"):
+        write_nwb(tmp_path / "no" / "out.nwb", recording, good)
+    with pytest.raises(InputError, match="no such file"):
+        write_nwb(out, recording, good, into=tmp_path / "gone.nwb")
+    with pytest.raises(InputError, match="no latent_mean of evkf"):
+        read_results(source)
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_links_to_other_files_are_not_broken_by_a_copy_elsewhere(source, tmp_path):
+    with h5py.File(source, "a") as file:
+        file["acquisition/far"] = h5py.ExternalLink("video.h5", "/data")
+    with pytest.raises(InputError, match=r"a link to video.h5 .*write to the same folder"):
+        write_nwb(tmp_path / "out.nwb", read_nwb(source, 0.1), made_up(read_nwb(source, 0.1)))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_recording_is_what_it_was_after_a_round_trip(tmp_path, seed):
+    path, recording = tmp_path / "made.nwb", simulated()
+    recording_to_nwb(path, recording, seed)
+    got = read_nwb(path, 0.02, "start_time", behaviour=["hand", "pupil"])
+    assert got.lengths == recording.lengths
+    np.testing.assert_array_equal(got.masks, recording.masks)
+    np.testing.assert_array_equal(got.counts, np.where(recording.masks, recording.counts, 0))
+    np.testing.assert_array_equal(got.start_times, recording.start_times)
+    for name, values in recording.behaviour.items():
+        np.testing.assert_allclose(got.behaviour[name], values, rtol=1e-14)
+    for name in ("id", "area"):
+        assert got.units[name].tolist() == recording.units[name].tolist()
+    for name, values in recording.trials.items():
+        assert got.trials[name].tolist() == values.tolist()
+    check_with_others(path)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.001, 0.01, 0.02, 1 / 3]))
+def test_spikes_are_found_in_the_bins_they_were_placed_in(seed, width):
+    from evkf.data._spikes import bin_spikes
+    from evkf.data.nwb_write import _place
+
+    rng = np.random.default_rng(seed)
+    start = rng.uniform(0, 1e5)
+    counts = rng.poisson(rng.uniform(0, 5), 50)
+    begins = start + width * np.arange(50)
+    for source in (None, rng):
+        times = _place(begins, counts, width, source)
+        np.testing.assert_array_equal(bin_spikes(times, start, width, 50), counts)
+
+
+def test_an_unbroken_recording_is_read_back_as_one_session(tmp_path):
+    recording = simulated(
+        lengths=(60,), start_times=np.array([2.5]), trials={}, units={"id": np.array(list("abcd"))}
+    )
+    recording_to_nwb(tmp_path / "a.nwb", recording)
+    got = read_nwb(tmp_path / "a.nwb", 0.02)
+    # the session begins and ends with what any unit was observed in
+    seen = np.flatnonzero(recording.masks.any(axis=1))
+    part = slice(seen[0], seen[-1] + 1)
+    np.testing.assert_array_equal(got.masks, recording.masks[part])
+    kept = np.where(recording.masks, recording.counts, 0)[part]
+    np.testing.assert_array_equal(got.counts, kept)
+    assert got.units["unit_name"].tolist() == list("abcd")
+
+
+def test_columns_of_lists_and_a_unit_never_observed_survive(tmp_path):
+    masks = np.ones((60, 4), bool)
+    masks[:, 2] = False
+    lists = np.empty(3, object)
+    lists[:] = [np.array([1.0]), np.zeros(0), np.array([2.0, 3.0])]
+    recording = simulated(masks=masks, trials={"barriers": lists})
+    recording_to_nwb(tmp_path / "a.nwb", recording)
+    got = read_nwb(tmp_path / "a.nwb", 0.02, "start_time")
+    np.testing.assert_array_equal(got.masks, masks)
+    assert [row.tolist() for row in got.trials["barriers"]] == [[1.0], [], [2.0, 3.0]]
+
+
+def test_what_has_no_spikes_or_no_place_in_time_is_refused(tmp_path):
+    out = tmp_path / "a.nwb"
+    with pytest.raises(InputError, match="no numbers of spikes"):
+        recording_to_nwb(out, simulated(counts=np.full((60, 4), 0.5)))
+    for starts in ([0.1, 0.2, 2.0], [-0.1, 0.5, 2.0], [5.0, 0.5, 2.0]):
+        with pytest.raises(InputError, match="overlap, are out of order or begin before 0"):
+            recording_to_nwb(out, simulated(start_times=np.array(starts)))
+    recording_to_nwb(out, simulated())
+    with pytest.raises(InputError, match="there is a file already"):
+        recording_to_nwb(out, simulated())
+    recording_to_nwb(out, simulated(), overwrite=True)
+    assert json.dumps(list_nwb(out))
