@@ -190,6 +190,6 @@ def _check_samples(times: np.ndarray, values: np.ndarray, source: str) -> None:
     rows = ~np.isfinite(values.reshape(len(times), -1)).all(axis=1)
     if rows.any():
         first = int(np.argmax(rows))
-        what = f"{rows.sum()} of {len(rows)} samples with NaN or inf, "
+        what = f"{rows.sum()} of {len(times)} samples with NaN or inf, "
         what += f"the first at index {first}, {times[first]} s"
         raise InputError(what, source, "clean or interpolate them, or leave out the column")
