@@ -206,6 +206,14 @@ def test_references_are_refused(tmp_path):
         read_arrays(tmp_path / "a.h5", 0.01)
 
 
+def test_names_that_are_not_utf8(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file[b"b\xfcro"] = np.ones((6, 3), int)
+        file["x"] = 1
+    with pytest.raises(InputError, match=r"no counts among the arrays b\\xfcro, x"):
+        read_arrays(tmp_path / "a.h5", 0.01)
+
+
 def test_damaged_files_are_named(path, full):
     write_arrays(path, full)
     content = path.read_bytes()

@@ -154,7 +154,9 @@ def open_hdf5(path: Path, leave_out: Collection[str] = ()) -> Iterator[dict[str,
     check_file(path)
     found: dict[str, Any] = {}
 
-    def collect(name: str, item: Any) -> None:
+    def collect(name: str | bytes, item: Any) -> None:
+        if isinstance(name, bytes):  # what h5py makes of names that are not UTF-8
+            name = name.decode("utf-8", "backslashreplace")
         if isinstance(item, h5py.Dataset) and name not in leave_out:
             found[name] = item
 
