@@ -37,8 +37,12 @@ def full() -> Recording:
             "hand/position": rng.normal(size=(10, 2)).astype(np.float32),
             "lick": masks[:, 0],
         },
-        trials={"target": np.array([3, 1]), "name": np.array(["ü", "longer"], "<U9")},
-        units={"id": np.array(["a", "b", "c"]), "position": rng.normal(size=(3, 2, 2))},
+        trials={"target": np.array([3, 1]), "name": np.array(["ü€", "longer"], "<U9")},
+        units={
+            "id": np.array(["a", "b", "c"]),
+            "area": np.array([b"M1", b"PMd", b""]),
+            "position": rng.normal(size=(3, 2, 2)),
+        },
     )
 
 

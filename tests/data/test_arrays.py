@@ -214,6 +214,14 @@ def test_names_that_are_not_utf8(tmp_path):
         read_arrays(tmp_path / "a.h5", 0.01)
 
 
+def test_text_of_any_length(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["counts"] = np.ones((6, 3), int)
+        file["unit_id"] = ["ü", "long one", ""]
+    ids = read_arrays(tmp_path / "a.h5", 0.01).units["id"]
+    assert (ids.dtype.kind, ids.tolist()) == ("U", ["ü", "long one", ""])
+
+
 def test_damaged_files_are_named(path, full):
     write_arrays(path, full)
     content = path.read_bytes()

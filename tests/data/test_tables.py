@@ -52,7 +52,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 def test_what_would_be_lost_is_not_written(tmp_path, full):
-    says = "'hand/position', behaviour 'lick', trials 'target', .*units 'position', masks would be"
+    says = "'hand/position', behaviour 'lick', trials 'target', .*units 'area', .*, masks would be"
     with pytest.raises(InputError, match=says):
         write_arrays(tmp_path / "a.csv", full)
     assert not list(tmp_path.iterdir())

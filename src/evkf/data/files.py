@@ -175,12 +175,12 @@ def load(dataset: Any, rows: slice = slice(None)) -> np.ndarray:
     h5py = import_h5py()
     if dataset.shape == ():
         rows = ()  # type: ignore[assignment]
-    if dataset.dtype.kind != "O":
-        return np.asarray(dataset[rows])
-    if h5py.check_string_dtype(dataset.dtype) is None:
+    text = h5py.check_string_dtype(dataset.dtype)
+    if text is None and dataset.dtype.kind == "O":
         raise _objects(dataset.file.filename, dataset.name.strip("/"))
-    text = np.asarray(dataset.asstr()[rows])
-    return text.astype(dataset.attrs.get("dtype", str))
+    if text is None or (text.encoding == "ascii" and text.length is not None):
+        return np.asarray(dataset[rows])
+    return np.asarray(dataset.asstr()[rows]).astype(f"U{int(dataset.attrs.get('characters', 0))}")
 
 
 def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -192,9 +192,11 @@ def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with h5py.File(path, "x") as file:
         for name, array in arrays.items():
             if array.dtype.kind == "U":
-                text = file.create_dataset(name, array.shape, h5py.string_dtype())
-                text[...] = array.astype(object)
-                text.attrs["dtype"] = array.dtype.str
+                # Of fixed length: over a damaged heap of other text HDF5 may hang.
+                text = np.char.encode(array, "utf-8")
+                kind = h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1))
+                stored = file.create_dataset(name, data=text.astype(kind))
+                stored.attrs["characters"] = array.dtype.itemsize // 4
             else:
                 file.create_dataset(name, data=array)
 
