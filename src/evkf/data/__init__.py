@@ -1,5 +1,8 @@
-"""Recordings in: files of many kinds become a `Recording`."""
+"""Recordings in and out: files of many kinds become a `Recording`, results become files."""
 
+from evkf.data.arrays import read_arrays, stream_arrays, write_arrays
+from evkf.data.convert import from_neo, from_pynapple, to_neo, to_pynapple
+from evkf.data.kilosort import read_kilosort
 from evkf.data.nwb import NwbWarning, list_nwb, read_nlb, read_nwb
 from evkf.data.nwb_stream import stream_nwb
 from evkf.data.nwb_write import Results, read_results, recording_to_nwb, write_nwb
@@ -9,11 +12,19 @@ __all__ = [
     "NwbWarning",
     "Recording",
     "Results",
+    "from_neo",
+    "from_pynapple",
     "list_nwb",
+    "read_arrays",
+    "read_kilosort",
     "read_nlb",
     "read_nwb",
     "read_results",
     "recording_to_nwb",
+    "stream_arrays",
     "stream_nwb",
+    "to_neo",
+    "to_pynapple",
+    "write_arrays",
     "write_nwb",
 ]
