@@ -156,7 +156,7 @@ class Recording:
         if index.min() < 0 or index.max() >= self.num_trials:
             what = f"trial {index.max() if index.min() >= 0 else index.min()}"
             self._refuse(what, "trials", f"there are {self.num_trials}, counted from 0")
-        ends = np.cumsum(self.lengths)
+        ends = np.cumsum(self.lengths).tolist()
         bins = np.concatenate([np.arange(ends[k] - self.lengths[k], ends[k]) for k in index])
         return replace(
             self,
