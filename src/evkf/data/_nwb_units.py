@@ -86,10 +86,15 @@ class Units:
         self, units: np.ndarray, begins: Float[np.ndarray, " T"], bin_width: float
     ) -> Bool[np.ndarray, "T N"]:
         """True where observed: within `obs_intervals`, or from 0 on where the file has none."""
-        if self._observed is None:
-            session = np.array([[0.0, np.inf]])
-            return np.repeat(inside(begins, bin_width, session)[:, None], len(units), axis=1)
-        return np.stack([inside(begins, bin_width, self._observed[n]) for n in units], axis=1)
+        session, masks = np.array([[0.0, np.inf]]), np.empty((len(begins), len(units)), bool)
+        pairs = [session if self._observed is None else self._observed[unit] for unit in units]
+        # most units of a file were observed together
+        alike: dict[bytes, list[int]] = {}
+        for column, intervals in enumerate(pairs):
+            alike.setdefault(intervals.tobytes(), []).append(column)
+        for columns in alike.values():
+            masks[:, columns] = inside(begins, bin_width, pairs[columns[0]])[:, None]
+        return masks
 
     def span(self) -> tuple[float, float, bool]:
         """When the session begins and ends, and whether the last spike is all that tells."""
