@@ -1,5 +1,7 @@
 """Bad input at the boundary: refused, with what is wrong, where, and what to do about it."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -322,6 +324,13 @@ def test_refused(act, what, where, remedy):
 def test_errors_can_be_caught_as_values():
     assert issubclass(InputError, EvkfError)
     assert issubclass(InputError, ValueError)
+
+
+def test_errors_can_be_handed_to_another_process():
+    error = InputError("negative count", "ys[0]", "pass counts")
+    again = copy.copy(error)
+    assert (again.what, again.where, again.remedy) == ("negative count", "ys[0]", "pass counts")
+    assert str(again) == str(error)
 
 
 def test_masked_entries_may_be_anything():

@@ -23,3 +23,7 @@ class InputError(EvkfError, ValueError):
     def __init__(self, what: str, where: str, remedy: str):
         self.what, self.where, self.remedy = what, where, remedy
         super().__init__(f"{what} (in {where}): {remedy}")
+
+    def __reduce__(self) -> tuple:
+        # Processes hand exceptions to one another by their arguments.
+        return type(self), (self.what, self.where, self.remedy)
