@@ -9,7 +9,15 @@ import pytest
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.dynamics import Linear, NaturalDynamics, Network, ResidualMLP, ResidualRBF, VanDerPol
+from evkf.dynamics import (
+    GammaDynamics,
+    Linear,
+    NaturalDynamics,
+    Network,
+    ResidualMLP,
+    ResidualRBF,
+    VanDerPol,
+)
 from evkf.errors import InputError
 from evkf.filters import VJF, DirectVJF, State, VariationalKalmanFilter, scan_filter
 from evkf.filters.least_squares import Pairs, absorb, fit
@@ -212,13 +220,29 @@ def test_another_trial_keeps_what_was_learned(bins):
     assert np.all(np.isfinite(trace.info.elbo))
 
 
+def test_gaps_of_many_saturating_latents_are_averaged_over_many_samples():
+    """Too many for a grid: within the error of a thousand samples, whatever the bins use."""
+    dim, num = 11, 100_000
+    family = fam.ContinuousBernoulli(dim)
+    dynamics = NaturalDynamics(family, Network([dim, 4, dim], KEY, output_scale=0.3))
+    model = Model(dynamics, lik.Gaussian(np.ones((1, dim))))
+    zs = family.sample(model.prior, KEY, num)
+    there = np.asarray(jax.vmap(model.transition, (0, None))(zs, jnp.zeros(0)))
+    most = 5 * there.std(axis=0) / np.sqrt(1000)
+    for filter in (DirectVJF(iterations=1, num_samples=1, learn=False), VJF(hidden=1)):
+        start = filter.init(model)
+        got, _ = jax.jit(filter.step)(model, start, jnp.zeros(1), jnp.zeros(1, bool), KEY)
+        assert np.all(np.abs(got.belief - there.mean(axis=0)) < most)
+
+
 GAUSSIAN = Model(Linear([[0.9]], 0.1), lik.Poisson([[1.0]]))
 DIAGONAL = Model(GAUSSIAN.dynamics, GAUSSIAN.likelihood, family=fam.DiagonalGaussian(1))
-FULL = Model(
-    ResidualRBF(2, np.array([[0.2, 0.1], [0.1, 0.2]]), KEY),
-    lik.Poisson(np.eye(2)),
-    family=fam.DiagonalGaussian(2),
+CORRELATED = np.array([[0.2, 0.1], [0.1, 0.2]])
+FULL, FULL_LINEAR = (
+    Model(dynamics, lik.Poisson(np.eye(2)), family=fam.DiagonalGaussian(2))
+    for dynamics in (ResidualRBF(2, CORRELATED, KEY), Linear(np.eye(2), CORRELATED))
 )
+POSITIVE = Model(GammaDynamics(Network([1, 2, 1], KEY), 1, 4.0), lik.Poisson([[1.0]]))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +251,10 @@ FULL = Model(
         (lambda: VJF().init(GAUSSIAN), "Gaussian beliefs"),
         (lambda: DirectVJF().init(GAUSSIAN), "DiagonalGaussian"),
         (lambda: VJF().init(FULL), "full noise"),
+        (lambda: VJF().init(FULL_LINEAR), "full noise"),
+        (lambda: DirectVJF().init(FULL_LINEAR), "full noise"),
+        (lambda: VJF().init(POSITIVE), "use VariationalKalmanFilter or ParticleFilter"),
+        (lambda: DirectVJF().init(POSITIVE), "use VariationalKalmanFilter or ParticleFilter"),
         (lambda: VJF(hidden=0), "hidden"),
         (lambda: VJF(warm_up=-1), "warm_up"),
         (lambda: VJF(parts=("prior",)), "parts"),

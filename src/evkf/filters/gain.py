@@ -108,8 +108,10 @@ def condition(
         root = cholesky(jnp.eye(columns, dtype=seen.dtype) + seen.T @ seen)
         white, rest = solve_lower(root, seen.T), solve_lower(root, spread.T)
         gain, remaining = rest.T @ white, rest.T
-        explained = white @ residual
-        square = residual @ residual - explained @ explained
+        explained = solve_lower(root, white @ residual, transposed=True)
+        # What is left and what it took: squares again, as their difference would cancel.
+        left = residual - seen @ explained
+        square = left @ left + explained @ explained
     else:
         root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
         inverse = inverse_lower(root)

@@ -27,8 +27,9 @@ class UnscentedKalman(PredictUpdate):
 
     With $\\lambda = \\alpha^2(L + \\kappa) - L$ the points are m and $m \\pm \\sqrt{L + \\lambda}$
     times the columns of a root of P. The observation counts as Gaussian; its covariance given the
-    state (`likelihood.cov`) is averaged over the points. `Info.elbo` is the log density of the
-    observation under that Gaussian.
+    state (`likelihood.cov`) is averaged over the points, over the outer ones alone where the
+    weight of the centre is negative. `Info.elbo` is the log density of the observation under that
+    Gaussian.
 
     Covariances are positive definite by construction, for which the weight of the centre in them,
     $\\lambda/(L + \\lambda) + 1 - \\alpha^2 + \\beta$, must not be negative: a very small alpha is
@@ -99,7 +100,9 @@ class UnscentedKalman(PredictUpdate):
         expected = averages @ images
         moved = ((images - expected) * spreads[:, None]).T
         deviations = ((points - mean) * spreads[:, None]).T
-        noise = jnp.tensordot(averages, jax.vmap(likelihood.cov)(points), 1)
+        # Means may be extrapolated, with a negative weight of the centre; variances may not.
+        shares = jnp.maximum(averages, 0)
+        noise = jnp.tensordot(shares / jnp.sum(shares), jax.vmap(likelihood.cov)(points), 1)
         bin = read_bin(model, y, mask)
         return linear_update(prediction, deviations, moved, expected, noise, *bin)
 

@@ -11,7 +11,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import ResidualRBF
 from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, read_step
@@ -19,7 +18,7 @@ from evkf.filters.learned import check_parts, learned
 from evkf.filters.least_squares import Pairs, absorb, fit
 from evkf.filters.single_step import (
     averaged,
-    check_family,
+    check_model,
     from_free,
     settle,
     to_free,
@@ -153,16 +152,12 @@ class VJF(Filter):
 
     def init(self, model: Model) -> VJFState:
         family, dynamics = model.family, model.dynamics
-        check_family(family, "VJF")
+        check_model(model, "VJF")
         before = to_free(family, model.prior)
         dtype = before.dtype
         num = rows = 0
         if self._recursive(model):
             assert isinstance(dynamics, ResidualRBF)
-            if not isinstance(dynamics.noise, DiagonalCovariance):
-                raise InputError(
-                    "ResidualRBF with a full noise matrix", "VJF", "pass one variance per latent"
-                )
             num, rows = len(dynamics.weight), self.warm_up
         size = model.likelihood.num_channels + before.size
         recognition = Recognition(size, self.hidden, before, jax.random.key(self.seed))
@@ -194,7 +189,7 @@ class VJF(Filter):
         model = state.model if self.learn else model
         family = model.family
         predict_key, past_key, own_key = jax.random.split(key, 3)
-        prediction = averaged(model, state.belief, u, predict_key, 64)
+        prediction = averaged(model, state.belief, u, predict_key)
         filled = jnp.where(mask, y, model.likelihood.mean(family.mean(prediction.belief)))
         before, past = to_free(family, state.belief), family.sample(state.belief, past_key, 1)[0]
         chosen, held = self._split(model)

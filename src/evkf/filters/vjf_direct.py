@@ -15,7 +15,7 @@ from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.learned import check_parts, learned
 from evkf.filters.single_step import (
     averaged,
-    check_family,
+    check_model,
     conditional,
     from_free,
     log_conditional,
@@ -98,7 +98,7 @@ class DirectVJF(Filter):
         self.learn, self.parts, self.optimiser = learn, check_parts(parts), optimiser
 
     def init(self, model: Model) -> DirectVJFState:
-        check_family(model.family, "DirectVJF")
+        check_model(model, "DirectVJF")
         flat, _ = ravel_pytree(eqx.filter(model, learned(model, self.parts)))
         return DirectVJFState(model.prior, model, self.optimiser.init(flat))
 
@@ -118,7 +118,7 @@ class DirectVJF(Filter):
         y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
-        prediction = averaged(model, state.belief, u, predict_key, self.num_samples)
+        prediction = averaged(model, state.belief, u, predict_key)
         free = self._fit(model, state.belief, prediction.belief, y, mask, fit_key, u)
         belief = from_free(model.family, free)
         chosen, held = eqx.partition(model, learned(model, self.parts))
