@@ -28,16 +28,19 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step can say about itself.
+    """What a step can say about itself; NaN is what a method does not know.
 
     Attributes:
-        elbo: $L_t$, expected log-likelihood minus divergence from the prediction, extrapolated to
-            second order over the last step; 0 where nothing was observed, NaN where the update
-            fell back.
+        elbo: What the method has for $\\log p(y_t | y_{<t})$: `VariationalKalmanFilter` $L_t$,
+            expected log-likelihood minus divergence from the prediction, extrapolated to second
+            order over the last step; VJF a sample of $M_t$; the others an estimate of the evidence
+            itself. 0 where nothing was observed, NaN where the update fell back.
         single_step: $M_t$, the bound of methods that skip the prediction step.
         gap: $L_t - M_t$; not negative when the variance correction is off.
-        evaluations: Evaluations of gradient and curvature the update took.
-        residual: Relative residual of the fixed point at which the update stopped.
+        evaluations: Evaluations of the gradient that the step took, with the curvature where it is
+            used; 0 for methods without.
+        residual: Relative residual of the fixed point at which an update of
+            `VariationalKalmanFilter` stopped.
         status: Bits of `evkf.Status`.
     """
 
@@ -284,10 +287,10 @@ def read_key(key: Key | None, remedy: str) -> Key:
     return key
 
 
-def evidence_info(evidence: Scalar, status: Int[Array, ""]) -> Info:
+def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0) -> Info:
     """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
     nan = jnp.full_like(evidence, jnp.nan)
-    return Info(evidence, nan, nan, jnp.asarray(0), nan, status)
+    return Info(evidence, nan, nan, jnp.asarray(evaluations), nan, status)
 
 
 def read_step(

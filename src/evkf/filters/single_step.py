@@ -21,6 +21,7 @@ from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
 
 MAX_STD = 1e4
+"""Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
 
 MANY = 1024
 """Samples of $q_{t-1}$ that a prediction averages over where a grid would be too large."""
