@@ -114,6 +114,24 @@ def test_unscented_noise_stays_positive_where_the_centre_counts_negative(options
     assert np.all(np.diagonal(state.belief.cov) > 0.5)
 
 
+def test_functions_of_a_user_can_be_filtered_as_gaussian():
+    """The same as the likelihood that they spell out."""
+    C, R = np.array([[1.0, 0.5], [-0.3, 0.8]]), np.array([0.3, 0.6])
+    given = lik.Custom(
+        lambda C, z, y: -0.5 * (y - C @ z) ** 2,
+        2,
+        jnp.asarray(C),
+        mean_fn=lambda C, z: C @ z,
+        cov_fn=lambda C, z: jnp.asarray(R),
+    )
+    filter, y = ExtendedKalman(), jnp.array([1.0, -0.5])
+    models = [
+        Model(dyn.VanDerPol(), likelihood) for likelihood in (given, lik.Gaussian(C, None, R))
+    ]
+    got, want = (filter.step(model, filter.init(model), y) for model in models)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), got, want)
+
+
 def flow(z):
     return z + 0.1 * np.array([z[1], 1.5 * (1 - z[0] ** 2) * z[1] - z[0]])
 
@@ -384,6 +402,8 @@ def test_refused(name):
     [
         (lambda: ParticleFilter(1), "num_particles"),
         (lambda: EnsembleKalman(0), "num_members"),
+        (lambda: ParticleFilter(1e2), "num_particles"),
+        (lambda: EnsembleKalman(1e2), "num_members"),
         (lambda: UnscentedKalman(alpha=0.0), "alpha"),
         (lambda: UnscentedKalman(beta=np.nan), "beta"),
         (lambda: UnscentedKalman(kappa=-2.0).init(VDP), "kappa"),

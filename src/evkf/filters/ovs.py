@@ -37,7 +37,7 @@ from evkf.filters.learned import (
     visit,
 )
 from evkf.filters.predict import predict
-from evkf.filters.ridge import Ridge, fit, no_ridge, values
+from evkf.filters.ridge import Ridge, first_outputs, fit, no_ridge, values
 from evkf.filters.single_step import MAX_STD
 from evkf.model import Model
 from evkf.numerics import all_finite, cholesky, tree_where
@@ -199,7 +199,7 @@ class OnlineVariationalSmoother(Filter):
             family.mean(state.belief),
             jnp.sqrt(family.var(state.belief)),
             cholesky(family.cov(state.belief)),
-            state.past,
+            state.past if self.learn else first_outputs(state.past, 1 + family.dim),
         )
         shift, log_scale, kernel = self._optimise(now, state.kernel, seen, fit_key)
         mean, std = now.mean + now.std * shift, now.std * jnp.exp(log_scale)
