@@ -100,9 +100,8 @@ class UnscentedKalman(PredictUpdate):
         expected = averages @ images
         moved = ((images - expected) * spreads[:, None]).T
         deviations = ((points - mean) * spreads[:, None]).T
-        # Means may be extrapolated, with a negative weight of the centre; variances may not.
-        shares = jnp.maximum(averages, 0)
-        noise = jnp.tensordot(shares / jnp.sum(shares), jax.vmap(likelihood.cov)(points), 1)
+        shares = self._shares(len(mean), mean.dtype)
+        noise = jnp.tensordot(shares, jax.vmap(likelihood.cov)(points), 1)
         bin = read_bin(model, y, mask)
         return linear_update(prediction, deviations, moved, expected, noise, *bin)
 
@@ -120,6 +119,12 @@ class UnscentedKalman(PredictUpdate):
                 "raise alpha (to 1, say), beta or kappa",
             )
         return total, average, spread
+
+    def _shares(self, dim: int, dtype: jnp.dtype) -> Float[Array, " S"]:
+        """Weights of the points in the mean of what may not become negative."""
+        total, average, _ = self._weights(dim)
+        others = 0.5 / total if average >= 0 else 0.5 / dim
+        return jnp.asarray(np.append(max(average, 0.0), np.full(2 * dim, others)), dtype)
 
     def _points(
         self, mean: Vector, root: Matrix
