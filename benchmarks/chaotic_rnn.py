@@ -17,7 +17,7 @@ from closing import close
 
 from evkf.dynamics import ChaoticRNN
 from evkf.families import Gaussian
-from evkf.filters import VariationalKalmanFilter, scan_filter
+from evkf.filters import ParticleFilter, VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import StudentT
 from evkf.model import Model, simulate
 
@@ -44,33 +44,6 @@ def rmse(mean: jax.Array, zs: jax.Array) -> float:
     return float(jnp.mean(jnp.sqrt(jnp.mean((mean - zs) ** 2, axis=-1))))
 
 
-@jax.jit
-def particle_means(model: Model, ys: jax.Array, key: jax.Array) -> jax.Array:
-    """Bootstrap particle filter with systematic resampling at half the effective sample size."""
-    dynamics, none = model.dynamics, jnp.zeros(0)
-    seen = jnp.ones(ys.shape[1], bool)
-
-    def body(carry, inputs):
-        zs, log_w = carry
-        y, key = inputs
-        move_key, pick_key = jax.random.split(key)
-        means = jax.vmap(dynamics.mean, (0, None))(zs, none)
-        zs = means + jax.random.normal(move_key, zs.shape) @ dynamics.noise.root().T
-        log_w = log_w + jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, y, seen)
-        w = jax.nn.softmax(log_w)
-        mean = w @ zs
-        grid = (jnp.arange(PARTICLES) + jax.random.uniform(pick_key)) / PARTICLES
-        chosen = jnp.clip(jnp.searchsorted(jnp.cumsum(w), grid), 0, PARTICLES - 1)
-        few = 1 / jnp.sum(w**2) < PARTICLES / 2
-        zs = jnp.where(few, zs[chosen], zs)
-        log_w = jnp.where(few, jnp.zeros(PARTICLES), log_w - jnp.max(log_w))
-        return (zs, log_w), mean
-
-    start = model.family.sample(model.prior, key, PARTICLES)
-    keys = jax.random.split(key, len(ys))
-    return jax.lax.scan(body, (start, jnp.zeros(PARTICLES)), (ys, keys))[1]
-
-
 def run(quick: bool) -> dict:
     """All figures of the benchmark."""
     trials = 3 if quick else TRIALS
@@ -86,8 +59,9 @@ def run(quick: bool) -> dict:
             inside.append(float(jnp.mean(jnp.abs(trace.belief.mean - zs) < 1.6449 * std)))
             evaluations.append(float(jnp.mean(trace.info.evaluations)))
             if L == 2:
-                means = particle_means(model, ys, jax.random.key(trial))
-                particles.append(rmse(means, zs))
+                key = jax.random.key(trial)
+                _, cloud = scan_filter(ParticleFilter(PARTICLES), model, ys, key=key)
+                particles.append(rmse(cloud.belief.mean, zs))
         row = {
             "L": L,
             "trials": trials,

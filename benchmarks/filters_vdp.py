@@ -73,20 +73,8 @@ def learning_filter(make: Callable[[bool], Filter], model: Model, ys: np.ndarray
     learning, frozen = make(True), make(False)
     ran = Streamed(learning, model)(model, ys[:LEARNED], seed)
     learned = ran.state.model
-    state = frozen_state(frozen, ran.state)
-    rest = Streamed(frozen, learned)(learned, ys[LEARNED:], 1000 + seed, state)
+    rest = Streamed(frozen, learned)(learned, ys[LEARNED:], 1000 + seed, ran.state)
     return Ran(ran.belief, rest.belief, learned, ran.step_ms)
-
-
-def frozen_state(frozen: Filter, learned: tuple) -> tuple:
-    """The state of a learning filter, as one that does not learn the model holds it."""
-    fresh = frozen.init(learned.model)
-
-    def shapes(tree):
-        return jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)]
-
-    fields = learned._asdict().items()
-    return fresh._replace(**{k: x for k, x in fields if shapes(x) == shapes(getattr(fresh, k))})
 
 
 def vjf(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:

@@ -8,12 +8,12 @@ programs count in the latter.
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from closing import close
 
 from evkf.gpfa import GPFA
 
@@ -78,15 +78,12 @@ def main() -> int:
     print("one iteration: {:.0f} ms, of processor {:.0f} ms".format(*(1e3 * each)))
     print(f"least gain of {len(gains)} iterations: {gains.min():.2g} nats per bin")
     print(f"true states explained: {share:.3f}")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
     missed = []
     if len(gains) != iterations or gains.min() <= 0:
         missed.append("an iteration did not raise the log-likelihood")
     if share < LEAST_EXPLAINED:
         missed.append(f"less than {LEAST_EXPLAINED} of the states explained")
-    print("\n".join(missed) if missed else "all targets met")
-    return bool(missed)
+    return close(result, missed, options.json)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ class Streamed:
         step.load(model)
         carry = step.init()
         if state is not None:
-            flat = ravel_pytree(state)[0]
+            flat, start = ravel_pytree(state)[0], ravel_pytree(step.state(carry))[0]
+            assert len(flat) == len(start), "the state of another filter, or of another model"
             carry = carry.at[: len(flat)].set(flat)
         keys = list(jax.random.split(jax.random.key(seed), len(ys)))
         ys, seen, one = np.asarray(ys), np.ones(ys.shape[1], bool), np.ones(())

@@ -12,7 +12,14 @@ from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.covariance import as_covariance
 from evkf.errors import EvkfError, InputError
-from evkf.filters import State, VariationalKalmanFilter, scan_filter
+from evkf.filters import (
+    CompiledStep,
+    ExtendedKalman,
+    ParticleFilter,
+    State,
+    VariationalKalmanFilter,
+    scan_filter,
+)
 from evkf.model import Model, simulate
 from evkf.types import Status
 from tests.quick import quick_compilation  # noqa: F401
@@ -52,6 +59,11 @@ def scan(ys=YS, masks=None, us=None, model=POISSON, **options):
 
 def step(y=YS[0], mask=None, model=POISSON, filter=FILTER, **options):
     return filter.step(model, filter.init(model), jnp.asarray(y), mask, **options)
+
+
+def compiled(key=False, own=None):
+    built = CompiledStep(FILTER, POISSON, key=key)
+    return built(built.init(), YS[0], YS[0] > 0, key=own)
 
 
 def spoiled(index, value):
@@ -229,6 +241,20 @@ RECORDINGS = {
     "one bin": (lambda: scan(YS[0]), "(3,) for 3 channels", "ys", "(bins, 3)"),
     "transposed": (lambda: scan(YS.T), "(3, 5) for 3 channels", "ys", "transpose"),
     "a batch": (lambda: scan(YS[None]), "(1, 5, 3)", "ys", "(bins, 3)"),
+    "trials side by side": (
+        lambda: scan(YS[None]),
+        "(1, 5, 3)",
+        "ys",
+        "mark the starts with fresh=",
+    ),
+    "trials in a list": (lambda: scan([YS, YS[:2]]), "unequal lengths", "ys", "concatenate trials"),
+    "no filter": (
+        lambda: scan_filter(VariationalKalmanFilter, POISSON, YS),
+        "type",
+        "filter",
+        "subclass evkf.filters.Filter",
+    ),
+    "a seed for a key": (lambda: scan(key=0), "key of type int", "key", "jax.random.key(0)"),
     "a number": (lambda: scan(3.0), "shape ()", "ys", "(bins, 3)"),
     "ragged objects": (lambda: scan(YS.astype(object)), "type object", "ys", "real numbers"),
     "complex": (lambda: scan(YS + 0j), "type complex128", "ys", "real numbers"),
@@ -282,6 +308,27 @@ STEPS = {
     "input shape": (lambda: step(model=DRIVEN, u=jnp.ones(2)), "(2,)", "u", "(1,)"),
     "input not wanted": (lambda: step(u=jnp.ones(1)), "(1,)", "u", "take 0"),
     "no key for sampling": (lambda: step(model=CUSTOM), "no key", "key", "sampled"),
+    "a seed for a key": (lambda: step(key=0), "key of type int", "key", "jax.random.key(0)"),
+    "particles without a key": (
+        lambda: step(filter=ParticleFilter(9)),
+        "no key",
+        "key",
+        "key=jax.random.key(0)",
+    ),
+    "compiled particles without a key": (
+        lambda: CompiledStep(ParticleFilter(9), POISSON),
+        "no key for ParticleFilter",
+        "key",
+        "CompiledStep(..., key=True)",
+    ),
+    "a compiled bin without a key": (lambda: compiled(key=True), "no key", "key", "fold_in"),
+    "a key too many": (lambda: compiled(own=KEY), "built without", "key", "key=True"),
+    "no moments for a Kalman filter": (
+        lambda: step(model=CUSTOM, filter=ExtendedKalman()),
+        "ExtendedKalman needs mean and covariance of y given z: no mean_fn was given, no cov_fn",
+        "Custom",
+        "pass cov_fn=..., or use VariationalKalmanFilter or ParticleFilter",
+    ),
     "no key for Monte-Carlo": (
         lambda: step(filter=VariationalKalmanFilter("monte_carlo")),
         "no key",

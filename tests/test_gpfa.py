@@ -221,6 +221,19 @@ def test_settings_changed_after_fit_wait_for_the_next(fitted, trials):
         fitted.set_params(taus=3)
 
 
+def test_it_says_what_it_is(fitted):
+    assert "latents=2" in repr(GPFA(latents=2))
+    assert "fitted" not in repr(GPFA())
+    assert "fitted to 4 neurons: timescales [" in repr(fitted)
+
+
+def test_fit_and_transform_in_one(fitted, trials):
+    for one, other in zip(
+        clone(fitted).fit_transform(trials), fitted.transform(trials), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("ask", ["transform", "rates", "score"])
 def test_not_fitted(trials, ask):
     with pytest.raises(InputError, match="not fitted yet"):
@@ -250,6 +263,8 @@ def hole(trials, value):
         (lambda X: X, {"tau": [1.0, 2.0]}, "tau of shape"),
         (lambda X: X, {"bin_width": 0.0}, "bin_width must be positive"),
         (lambda X: X, {"max_iterations": 0}, "max_iterations = 0"),
+        (lambda X: X, {"tolerance": np.nan}, "tolerance = nan"),
+        (lambda X: X, {"tolerance": -1.0}, "tolerance = -1.0"),
     ],
 )
 def test_refuses(trials, change, options, what):

@@ -126,6 +126,10 @@ class GPFA:
         self._fitted = params, self.square_root
         return self
 
+    def fit_transform(self, X: Any, y: None = None) -> Any:
+        """Learn from observations, and return the states found in them, as `transform` does."""
+        return self.fit(X).transform(X)
+
     def transform(self, X: Any, return_cov: bool = False) -> Any:
         """Means (bins, latents) of the orthonormalised latents, given all of their trial.
 
@@ -170,6 +174,13 @@ class GPFA:
             total = _log_lik(params, *_pad(trials, GRAIN))
         return float(total) / sum(len(trial) for trial in trials)
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        if not hasattr(self, "_fitted"):
+            return f"GPFA({given})"
+        timescales = np.array2string(self.tau_, precision=3)
+        return f"GPFA({given}), fitted to {self.n_features_in_} neurons: timescales {timescales}"
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of the constructor; there is nothing deeper."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
@@ -187,6 +198,9 @@ class GPFA:
         neurons = ys.shape[1]
         check_whole(self.latents, 1, "latents")
         check_whole(self.max_iterations, 1, "max_iterations")
+        if not self.tolerance >= 0:
+            what = f"tolerance = {self.tolerance}"
+            raise InputError(what, "tolerance", "pass a gain in nats per bin, zero or more")
         if self.latents > neurons:
             what = f"{self.latents} latents of {neurons} neurons"
             raise InputError(what, "latents", "pass no more than there are neurons")

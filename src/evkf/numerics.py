@@ -106,13 +106,16 @@ def inverse_positive(
     return jnp.stack([jnp.stack(row) for row in cofactors]) / det, jnp.log(det)
 
 
-def solve_lower(root: Float[Array, "L L"], right: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
-    """Solve `root @ x = right` for a vector or the columns of a matrix."""
+def solve_lower(
+    root: Float[Array, "L L"], right: Float[Array, "L ..."], transposed: bool = False
+) -> Float[Array, "L ..."]:
+    """Solve `root @ x = right`, or with `root.T`, for a vector or the columns of a matrix."""
     size = root.shape[-1]
     if size <= UNROLL:
-        return inverse_lower(root) @ right
+        inverse = inverse_lower(root)
+        return (inverse.T if transposed else inverse) @ right
     columns = right[:, None] if right.ndim == 1 else right
-    solved = triangular_solve(root, columns, left_side=True, lower=True)
+    solved = triangular_solve(root, columns, left_side=True, lower=True, transpose_a=transposed)
     return solved[:, 0] if right.ndim == 1 else solved
 
 

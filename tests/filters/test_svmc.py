@@ -11,7 +11,7 @@ from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.filters import StreamingVMC, scan_filter
 from evkf.filters.learned import Layers
-from evkf.filters.svmc import _draw, _gaussian_move, _natural_move
+from evkf.filters.svmc import _chosen, _gaussian_move, _natural_move
 from evkf.model import Model, simulate
 from evkf.types import Status
 from tests.filters.linear import kalman_run, linear_model
@@ -49,7 +49,10 @@ def test_continuous_bernoulli_proposals_keep_the_dynamics():
 
 def test_systematic_resampling_draws_in_proportion():
     cloud, weights = jnp.arange(4.0)[:, None], jnp.array([0.1, 0.0, 0.6, 0.3])
-    drawn = _draw(cloud, jnp.log(weights), KEY, 1000)[:, 0]
+    model, _, _ = linear_model(1)
+    state = StreamingVMC(num_particles=4).init(model)
+    state = state._replace(particles=cloud, log_weights=jnp.log(weights))
+    drawn = _chosen(state, KEY, 1000)[:, 0]
     counts = np.bincount(np.asarray(drawn, int), minlength=4)
     np.testing.assert_allclose(counts, 1000 * weights, atol=1)
 
@@ -100,8 +103,11 @@ def test_what_is_masked_does_not_matter_and_failures_fall_back():
     two, _ = step(model, state, jnp.array([1.0, jnp.nan, 3.0]), some, KEY)
     jax.tree.map(np.testing.assert_array_equal, one, two)
     again = filter.restart(model, one)
+    keys = jax.random.split(KEY)
     jax.tree.map(np.testing.assert_array_equal, again.belief, model.prior)
-    jax.tree.map(np.testing.assert_array_equal, again[3:], one[3:])
+    jax.tree.map(np.testing.assert_array_equal, again[3:-1], one[3:-1])
+    clouds = [step(model, again, jnp.zeros(3), none, key)[0].particles for key in keys]
+    assert np.all(clouds[0] != clouds[1])
     blind, info = step(model, state, jnp.full(3, jnp.nan), none, KEY)
     assert info.elbo == 0
     assert info.status == Status.OK

@@ -84,6 +84,54 @@ C, B = 0.6 * np.random.default_rng(1).normal(size=(5, 2)), np.full(5, 0.5)
 VDP = Model(dyn.VanDerPol(dt=0.01), lik.Poisson(C, B))
 
 
+def test_evidence_does_not_cancel_in_half_the_digits():
+    """Signals a thousand times the noise: nearly all of the residual is explained."""
+    rng = np.random.default_rng(0)
+    C, e = rng.normal(size=(100, 3)), rng.normal(size=3)
+    Y, X = 1000 * C, np.eye(3)
+    residual = Y @ e + rng.normal(size=100)
+    exact = condition(*map(jnp.asarray, (X, Y, residual))).fit
+    single = condition(*(jnp.asarray(x, jnp.float32) for x in (X, Y, residual))).fit
+    np.testing.assert_allclose(single, exact, atol=0.01)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.7}, {"kappa": -1.0}])
+def test_unscented_noise_stays_positive_where_the_centre_counts_negative(options):
+    """Spikes of probability p(1 - p) at points far out, where it is nearly zero."""
+    likelihood = lik.Bernoulli(3 * np.eye(2))
+    prior = fam.Gaussian(2).from_moments(jnp.zeros(2), 9.9 * jnp.eye(2))
+    model = Model(dyn.Linear(np.eye(2), 0.1), likelihood, prior)
+    filter = UnscentedKalman(**options)
+    state, info = filter.step(model, filter.init(model), jnp.array([1.0, 0.0]))
+    # By symmetry channels do not mix: each has two points of its own and two at its middle.
+    radius = 3 * np.sqrt(10 * filter.alpha**2 * (2 + filter.kappa))
+    slope = 0.5 * np.tanh(radius / 2) / radius * 3
+    spread = (np.tanh(radius / 2) / 2) ** 2 / (filter.alpha**2 * (2 + filter.kappa))
+    noise = (2 * 0.25 + 2 / (4 * np.cosh(radius / 2) ** 2)) / 4
+    want = 10 - (10 * slope) ** 2 / (spread + noise)
+    assert info.status == Status.OK
+    np.testing.assert_allclose(np.diagonal(state.belief.cov), want, rtol=1e-8)
+    assert np.all(np.diagonal(state.belief.cov) > 0.5)
+
+
+def test_functions_of_a_user_can_be_filtered_as_gaussian():
+    """The same as the likelihood that they spell out."""
+    C, R = np.array([[1.0, 0.5], [-0.3, 0.8]]), np.array([0.3, 0.6])
+    given = lik.Custom(
+        lambda C, z, y: -0.5 * (y - C @ z) ** 2,
+        2,
+        jnp.asarray(C),
+        mean_fn=lambda C, z: C @ z,
+        cov_fn=lambda C, z: jnp.asarray(R),
+    )
+    filter, y = ExtendedKalman(), jnp.array([1.0, -0.5])
+    models = [
+        Model(dyn.VanDerPol(), likelihood) for likelihood in (given, lik.Gaussian(C, None, R))
+    ]
+    got, want = (filter.step(model, filter.init(model), y) for model in models)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), got, want)
+
+
 def flow(z):
     return z + 0.1 * np.array([z[1], 1.5 * (1 - z[0] ** 2) * z[1] - z[0]])
 
@@ -354,6 +402,8 @@ def test_refused(name):
     [
         (lambda: ParticleFilter(1), "num_particles"),
         (lambda: EnsembleKalman(0), "num_members"),
+        (lambda: ParticleFilter(1e2), "num_particles"),
+        (lambda: EnsembleKalman(1e2), "num_members"),
         (lambda: UnscentedKalman(alpha=0.0), "alpha"),
         (lambda: UnscentedKalman(beta=np.nan), "beta"),
         (lambda: UnscentedKalman(kappa=-2.0).init(VDP), "kappa"),

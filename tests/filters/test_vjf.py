@@ -9,7 +9,15 @@ import pytest
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.dynamics import Linear, NaturalDynamics, Network, ResidualMLP, ResidualRBF, VanDerPol
+from evkf.dynamics import (
+    GammaDynamics,
+    Linear,
+    NaturalDynamics,
+    Network,
+    ResidualMLP,
+    ResidualRBF,
+    VanDerPol,
+)
 from evkf.errors import InputError
 from evkf.filters import VJF, DirectVJF, State, VariationalKalmanFilter, scan_filter
 from evkf.filters.least_squares import Pairs, absorb, fit
@@ -96,11 +104,13 @@ def test_direct_learns_by_its_bound():
     assert np.mean(trace.info.elbo[-50:]) > np.mean(trace.info.elbo[:50])
 
 
-def test_recursive_least_squares_is_bayes_rule():
+@pytest.mark.parametrize("noise", [0.1, [0.02, 0.18]])
+def test_recursive_least_squares_is_bayes_rule(noise):
+    """Of one noise for all latents: the mean of theirs, where they differ."""
     rng = np.random.default_rng(0)
-    dynamics = ResidualRBF(2, 0.1, KEY, num=6, num_inputs=1)
+    dynamics = ResidualRBF(2, noise, KEY, num=6, num_inputs=1)
     weight = jnp.asarray(rng.normal(size=dynamics.weight.shape))
-    dynamics = eqx.tree_at(lambda d: d.weight, dynamics, weight)
+    dynamics, noise = eqx.tree_at(lambda d: d.weight, dynamics, weight), np.asarray(noise)
     root = rng.normal(size=(7, 7))
     cov = root @ root.T + 0.1 * np.eye(7)
     before, after, u = rng.normal(size=2), rng.normal(size=2), np.ones(1)
@@ -111,7 +121,7 @@ def test_recursive_least_squares_is_bayes_rule():
     np.testing.assert_allclose(less, want, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(new.weight, want @ target, rtol=1e-8, atol=1e-10)
     residual = after - np.asarray(dynamics.mean(before, u))
-    np.testing.assert_allclose(new.noise.var(), 0.1 + (residual**2 - 0.1) / 10, rtol=1e-8)
+    np.testing.assert_allclose(new.noise.var(), noise + (residual**2 - noise) / 10, rtol=1e-8)
 
 
 def test_the_fit_after_the_warm_up_finds_the_flow():
@@ -135,24 +145,29 @@ def small(likelihood, num=20):
 
 
 def test_amortised_learns_to_infer_and_to_predict():
+    """States that turn, by more in a bin than the noise moves them."""
     rng = np.random.default_rng(0)
-    likelihood = lik.Gaussian(rng.normal(size=(30, 2)) / np.sqrt(3), noise=0.5)
-    true = Model(VanDerPol(), likelihood)
+    likelihood = lik.Gaussian(rng.normal(size=(30, 2)) / np.sqrt(3), noise=0.1)
+    turn = np.array([[np.cos(0.4), -np.sin(0.4)], [np.sin(0.4), np.cos(0.4)]])
+    true = Model(Linear(0.98 * turn, 0.04), likelihood)
     zs, ys = simulate(true, KEY, 1600)
     model = small(likelihood, num=50)
     state, trace = scan_filter(VJF(warm_up=600), model, ys[:1400], key=KEY)
     assert not np.any(trace.info.status)
     means = jax.vmap(model.family.mean)(trace.belief)
     error = np.sqrt(np.mean((means - zs[:1400]) ** 2, axis=1))
-    assert error[-300:].mean() < 0.6 * error[:300].mean()
+    assert error[-300:].mean() < 0.65 * error[:300].mean()
     near = zs[200:1400:10]
-    kl = transition_kl(true.dynamics, state.model.dynamics, near)
-    assert kl < 2
+    kl, untaught = (
+        transition_kl(true.dynamics, dynamics, near)
+        for dynamics in (state.model.dynamics, model.dynamics)
+    )
+    assert kl < 0.25 * untaught
     frozen = VJF(warm_up=600, learn=False)
     after, trace = scan_filter(frozen, state.model, ys[1400:], state=state, key=KEY, first=1400)
     jax.tree.map(np.testing.assert_array_equal, after._replace(belief=0), state._replace(belief=0))
     rest = np.asarray(jax.vmap(model.family.mean)(trace.belief)) - zs[1400:]
-    assert np.sqrt(np.mean(rest**2)) < 0.5
+    assert np.sqrt(np.mean(rest**2)) < 0.2
 
 
 @pytest.mark.slow
@@ -167,6 +182,33 @@ def test_readout_and_other_dynamics_are_learned_by_gradient():
     changed = state.model.dynamics.network.biases[-1] != model.dynamics.network.biases[-1]
     assert np.all(changed)
     np.testing.assert_array_equal(state.model.dynamics.noise.var(), model.dynamics.noise.var())
+
+
+def test_the_jump_between_trials_is_not_dynamics():
+    """Trials of ten bins far from the prior's mean: the noise is that within trials."""
+    rng = np.random.default_rng(0)
+    num = 600
+    likelihood = lik.Gaussian(rng.normal(size=(30, 2)) / np.sqrt(3), noise=0.5)
+    fresh = np.arange(num) % 10 == 0
+    angle = 0.1 * np.arange(num) + 2 * np.pi * np.repeat(rng.random(num // 10), 10)
+    zs = 3 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    ys = zs @ np.asarray(likelihood.C).T + np.sqrt(0.5) * rng.normal(size=(num, 30))
+    model, filter = small(likelihood), VJF(warm_up=400)
+    state, trace = scan_filter(filter, model, ys, key=KEY, fresh=fresh)
+    means = np.asarray(jax.vmap(model.family.mean)(trace.belief))
+    moves = np.diff(means, axis=0)[~fresh[1:]]
+    assert state.count == num - num // 10
+    assert np.all(state.model.dynamics.noise.var() < 1.2 * np.mean(moves[:400] ** 2, axis=0))
+
+
+def test_without_a_warm_up_the_noise_given_counts():
+    """As much as ten bins."""
+    likelihood = lik.Gaussian(np.random.default_rng(0).normal(size=(4, 2)))
+    model, filter = small(likelihood), VJF(hidden=3, warm_up=0)
+    state, trace = scan_filter(filter, model, jnp.ones((2, 4)), key=KEY)
+    first, second = jax.vmap(model.family.mean)(trace.belief)
+    want = 0.04 + ((second - first) ** 2 - 0.04) / 11
+    np.testing.assert_allclose(state.model.dynamics.noise.var(), want, rtol=1e-8)
 
 
 @pytest.fixture(scope="module")
@@ -207,18 +249,37 @@ def test_a_bad_observation_falls_back_and_teaches_nothing(bins):
 def test_another_trial_keeps_what_was_learned(bins):
     filter, model, ys, _, _ = bins
     state, trace = scan_filter(filter, model, ys, key=KEY, fresh=np.arange(8) % 4 == 0)
-    assert state.count == 8
+    assert state.count == 6
     assert np.any(state.model.dynamics.weight)
     assert np.all(np.isfinite(trace.info.elbo))
 
 
+def test_gaps_of_many_saturating_latents_are_averaged_over_many_samples():
+    """Too many for a grid: within the error of a thousand samples, whatever the bins use."""
+    dim, num = 11, 100_000
+    family = fam.ContinuousBernoulli(dim)
+    dynamics = NaturalDynamics(family, Network([dim, 4, dim], KEY, output_scale=0.3))
+    model = Model(dynamics, lik.Gaussian(np.ones((1, dim))))
+    zs = family.sample(model.prior, KEY, num)
+    there = np.asarray(jax.vmap(model.transition, (0, None))(zs, jnp.zeros(0)))
+    most = 5 * there.std(axis=0) / np.sqrt(1000)
+    for filter in (DirectVJF(iterations=1, num_samples=1, learn=False), VJF(hidden=1)):
+        start = filter.init(model)
+        got, _ = jax.jit(filter.step)(model, start, jnp.zeros(1), jnp.zeros(1, bool), KEY)
+        assert np.all(np.abs(got.belief - there.mean(axis=0)) < most)
+
+
 GAUSSIAN = Model(Linear([[0.9]], 0.1), lik.Poisson([[1.0]]))
 DIAGONAL = Model(GAUSSIAN.dynamics, GAUSSIAN.likelihood, family=fam.DiagonalGaussian(1))
-FULL = Model(
-    ResidualRBF(2, np.array([[0.2, 0.1], [0.1, 0.2]]), KEY),
-    lik.Poisson(np.eye(2)),
-    family=fam.DiagonalGaussian(2),
+CORRELATED = np.array([[0.2, 0.1], [0.1, 0.2]])
+FULL, FULL_LINEAR = (
+    Model(dynamics, lik.Poisson(np.eye(2)), family=fam.DiagonalGaussian(2))
+    for dynamics in (ResidualRBF(2, CORRELATED, KEY), Linear(np.eye(2), CORRELATED))
 )
+MEANLESS = Model(
+    ResidualRBF(1, 0.1, KEY), lik.Custom(lambda z, y: y * z, 1), family=fam.DiagonalGaussian(1)
+)
+POSITIVE = Model(GammaDynamics(Network([1, 2, 1], KEY), 1, 4.0), lik.Poisson([[1.0]]))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +288,17 @@ FULL = Model(
         (lambda: VJF().init(GAUSSIAN), "Gaussian beliefs"),
         (lambda: DirectVJF().init(GAUSSIAN), "DiagonalGaussian"),
         (lambda: VJF().init(FULL), "full noise"),
+        (lambda: VJF().init(FULL_LINEAR), "full noise"),
+        (lambda: DirectVJF().init(FULL_LINEAR), "full noise"),
+        (lambda: VJF().init(POSITIVE), "use VariationalKalmanFilter or ParticleFilter"),
+        (lambda: DirectVJF().init(POSITIVE), "use VariationalKalmanFilter or ParticleFilter"),
+        (lambda: VJF().init(MEANLESS), "VJF needs the mean of y given z: no mean_fn"),
         (lambda: VJF(hidden=0), "hidden"),
         (lambda: VJF(warm_up=-1), "warm_up"),
         (lambda: VJF(parts=("prior",)), "parts"),
         (lambda: DirectVJF(rate=0.0), "rate"),
         (lambda: DirectVJF(iterations=0), "iterations"),
-        (lambda: ResidualRBF(2, 0.1, KEY, num=0), "basis"),
+        (lambda: ResidualRBF(2, 0.1, KEY, num=0), "num = 0"),
         (lambda: DIRECT.step(DIAGONAL, DIRECT.init(DIAGONAL), jnp.ones(1)), "no key"),
         (lambda: DIRECT.step(DIAGONAL, DIRECT.init(DIAGONAL), jnp.ones(2), None, KEY), "shape"),
     ],

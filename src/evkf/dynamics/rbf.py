@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import check_whole
 from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
-from evkf.errors import InputError
 from evkf.types import Input, Key, Vector
 
 EXTENT, OVERLAP = 2.0, 1.5
@@ -54,8 +54,7 @@ class ResidualRBF(GaussianDynamics):
         num: int = 100,
         num_inputs: int = 0,
     ):
-        if num < 1:
-            raise InputError(f"{num} basis functions", "num", "pass at least one")
+        check_whole(num, 1, "num")
         self.noise = as_covariance(noise, dim, "noise")
         dtype = self.noise.var().dtype
         self.centres = jax.random.uniform(key, (num, dim), dtype, -EXTENT, EXTENT)

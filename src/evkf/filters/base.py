@@ -28,16 +28,19 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step can say about itself.
+    """What a step can say about itself; NaN is what a method does not know.
 
     Attributes:
-        elbo: $L_t$, expected log-likelihood minus divergence from the prediction, extrapolated to
-            second order over the last step; 0 where nothing was observed, NaN where the update
-            fell back.
+        elbo: What the method has for $\\log p(y_t | y_{<t})$: `VariationalKalmanFilter` $L_t$,
+            expected log-likelihood minus divergence from the prediction, extrapolated to second
+            order over the last step; VJF a sample of $M_t$; the others an estimate of the evidence
+            itself. 0 where nothing was observed, NaN where the update fell back.
         single_step: $M_t$, the bound of methods that skip the prediction step.
         gap: $L_t - M_t$; not negative when the variance correction is off.
-        evaluations: Evaluations of gradient and curvature the update took.
-        residual: Relative residual of the fixed point at which the update stopped.
+        evaluations: Evaluations of the gradient that the step took, with the curvature where it is
+            used; 0 for methods without.
+        residual: Relative residual of the fixed point at which an update of
+            `VariationalKalmanFilter` stopped.
         status: Bits of `evkf.Status`.
     """
 
@@ -119,7 +122,8 @@ class PredictUpdate(Filter):
         u: Input | None = None,
     ) -> tuple[State, Info]:
         """Predict, then update."""
-        predict_key, update_key = (None, None) if key is None else jax.random.split(key)
+        keys = (None, None) if key is None else jax.random.split(read_key(key, ""))
+        predict_key, update_key = keys
         return self.update(model, self.predict(model, state, predict_key, u), y, mask, update_key)
 
 
@@ -163,6 +167,14 @@ def scan_filter(
         >>> trace.belief.mean.shape, trace.belief.cov.shape
         ((50, 2), (50, 2, 2))
     """
+    if not isinstance(filter, Filter):
+        raise InputError(
+            f"a filter of type {type(filter).__name__}",
+            "filter",
+            "pass one made from a class of evkf.filters, or subclass evkf.filters.Filter",
+        )
+    if key is not None:
+        key = read_key(key, "")
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, observed.shape[0])
     state = filter.init(model) if state is None else _check_state(state, filter.init(model))
@@ -212,8 +224,15 @@ def read_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
     """Check a recording against the model; nothing is reshaped, cast away or dropped."""
-    array = real_numbers(ys, "ys")
     channels = model.likelihood.num_channels
+    trials = f"pass (bins, {channels}): concatenate trials and mark the starts with fresh="
+    try:
+        array = np.asarray(ys)
+    except ValueError as error:
+        raise InputError("observations of unequal lengths", "ys", trials) from error
+    array = real_numbers(array, "ys")
+    if array.ndim == 3:
+        raise InputError(f"observations of shape {array.shape}", "ys", trials)
     if array.ndim != 2 or array.shape[1] != channels:
         raise InputError(
             f"observations of shape {array.shape} for {channels} channels",
@@ -282,17 +301,20 @@ def read_input(model: Model, u: Input | None) -> Input:
     return jnp.asarray(u, dtype)
 
 
-def read_key(key: Key | None, remedy: str) -> Key:
-    """The key of a step that samples."""
+def read_key(key: Key | None, why: str) -> Key:
+    """The key of a step that samples, and why it does; old-style keys will do."""
     if key is None:
-        raise InputError("no key", "key", f"pass a key: {remedy}")
+        raise InputError("no key", "key", f"pass key=jax.random.key(0), say: {why}")
+    dtype = getattr(key, "dtype", np.dtype(object))
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key) and dtype != jnp.uint32:
+        raise InputError(f"a key of type {type(key).__name__}", "key", "pass key=jax.random.key(0)")
     return key
 
 
-def evidence_info(evidence: Scalar, status: Int[Array, ""]) -> Info:
+def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0) -> Info:
     """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
     nan = jnp.full_like(evidence, jnp.nan)
-    return Info(evidence, nan, nan, jnp.asarray(0), nan, status)
+    return Info(evidence, nan, nan, jnp.asarray(evaluations), nan, status)
 
 
 def read_step(

@@ -11,7 +11,7 @@ from evkf.families import Family, Gaussian
 from evkf.filters.gain import largest
 from evkf.model import Model
 from evkf.numerics import factorisable
-from evkf.types import Belief, Input, Key, Scalar, Status
+from evkf.types import Belief, Input, Key, Scalar, Status, Vector
 
 Points = Float[Array, "M L"]
 Weights = Float[Array, " M"]
@@ -60,26 +60,30 @@ def noise_draws(noise: Covariance, key: Key, like: Points) -> Points:
     return normal @ noise.root().T
 
 
-def summary(family: Family, points: Points, weights: Weights) -> Belief:
+def summary(
+    family: Family, points: Points, weights: Weights, floor: Vector | float = 0.0
+) -> Belief:
     """The belief with the mean and covariance of a weighted cloud.
 
     A cloud that has collapsed has no covariance: its variances are kept above rounding, relative to
-    the spread of all points and to the mean.
+    the spread of all points and to the mean, and `floor` is added to them.
     """
     info = jnp.finfo(points.dtype)
     mean = weights @ points
     deviations = points - mean
     spread = jnp.mean(deviations**2, axis=0)
-    least = float(info.eps) * spread + (float(info.eps) * mean) ** 2 + float(info.tiny)
+    least = float(info.eps) * spread + (float(info.eps) * mean) ** 2 + float(info.tiny) + floor
     if isinstance(family, Gaussian):
         cov = (deviations * weights[:, None]).T @ deviations
         return family.from_moments(mean, factorisable(cov + jnp.diag(least)))
     return family.from_moments(mean, jnp.diag(weights @ deviations**2 + least))
 
 
-def systematic(weights: Weights, key: Key) -> Int[Array, " M"]:
-    """Systematic resampling: M ancestors, each point about M times its weight, by one draw."""
-    num = len(weights)
+def systematic(weights: Weights, key: Key, num: int | None = None) -> Int[Array, " N"]:
+    """Systematic resampling: N ancestors, each point about N times its weight, by one draw; as many
+    as there are points when left out.
+    """
+    num = len(weights) if num is None else num
     ends = jnp.cumsum(weights)
     below_one = 1 - float(jnp.finfo(weights.dtype).epsneg)
     grid = (jnp.arange(num) + jax.random.uniform(key, (), weights.dtype)) / num

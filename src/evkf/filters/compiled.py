@@ -71,9 +71,9 @@ class CompiledStep:
         self._none = jnp.zeros(inputs, dtype)
         self._carry = jnp.concatenate([self._state, jnp.zeros(len(Info._fields), dtype)])
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
-        self._call = (
-            jax.jit(step, compiler_options=options)
-            .lower(
+        self._keyed = key
+        try:
+            lowered = jax.jit(step, compiler_options=options).lower(
                 self._parameters,
                 self._carry,
                 jax.ShapeDtypeStruct((channels,), dtype),
@@ -81,8 +81,12 @@ class CompiledStep:
                 self._none,
                 jax.random.key(0) if key else None,
             )
-            .compile()
-        )
+        except InputError as error:
+            if key or error.where != "key":
+                raise
+            remedy = "build CompiledStep(..., key=True), and pass a key with every bin"
+            raise InputError(f"no key for {type(filter).__name__}", "key", remedy) from error
+        self._call = lowered.compile()
 
     def init(self) -> Carry:
         """The carry before the first bin."""
@@ -114,6 +118,12 @@ class CompiledStep:
         try:
             return self._call(self._parameters, carry, y, mask, u, key)
         except TypeError as error:
+            if self._keyed and key is None:
+                remedy = "pass key=jax.random.fold_in(jax.random.key(0), t), say, with bin t"
+                raise InputError("no key, but built with key=True", "key", remedy) from error
+            if key is not None and not self._keyed:
+                remedy = "leave it out, or build CompiledStep(..., key=True)"
+                raise InputError("a key, but built without", "key", remedy) from error
             raise InputError(
                 str(error).splitlines()[0],
                 "CompiledStep",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussian, Gaussian
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
@@ -61,8 +62,7 @@ class EnsembleKalman(PredictUpdate):
     num_members: int = eqx.field(static=True)
 
     def __init__(self, num_members: int = 1000):
-        if num_members < 2:
-            raise InputError(f"num_members = {num_members}", "num_members", "pass 2 or more")
+        check_whole(num_members, 2, "num_members")
         self.num_members = num_members
 
     def init(self, model: Model) -> EnsembleState:
@@ -72,7 +72,7 @@ class EnsembleKalman(PredictUpdate):
                 "model.dynamics",
                 "use VariationalKalmanFilter or ParticleFilter: linear shifts leave the support",
             )
-        check_moments(model)
+        check_moments(model, "EnsembleKalman")
         members = nowhere(model, self.num_members)
         return EnsembleState(model.prior, members, jnp.zeros((), members.dtype))
 

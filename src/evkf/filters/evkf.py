@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from evkf.errors import InputError
 from evkf.expectations import is_conjugate, way, whitened
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
-from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input
+from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
 from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
@@ -120,9 +120,9 @@ class VariationalKalmanFilter(PredictUpdate):
                 "pass correct=False, or rule='moment_matching'",
             )
         u = read_input(model, u)
-        if key is None:
-            if self.rule == "monte_carlo":
-                raise InputError("no key", "key", "pass a key: monte_carlo prediction samples")
+        if key is not None or self.rule == "monte_carlo":
+            key = read_key(key, "monte_carlo prediction samples")
+        else:
             key = jax.random.key(0)
         correct = family.correctable if self.correct is None else self.correct
         return predict(
@@ -139,9 +139,9 @@ class VariationalKalmanFilter(PredictUpdate):
     ) -> tuple[State, Info]:
         """Take an observation into a prediction."""
         y, mask = read_bin(model, y, mask)
-        if key is None:
-            if "sampling" in way(model.family, model.likelihood):
-                raise InputError("no key", "key", "pass a key: this likelihood is sampled")
+        if key is not None or "sampling" in way(model.family, model.likelihood):
+            key = read_key(key, "this likelihood is sampled")
+        else:
             key = jax.random.key(0)
         solve = self._gaussian if isinstance(model.family, Gaussian) else self._product
         updated = solve(model, prediction, y, mask, key)

@@ -55,13 +55,27 @@ def check_gaussian(model: Model, name: str) -> None:
             "model.family",
             "leave family out of the model: the filter carries a full covariance",
         )
-    check_moments(model)
+    check_moments(model, name)
 
 
-def check_moments(model: Model) -> None:
-    """Refuse a likelihood that does not state mean and covariance of y given z."""
+def check_moments(model: Model, name: str, cov: bool = True) -> None:
+    """Refuse a likelihood that does not state the mean of y given z, and its covariance if that is
+    needed; all that is missing is said at once.
+    """
     z = jax.ShapeDtypeStruct((model.family.dim,), jax.tree.leaves(model.prior)[0].dtype)
-    jax.eval_shape(lambda z: (model.likelihood.mean(z), model.likelihood.cov(z)), z)
+    missing = []
+    for function in (model.likelihood.mean, model.likelihood.cov)[: 1 + cov]:
+        try:
+            jax.eval_shape(function, z)
+        except InputError as error:
+            missing.append(error)
+    if missing:
+        needs = "mean and covariance" if cov else "the mean"
+        raise InputError(
+            f"{name} needs {needs} of y given z: {', '.join(e.what for e in missing)}",
+            missing[0].where,
+            " and ".join(e.remedy for e in missing),
+        )
 
 
 def largest(dtype: jnp.dtype) -> float:
@@ -108,8 +122,10 @@ def condition(
         root = cholesky(jnp.eye(columns, dtype=seen.dtype) + seen.T @ seen)
         white, rest = solve_lower(root, seen.T), solve_lower(root, spread.T)
         gain, remaining = rest.T @ white, rest.T
-        explained = white @ residual
-        square = residual @ residual - explained @ explained
+        explained = solve_lower(root, white @ residual, transposed=True)
+        # What is left and what it took: squares again, as their difference would cancel.
+        left = residual - seen @ explained
+        square = left @ left + explained @ explained
     else:
         root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
         inverse = inverse_lower(root)

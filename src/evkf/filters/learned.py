@@ -7,12 +7,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from evkf.checks import check_whole
+from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.model import Model
+from evkf.numerics import tree_where
 from evkf.parts import PARTS, Free, bound_noise, free, marks, split
-from evkf.types import Key
+from evkf.types import Belief, Key
 
 MIN_STD = 1e-3
 """Floor of every learned noise, as a standard deviation."""
@@ -68,21 +71,46 @@ def learned(model: Model, parts: tuple[str, ...]) -> PyTree:
     return marks(Free(model, None), parts).model
 
 
-def bounded(model: Model) -> Model:
-    """The model with no noise under the floor."""
-    return bound_noise(free(model, ("noise",)), MIN_STD).build()
+def bounded(model: Model, parts: tuple[str, ...]) -> Model:
+    """The model with none of the noises among these parts under the floor."""
+    chosen, rest = eqx.partition(model, learned(model, parts))
+    return eqx.combine(bound_noise(Free(chosen, None), MIN_STD).model, rest)
+
+
+def visit(model: Model, belief: Belief, usual: Bool[Array, ""]) -> Model:
+    """The model after a state was there, if its bin was observed and nothing went wrong."""
+    dynamics, family = model.dynamics, model.family
+    if not isinstance(dynamics, GaussianDynamics):
+        return model
+    there = dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
+    return eqx.tree_at(lambda m: m.dynamics, model, tree_where(usual, there, dynamics))
+
+
+KNOWN = PARTS[:-1]
+"""What such a filter can learn: all but the initial state, which one stream shows once."""
 
 
 def check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """What such a filter can learn: all but the initial state, which one stream shows once."""
-    known = PARTS[:-1]
-    if not parts or any(part not in known for part in parts):
-        raise InputError(f"parts {parts}", "parts", f"choose one or more of {known}")
+    """Refuse what is no part, or none that can be learned."""
+    if not parts or any(part not in KNOWN for part in parts):
+        raise InputError(f"parts {parts}", "parts", f"choose one or more of {KNOWN}")
     return tuple(parts)
+
+
+def check_learned(model: Model, parts: tuple[str, ...]) -> None:
+    """Refuse a model that has nothing to be learned in these parts."""
+    if not learned_vector(model, parts)[0].size:
+        raise InputError(f"a model without numbers in {parts}", "parts", f"choose more of {KNOWN}")
 
 
 def check_counts(**counts: int) -> None:
     """Numbers of particles, samples, units and iterations."""
     for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"{name} = {value}", name, "pass 1 or more")
+        check_whole(value, 1, name)
+
+
+def check_rates(**rates: float) -> None:
+    """Learning rates, and whatever else must be above zero."""
+    for name, value in rates.items():
+        if not value > 0:
+            raise InputError(f"{name} = {value}", name, "pass a number above zero")

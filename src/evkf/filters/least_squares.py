@@ -1,6 +1,8 @@
 """Bayesian regression of radial basis functions, in one go and one pair of states at a time.
 
-The weights of every latent are a priori $N(0, I)$, and given the pairs $N(W_l, P)$ with one P.
+The weights of every latent are a priori $N(0, I)$, and given the pairs $N(W_l, P)$ with one P, as
+published: pairs count by one variance for all latents, the mean of theirs, which is Bayes' rule
+where these are equal.
 """
 
 from typing import NamedTuple, Self
@@ -12,10 +14,11 @@ from jaxtyping import Array, Float
 
 from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import ResidualRBF
+from evkf.filters.learned import MIN_STD
 from evkf.numerics import inverse_positive
 from evkf.types import Count, Input, Key, Vector
 
-MIN_VAR, HORIZON = 1e-6, 500
+MIN_VAR, HORIZON = MIN_STD**2, 500
 """Floor of the noise, and the bins after which its running mean begins to forget."""
 
 
@@ -57,7 +60,16 @@ def absorb(
     u: Input,
     count: Count,
 ) -> tuple[ResidualRBF, Float[Array, "D D"]]:
-    """One step of recursive least squares; the noise is the running mean of squared residuals."""
+    """One step of recursive least squares; the noise is the running mean of squared residuals.
+
+    Args:
+        dynamics: With weights and noise as known.
+        cov: P.
+        before: The state.
+        after: The state a bin later.
+        u: The input of that bin.
+        count: How many pairs the noise is the mean of, with this one.
+    """
     features = dynamics.features(before, u)
     residual = after - dynamics.mean(before, u)
     var = dynamics.noise.var()

@@ -13,6 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from evkf.checks import check_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters.backward import (
@@ -24,22 +25,23 @@ from evkf.filters.backward import (
     log_transition,
     reward,
 )
-from evkf.filters.base import Filter, Info, read_step
+from evkf.filters.base import Filter, Info, evidence_info, read_step
 from evkf.filters.learned import (
     bounded,
     check_counts,
+    check_learned,
     check_parts,
+    check_rates,
     layers,
     learned_vector,
+    visit,
 )
 from evkf.filters.predict import predict
-from evkf.filters.ridge import Ridge, fit, no_ridge, values
+from evkf.filters.ridge import Ridge, first_outputs, fit, no_ridge, values
+from evkf.filters.single_step import MAX_STD
 from evkf.model import Model
 from evkf.numerics import all_finite, cholesky, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
-
-MAX_STD = 1e4
-"""Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
 
 
 class OVSState(NamedTuple):
@@ -91,7 +93,9 @@ class OnlineVariationalSmoother(Filter):
             without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
             draws, and the belief with it.)
         model_rate: Learning rate of the model.
-        learn: Whether the model is learned.
+        learn: Whether the model is learned; if not, the one given is used. States of both kinds are
+            alike, but without learning the gradient in the learned numbers is not kept up: it is
+            zero.
         parts: What is learned of it: "dynamics", "noise", "readout", "observation".
         seed: From which the network is drawn.
 
@@ -134,13 +138,12 @@ class OnlineVariationalSmoother(Filter):
         seed: int = 0,
     ):
         check_counts(iterations=iterations, num_samples=num_samples, units=units)
-        if num_support < 4 or num_support % 2:
+        check_whole(num_support, 4, "num_support")
+        if num_support % 2:
             raise InputError(
                 f"num_support = {num_support}", "num_support", "pass an even number, 4 or more"
             )
-        for name, value in (("rate", rate), ("ridge", ridge), ("model_rate", model_rate)):
-            if not value > 0:
-                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        check_rates(rate=rate, ridge=ridge, model_rate=model_rate)
         self.iterations, self.num_samples, self.rate = iterations, num_samples, rate
         self.units, self.num_support, self.ridge = units, num_support, ridge
         self.model_rate, self.learn = model_rate, learn
@@ -153,9 +156,11 @@ class OnlineVariationalSmoother(Filter):
                 "OnlineVariationalSmoother",
                 "use additive Gaussian noise (GaussianDynamics)",
             )
+        if self.learn:
+            check_learned(model, self.parts)
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
         net = layers(jax.random.key(self.seed), dim, self.units, dim, dtype)
-        vector, _ = self._numbers(model)
+        vector, _ = learned_vector(model, self.parts)
         past = no_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
         kernel = Kernel(net, jnp.zeros(dim, dtype))
         optimiser = optax.adam(self.model_rate).init(vector)
@@ -194,7 +199,7 @@ class OnlineVariationalSmoother(Filter):
             family.mean(state.belief),
             jnp.sqrt(family.var(state.belief)),
             cholesky(family.cov(state.belief)),
-            state.past,
+            state.past if self.learn else first_outputs(state.past, 1 + family.dim),
         )
         shift, log_scale, kernel = self._optimise(now, state.kernel, seen, fit_key)
         mean, std = now.mean + now.std * shift, now.std * jnp.exp(log_scale)
@@ -207,17 +212,16 @@ class OnlineVariationalSmoother(Filter):
         past, kernel, smoothed = tree_where(
             sound, (past, kernel, smoothed), (nothing, state.kernel, state.belief)
         )
-        model, optimiser = self._learn(model, state.optimiser, gradient, sound & seen, belief)
-        nan = jnp.full_like(elbo, jnp.nan)
         status = jnp.where(sound & ~prediction.failed, 0, int(Status.FELL_BACK)) + jnp.where(
             prediction.capped, int(Status.CAPPED), 0
         )
-        elbo = jnp.where(seen, jnp.where(sound, elbo, nan), 0)
-        info = Info(elbo, nan, nan, jnp.asarray(self.iterations), nan, status)
+        optimiser = state.optimiser
+        if self.learn:
+            model, optimiser = self._learn(model, optimiser, gradient, sound & seen)
+            model = visit(model, belief, seen & (status == 0))
+        elbo = jnp.where(seen, jnp.where(sound, elbo, jnp.nan), 0)
+        info = evidence_info(elbo, status, self.iterations)
         return OVSState(belief, smoothed, past, kernel, model, optimiser), info
-
-    def _numbers(self, model: Model) -> tuple:
-        return learned_vector(model, self.parts if self.learn else ())
 
     def _optimise(
         self, now: Bin, kernel: Kernel, seen: Array, key: Key
@@ -254,8 +258,8 @@ class OnlineVariationalSmoother(Filter):
         points, noise = (
             jax.random.normal(k, (self.num_support, len(mean)), mean.dtype) for k in keys
         )
-        z = mean + std * points
-        vector, build = self._numbers(now.model)
+        z, own = mean + std * points, 1 + len(mean)
+        vector, build = learned_vector(now.model, self.parts)
 
         def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple]:
             gain, last, value = reward(now, kernel, z[None], noise[None])
@@ -268,13 +272,18 @@ class OnlineVariationalSmoother(Filter):
             return log_p + model.likelihood.log_prob(z, now.y, now.mask)
 
         (total, (last, value)), slope = jax.vmap(jax.value_and_grad(worth, has_aux=True))(z, noise)
-        old = values(now.past, (last - now.last_mean) / now.last_std)[:, 1 + len(mean) :]
-        scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
-        targets = jnp.concatenate([(total + value)[:, None], std * slope, scores], axis=1)
+        targets = jnp.concatenate([(total + value)[:, None], std * slope], axis=1)
+        if self.learn:
+            old = values(now.past, (last - now.last_mean) / now.last_std)[:, own:]
+            scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
+            targets = jnp.concatenate([targets, scores], axis=1)
         centre = jnp.mean(targets, axis=0)
-        centre = centre.at[1 : 1 + len(mean)].set(0)
-        past = fit(points, targets - centre, slice(1, 1 + len(mean)), self.ridge)
-        return past, self._smooth(now, z, kernel), centre[0], centre[1 + len(mean) :]
+        centre = centre.at[1:own].set(0)
+        past = fit(points, targets - centre, slice(1, own), self.ridge)
+        if not self.learn:
+            known = jnp.pad(past.coefficients, ((0, 0), (0, len(vector))))
+            past = past._replace(coefficients=known)
+        return past, self._smooth(now, z, kernel), centre[0], centre[own:]
 
     def _smooth(self, now: Bin, z: Cloud, kernel: Kernel) -> Belief:
         """Moments of $z_{t-1}$ under $q_t k_t$."""
@@ -286,15 +295,10 @@ class OnlineVariationalSmoother(Filter):
         return now.model.family.from_moments(now.last_mean + now.last_std * centre, cov)
 
     def _learn(
-        self, model: Model, moments: PyTree, gradient: Array, moves: Array, belief: Belief
+        self, model: Model, moments: PyTree, gradient: Array, moves: Array
     ) -> tuple[Model, PyTree]:
-        if not self.learn:
-            return model, moments
-        vector, build = self._numbers(model)
+        """A step along the gradient, if it moves."""
+        vector, build = learned_vector(model, self.parts)
         updates, new = optax.adam(self.model_rate).update(-gradient, moments)
-        learned = bounded(build(vector + updates))
-        model, moments = tree_where(moves, (learned, new), (model, moments))
-        family = model.family
-        assert isinstance(model.dynamics, GaussianDynamics)
-        dynamics = model.dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
-        return eqx.tree_at(lambda m: m.dynamics, model, dynamics), moments
+        learned = bounded(build(vector + jnp.asarray(updates)), self.parts)
+        return tree_where(moves, (learned, new), (model, moments))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from evkf.errors import InputError
+from evkf.checks import check_whole
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
 from evkf.filters.cloud import Points, Weights, drawn, move, nowhere, summary, systematic
 from evkf.filters.gain import judge
@@ -65,8 +65,7 @@ class ParticleFilter(PredictUpdate):
     num_particles: int = eqx.field(static=True)
 
     def __init__(self, num_particles: int = 10_000):
-        if num_particles < 2:
-            raise InputError(f"num_particles = {num_particles}", "num_particles", "pass 2 or more")
+        check_whole(num_particles, 2, "num_particles")
         self.num_particles = num_particles
 
     def init(self, model: Model) -> ParticleState:

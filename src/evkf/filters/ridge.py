@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 from evkf.types import Scalar
 
 TUNING, TUNING_RATE = 25, 0.1
-"""Gradient steps on the logarithm of the width, and the length of the first."""
+"""Steps of the logarithm of the width, by the sign of the slope, and the length of the first; they
+shorten to zero."""
 
 
 class Ridge(NamedTuple):
@@ -35,7 +36,12 @@ def no_ridge(num: int, dim: int, outputs: int, dtype: jnp.dtype) -> Ridge:
 def values(ridge: Ridge, x: Float[Array, "T L"], first: int | None = None) -> Float[Array, "T D"]:
     """The function, or the first of its outputs, at every row."""
     gram = _gram(_squares(x, ridge.points), jnp.log(ridge.width))
-    return gram @ ridge.coefficients[:, :first]
+    return gram @ first_outputs(ridge, first).coefficients
+
+
+def first_outputs(ridge: Ridge, num: int | None) -> Ridge:
+    """The function with only the first of its outputs; all, if no number is given."""
+    return ridge._replace(coefficients=ridge.coefficients[:, :num])
 
 
 def fit(

@@ -9,6 +9,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulli, DiagonalGaussian, Family
@@ -20,16 +21,30 @@ from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
 
 MAX_STD = 1e4
+"""Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
+
+MANY = 1024
+"""Samples of $q_{t-1}$ that a prediction averages over where a grid would be too large."""
 
 
-def check_family(family: Family, where: str) -> None:
-    """Refuse beliefs that the method is not written for."""
-    if not isinstance(family, DiagonalGaussian | ContinuousBernoulli):
+def check_model(model: Model, where: str) -> None:
+    """Refuse beliefs that the method is not written for, and noise that they cannot hold."""
+    family, dynamics = model.family, model.dynamics
+    diagonal = f"Model(..., family=DiagonalGaussian({family.dim}))"
+    if isinstance(dynamics, GaussianDynamics):
+        if not isinstance(dynamics.noise, DiagonalCovariance):
+            raise InputError(
+                f"{type(dynamics).__name__} with a full noise matrix",
+                where,
+                f"pass one variance per latent, and {diagonal}: beliefs are diagonal",
+            )
+        if not isinstance(family, DiagonalGaussian):
+            raise InputError(f"{type(family).__name__} beliefs", where, f"pass {diagonal}")
+    elif not isinstance(family, ContinuousBernoulli):
         raise InputError(
-            f"{type(family).__name__} beliefs",
+            f"{type(family).__name__} states",
             where,
-            f"pass Model(..., family=DiagonalGaussian({family.dim})), or use dynamics of "
-            "continuous Bernoulli states",
+            "use VariationalKalmanFilter or ParticleFilter",
         )
 
 
@@ -67,11 +82,14 @@ def log_conditional(model: Model, given: PyTree, z: Vector) -> Scalar:
     return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
 
 
-def averaged(model: Model, belief: Belief, u: Input, key: Key, num_samples: int) -> Prediction:
-    """The maximiser of $M_t$ where nothing is observed: the mean of the natural parameters."""
+def averaged(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
+    """The maximiser of $M_t$ where nothing is observed: the mean of the natural parameters.
+
+    Over more continuous Bernoulli latents than a grid can serve, it is a mean over samples.
+    """
     can_tensor = isinstance(model.family, DiagonalGaussian) or model.family.dim <= MAX_TENSOR_DIM
     rule = "cubature" if can_tensor else "monte_carlo"
-    return predict(model, belief, u, key, rule, num_samples, False, MAX_STD)
+    return predict(model, belief, u, key, rule, MANY, False, MAX_STD)
 
 
 def settle(

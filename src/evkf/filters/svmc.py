@@ -4,6 +4,7 @@ Zhao, Nassar, Jordan, Bugallo & Park 2022.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -13,23 +14,27 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.families import ContinuousBernoulli, DiagonalGaussian, Gaussian
-from evkf.filters.base import Filter, Info, read_step
+from evkf.families import ContinuousBernoulli
+from evkf.filters.base import Filter, Info, evidence_info, read_step
+from evkf.filters.cloud import Points, Weights, drawn, move, nowhere, summary, systematic
 from evkf.filters.learned import (
     Layers,
     bounded,
     check_counts,
+    check_learned,
     check_parts,
+    check_rates,
     layers,
     learned_vector,
     through,
+    visit,
 )
 from evkf.model import Model
-from evkf.numerics import all_finite, factorisable, tree_where
+from evkf.numerics import all_finite, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
 FLOOR = 1e-6
@@ -37,8 +42,6 @@ FLOOR = 1e-6
 
 LAST_RATE = 0.1
 """The learning rate of the model in the end, as a share of the first."""
-
-Cloud = Float[Array, "S L"]
 
 
 class SVMCState(NamedTuple):
@@ -50,15 +53,17 @@ class SVMCState(NamedTuple):
         log_weights: Of its particles, not normalised.
         model: The model in use.
         proposal: The network of the proposal.
-        optimiser: Moments of the gradient steps.
+        optimiser: Moments of the gradient steps on proposal and model.
+        begun: 0 before the first step, which draws the particles from the prior; then 1.
     """
 
     belief: Belief
-    particles: Cloud
-    log_weights: Float[Array, " S"]
+    particles: Points
+    log_weights: Weights
     model: Model
     proposal: Layers
-    optimiser: PyTree
+    optimiser: tuple[PyTree, PyTree]
+    begun: Scalar
 
 
 class StreamingVMC(Filter):
@@ -84,9 +89,10 @@ class StreamingVMC(Filter):
         rate: Learning rate of the proposal.
         model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
         decay: Bins until it is a tenth.
-        learn: Whether the model is learned; the proposal always is.
+        learn: Whether the model is learned; if not, the one given is used, but the proposal is
+            learned all the same. States of both kinds are alike.
         parts: What is learned of the model: "dynamics", "noise", "readout", "observation".
-        seed: From which the network and the first particles are drawn.
+        seed: From which the network is drawn.
 
     Example:
         >>> import jax
@@ -134,9 +140,7 @@ class StreamingVMC(Filter):
             units=units,
             decay=decay,
         )
-        for name, value in (("rate", rate), ("model_rate", model_rate)):
-            if not value > 0:
-                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        check_rates(rate=rate, model_rate=model_rate)
         self.num_particles, self.iterations = num_particles, iterations
         self.num_ancestors, self.units = num_ancestors, units
         self.rate, self.model_rate, self.decay = rate, model_rate, decay
@@ -151,20 +155,30 @@ class StreamingVMC(Filter):
                 "use additive Gaussian noise (GaussianDynamics) or ContinuousBernoulli states",
             )
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
+        if self.learn:
+            check_learned(model, self.parts)
         inputs = dim + model.likelihood.num_channels + model.dynamics.num_inputs
-        net_key, cloud_key = jax.random.split(jax.random.key(self.seed))
+        net_key, _ = jax.random.split(jax.random.key(self.seed))
         outputs = 2 * dim if gaussian else dim
         proposal = layers(net_key, inputs, self.units, outputs, dtype)
-        cloud = model.family.sample(model.prior, cloud_key, self.num_particles).astype(dtype)
-        weights = jnp.zeros(self.num_particles, dtype)
-        numbers, _ = self._numbers(proposal, model)
-        optimiser = self._optimiser().init(numbers)
-        return SVMCState(model.prior, cloud, weights, model, proposal, optimiser)
+        vectors = ravel_pytree(proposal)[0], learned_vector(model, self.parts)[0]
+        return SVMCState(
+            belief=model.prior,
+            particles=nowhere(model, self.num_particles),
+            log_weights=jnp.zeros(self.num_particles, dtype),
+            model=model,
+            proposal=proposal,
+            optimiser=_both(lambda own, x: own.init(x), self._optimisers(), vectors),
+            begun=jnp.zeros((), dtype),
+        )
 
     def restart(self, model: Model, state: SVMCState) -> SVMCState:
-        """The particles drawn anew from the prior; model and proposal stay."""
-        return self.init(model)._replace(
-            model=state.model, proposal=state.proposal, optimiser=state.optimiser
+        """The next step draws the particles anew from the prior; model and proposal stay."""
+        return state._replace(
+            belief=model.prior,
+            particles=nowhere(model, self.num_particles),
+            log_weights=jnp.zeros_like(state.log_weights),
+            begun=jnp.zeros_like(state.begun),
         )
 
     def step(
@@ -179,90 +193,102 @@ class StreamingVMC(Filter):
         """Learn, then move and weight the particles."""
         y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
-        learn_key, pick_key, move_key, spare_key = jax.random.split(key, 4)
+        learn_key, pick_key, move_key, spare_key, start_key = jax.random.split(key, 5)
         seen, told = jnp.any(mask), (y, mask, u)
-        before = state._replace(model=model)
+        cloud = drawn(model, state.particles, state.begun, start_key)
+        before = state._replace(model=model, particles=cloud)
         new = tree_where(seen, self._adapt(before, told, learn_key), before)
         model = new.model
 
-        ancestors = _draw(state.particles, state.log_weights, pick_key, self.num_particles)
+        ancestors = _chosen(before, pick_key, self.num_particles)
         cloud, log_w = _move(model, new.proposal, ancestors, told, move_key)
-        belief = _moments(model, cloud, log_w)
+        belief = _belief(model, cloud, log_w)
         elbo = logsumexp(log_w) - math.log(self.num_particles)
         sound = all_finite(elbo, cloud, *jax.tree.leaves(belief))
         keep = sound & seen
 
         def predicted(_: None) -> tuple:
             """The cloud as the dynamics move it."""
-            cloud = _predict(model, ancestors, u, spare_key)
+            cloud, status = move(model, ancestors, u, spare_key)
             flat = jnp.zeros_like(log_w)
-            return cloud, flat, _moments(model, cloud, flat)
+            return (cloud, flat, _belief(model, cloud, flat)), status
 
-        own = (cloud, log_w, belief)
-        cloud, log_w, belief = lax.cond(keep, lambda _: own, predicted, None)
+        own = (cloud, log_w, belief), jnp.zeros((), int)
+        (cloud, log_w, belief), status = lax.cond(keep, lambda _: own, predicted, None)
         finite = all_finite(cloud, *jax.tree.leaves(belief))
-        old = (state.particles, state.log_weights, state.belief)
+        old = (before.particles, state.log_weights, state.belief)
         cloud, log_w, belief = tree_where(finite, (cloud, log_w, belief), old)
-        if self.learn and isinstance(model.dynamics, GaussianDynamics):
-            family = model.family
-            dynamics = model.dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
-            model = eqx.tree_at(lambda m: m.dynamics, model, dynamics)
-        nan = jnp.full_like(elbo, jnp.nan)
-        status = jnp.where((keep | ~seen) & finite, 0, int(Status.FELL_BACK))
-        elbo = jnp.where(keep, elbo, jnp.where(seen, nan, 0))
-        state = SVMCState(belief, cloud, log_w, model, new.proposal, new.optimiser)
-        return state, Info(elbo, nan, nan, jnp.asarray(0), nan, status)
+        status = status | jnp.where((keep | ~seen) & finite, 0, int(Status.FELL_BACK))
+        if self.learn:
+            model = visit(model, belief, seen & (status == 0))
+        elbo = jnp.where(keep, elbo, jnp.where(seen, jnp.nan, 0))
+        begun = jnp.ones_like(state.begun)
+        state = SVMCState(belief, cloud, log_w, model, new.proposal, new.optimiser, begun)
+        return state, evidence_info(elbo, status, self.iterations)
 
-    def _numbers(self, proposal: Layers, model: Model) -> tuple:
-        """What is learned as two vectors, and the way back."""
-        vector, build = learned_vector(model, self.parts if self.learn else ())
-        weights, unravel = ravel_pytree(proposal)
-        return (weights, vector), lambda pair: (unravel(pair[0]), build(pair[1]))
-
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimisers(self) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+        """Of the proposal, and of the model."""
         falling = optax.cosine_decay_schedule(
             self.model_rate, self.decay * self.iterations, LAST_RATE
         )
-        rates = {0: optax.adam(self.rate), 1: optax.adam(falling)}
-        return optax.partition(rates, (0, 1))  # pyright: ignore[reportArgumentType]
+        return optax.adam(self.rate), optax.adam(falling)
 
     def _adapt(self, state: SVMCState, told: tuple, key: Key) -> SVMCState:
-        """Gradient steps on proposal and model."""
-        numbers, build = self._numbers(state.proposal, state.model)
-        optimiser = self._optimiser()
+        """Gradient steps on the proposal, and on the model if it is learned."""
+        weights, unravel = ravel_pytree(state.proposal)
+        vector, build = learned_vector(state.model, self.parts)
+        # Of a pair, the second is the model's.
+        used = slice(2 if self.learn else 1)
+        optimisers = self._optimisers()[used]
 
-        def loss(numbers: tuple, key: Key) -> Scalar:
+        def read(vectors: tuple) -> tuple[Layers, Model]:
+            return unravel(vectors[0]), build(vectors[1]) if self.learn else state.model
+
+        def loss(vectors: tuple, key: Key) -> Scalar:
             pick_key, move_key = jax.random.split(key)
-            ancestors = _draw(state.particles, state.log_weights, pick_key, self.num_ancestors)
-            proposal, model = build(numbers)
+            ancestors = _chosen(state, pick_key, self.num_ancestors)
+            proposal, model = read(vectors)
             _, log_w = _move(model, proposal, ancestors, told, move_key)
             return math.log(self.num_ancestors) - logsumexp(log_w)
 
         def body(carry: tuple, key: Key) -> tuple:
-            numbers, moments = carry
-            gradient = jax.grad(loss)(numbers, key)
-            updates, new = optimiser.update(gradient, moments, numbers)
-            new = (optax.apply_updates(numbers, updates), new)
-            return tree_where(all_finite(*gradient), new, carry), None
+            vectors, moments = carry
+            slopes = jax.grad(loss)(vectors, key)
+            updates = _both(lambda own, *x: own.update(*x), optimisers, slopes, moments, vectors)
+            moved = tuple(x + step for x, (step, _) in zip(vectors, updates, strict=True))
+            new = moved, tuple(moments for _, moments in updates)
+            return tree_where(all_finite(*slopes), new, carry), None
 
         keys = jax.random.split(key, self.iterations)
-        (numbers, moments), _ = lax.scan(body, (numbers, state.optimiser), keys)
-        proposal, model = build(numbers)
+        start = (weights, vector)[used], state.optimiser[used]
+        (vectors, moments), _ = lax.scan(body, start, keys)
+        proposal, model = read(vectors)
         if self.learn:
-            model = bounded(model)
+            model = bounded(model, self.parts)
+        moments = (*moments, *state.optimiser[len(moments) :])
         return state._replace(model=model, proposal=proposal, optimiser=moments)
 
 
-def _draw(cloud: Cloud, log_weights: Float[Array, " S"], key: Key, num: int) -> Cloud:
-    """Systematic resampling."""
-    steps = jnp.cumsum(jax.nn.softmax(log_weights))
-    grid = (jnp.arange(num) + jax.random.uniform(key, dtype=steps.dtype)) / num
-    return cloud[jnp.clip(jnp.searchsorted(steps, grid * steps[-1]), 0, len(cloud) - 1)]
+def _both(function: Callable, *pairs: tuple) -> tuple:
+    """A function of what belongs to the proposal, and of what belongs to the model."""
+    return tuple(function(*own) for own in zip(*pairs, strict=True))
+
+
+def _chosen(state: SVMCState, key: Key, num: int) -> Points:
+    """Particles drawn by their weights."""
+    return state.particles[systematic(jax.nn.softmax(state.log_weights), key, num)]
+
+
+def _belief(model: Model, cloud: Points, log_weights: Weights) -> Belief:
+    """The belief with the moments of a cloud."""
+    dynamics = model.dynamics
+    floor = FLOOR * dynamics.noise.var() if isinstance(dynamics, GaussianDynamics) else 0.0
+    return summary(model.family, cloud, jax.nn.softmax(log_weights), floor)
 
 
 def _move(
-    model: Model, proposal: Layers, ancestors: Cloud, told: tuple, key: Key
-) -> tuple[Cloud, Float[Array, " S"]]:
+    model: Model, proposal: Layers, ancestors: Points, told: tuple, key: Key
+) -> tuple[Points, Weights]:
     """Draw from the proposal; log weights $\\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
     y, mask, u = told
     out = through(proposal, ancestors, jnp.tanh, jnp.concatenate([y, u]))
@@ -276,8 +302,8 @@ def _move(
 
 
 def _gaussian_move(
-    dynamics: GaussianDynamics, out: Array, ancestors: Cloud, u: Input, key: Key
-) -> tuple[Cloud, Float[Array, " S"]]:
+    dynamics: GaussianDynamics, out: Array, ancestors: Points, u: Input, key: Key
+) -> tuple[Points, Weights]:
     """Draws and $\\log p / r$; the proposal leans on the dynamics as they are, without gradient."""
     shift, log_scale = jnp.split(out, 2, axis=1)
     centre = jax.vmap(dynamics.mean, (0, None))(ancestors, u)
@@ -291,8 +317,8 @@ def _gaussian_move(
 
 
 def _natural_move(
-    model: Model, out: Array, ancestors: Cloud, u: Input, key: Key
-) -> tuple[Cloud, Float[Array, " S"]]:
+    model: Model, out: Array, ancestors: Points, u: Input, key: Key
+) -> tuple[Points, Weights]:
     """The same for a family whose natural parameters may be any numbers."""
     family = model.family
     there = jax.vmap(model.transition, (0, None))(ancestors, u)
@@ -301,27 +327,3 @@ def _natural_move(
     cloud = jax.vmap(lambda nat, key: family.sample(nat, key, 1)[0])(nats, keys)
     log_prob = jax.vmap(family.log_prob)
     return cloud, log_prob(there, cloud) - log_prob(nats, cloud)
-
-
-def _predict(model: Model, ancestors: Cloud, u: Input, key: Key) -> Cloud:
-    """Draw from the dynamics."""
-    if isinstance(model.dynamics, GaussianDynamics):
-        noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
-        centre = jax.vmap(model.dynamics.mean, (0, None))(ancestors, u)
-        return centre + noise @ model.dynamics.noise.root().T
-    keys = jax.random.split(key, len(ancestors))
-    draw = model.family.sample
-    beliefs = jax.vmap(model.transition, (0, None))(ancestors, u)
-    return jax.vmap(lambda belief, key: draw(belief, key, 1)[0])(beliefs, keys)
-
-
-def _moments(model: Model, cloud: Cloud, log_weights: Float[Array, " S"]) -> Belief:
-    """The belief with the moments of a cloud."""
-    family, weights = model.family, jax.nn.softmax(log_weights)
-    mean = weights @ cloud
-    spread = (cloud - mean) * jnp.sqrt(weights)[:, None]
-    cov = spread.T @ spread
-    if isinstance(family, Gaussian | DiagonalGaussian):
-        assert isinstance(model.dynamics, GaussianDynamics)
-        cov = factorisable(cov + FLOOR * jnp.diag(model.dynamics.noise.var()))
-    return family.from_moments(mean, cov)

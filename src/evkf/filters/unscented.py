@@ -27,8 +27,9 @@ class UnscentedKalman(PredictUpdate):
 
     With $\\lambda = \\alpha^2(L + \\kappa) - L$ the points are m and $m \\pm \\sqrt{L + \\lambda}$
     times the columns of a root of P. The observation counts as Gaussian; its covariance given the
-    state (`likelihood.cov`) is averaged over the points. `Info.elbo` is the log density of the
-    observation under that Gaussian.
+    state (`likelihood.cov`) is averaged over the points, over the outer ones alone where the
+    weight of the centre is negative. `Info.elbo` is the log density of the observation under that
+    Gaussian.
 
     Covariances are positive definite by construction, for which the weight of the centre in them,
     $\\lambda/(L + \\lambda) + 1 - \\alpha^2 + \\beta$, must not be negative: a very small alpha is
@@ -99,7 +100,8 @@ class UnscentedKalman(PredictUpdate):
         expected = averages @ images
         moved = ((images - expected) * spreads[:, None]).T
         deviations = ((points - mean) * spreads[:, None]).T
-        noise = jnp.tensordot(averages, jax.vmap(likelihood.cov)(points), 1)
+        shares = self._shares(len(mean), mean.dtype)
+        noise = jnp.tensordot(shares, jax.vmap(likelihood.cov)(points), 1)
         bin = read_bin(model, y, mask)
         return linear_update(prediction, deviations, moved, expected, noise, *bin)
 
@@ -117,6 +119,12 @@ class UnscentedKalman(PredictUpdate):
                 "raise alpha (to 1, say), beta or kappa",
             )
         return total, average, spread
+
+    def _shares(self, dim: int, dtype: jnp.dtype) -> Float[Array, " S"]:
+        """Weights of the points in the mean of what may not become negative."""
+        total, average, _ = self._weights(dim)
+        others = 0.5 / total if average >= 0 else 0.5 / dim
+        return jnp.asarray(np.append(max(average, 0.0), np.full(2 * dim, others)), dtype)
 
     def _points(
         self, mean: Vector, root: Matrix

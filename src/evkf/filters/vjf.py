@@ -11,15 +11,22 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.covariance import DiagonalCovariance
+from evkf.checks import check_whole
 from evkf.dynamics import ResidualRBF
-from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, read_step
-from evkf.filters.learned import check_parts, learned
+from evkf.filters.gain import check_moments
+from evkf.filters.learned import (
+    bounded,
+    check_counts,
+    check_learned,
+    check_parts,
+    learned,
+    visit,
+)
 from evkf.filters.least_squares import Pairs, absorb, fit
 from evkf.filters.single_step import (
     averaged,
-    check_family,
+    check_model,
     from_free,
     settle,
     to_free,
@@ -32,6 +39,9 @@ from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vec
 def _falling(count: ArrayLike) -> Array:
     return 1e-3 / jnp.sqrt(1 + jnp.asarray(count) / 1000)
 
+
+GIVEN = 10
+"""How many bins the noise of the model given counts as, where no warm-up replaces it."""
 
 DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(_falling))
 
@@ -79,7 +89,9 @@ class VJFState(NamedTuple):
     pairs: Pairs
     """States of the warm-up; empty where there are none to place."""
     count: Count
-    """Bins learned from."""
+    """Transitions learned from: bins, but for the first of a trial."""
+    begun: Scalar
+    """0 until a bin of the trial was learned from, so that the last belief is the prior; then 1."""
 
 
 class VJF(Filter):
@@ -88,12 +100,14 @@ class VJF(Filter):
     A recognition network reads $q_t$ off the observation and $q_{t-1}$. In every bin one gradient
     step on the single-step bound, with one sample each of $z_{t-1}$ and $z_t$, moves the network
     and the model; the weights of `ResidualRBF` dynamics are learned by recursive least squares
-    instead, and their noise is a running mean of the squared residual. Beliefs are diagonal
-    Gaussian or continuous Bernoulli; dynamics of the latter are `NaturalDynamics`.
+    instead, and their noise is a running mean of the squared residual, which after 500 bins begins
+    to forget. Beliefs are diagonal Gaussian, as is the process noise, or continuous Bernoulli;
+    dynamics of the latter are `NaturalDynamics`.
 
-    The first bins are a warm-up without the dynamics in the bound. After them the centres of
-    `ResidualRBF` dynamics are placed over the range that was visited, and their weights fitted to
-    all of it.
+    The first bins, 1000 unless told otherwise, are a warm-up without the dynamics in the bound.
+    After them the centres of `ResidualRBF` dynamics are placed over the range that was visited, and
+    their weights fitted to all of it; the first bin of a trial, which has none before it, is left
+    out.
 
     Where the paper is silent, the network, its head without bias and the warm-up follow the
     published code. Where that is known to do worse, they do not: least squares take the means of
@@ -104,12 +118,15 @@ class VJF(Filter):
 
     Args:
         hidden: Units of the recognition network.
-        warm_up: Bins without dynamics.
-        optimiser: Any optax optimiser, which sees the learned numbers as one vector; gradient
-            descent with a slowly falling rate and clipped gradients when left out.
+        warm_up: Bins without dynamics, not counting the first of a trial; with 0 the noise given
+            counts as much as 10 bins.
+        optimiser: Any optax optimiser, which sees the learned numbers as one vector; when left out
+            plain gradient descent, as published, with a slowly falling rate of 0.001 and clipped
+            gradients.
         learn: Whether network and model are learned, from the model given on; if not, the model is
             used as it is, with the network of the state.
-        parts: What of the model is learned: "dynamics", "noise", "readout". The network always is.
+        parts: What of the model is learned: "dynamics", "noise", "readout", "observation". The
+            network always is.
         seed: Of the network's first weights and of the placing of centres.
 
     Example:
@@ -125,7 +142,7 @@ class VJF(Filter):
         >>> start = Model(walk, likelihood, family=DiagonalGaussian(2))
         >>> state, trace = scan_filter(VJF(warm_up=30), start, ys, key=jax.random.key(2))
         >>> int(state.count), state.model.dynamics.weight.shape
-        (50, (100, 2))
+        (49, (100, 2))
     """
 
     hidden: int = eqx.field(static=True)
@@ -144,25 +161,22 @@ class VJF(Filter):
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
     ):
-        if hidden < 1:
-            raise InputError(f"hidden = {hidden}", "hidden", "pass 1 or more")
-        if warm_up < 0:
-            raise InputError(f"warm_up = {warm_up}", "warm_up", "pass 0 or more")
+        check_counts(hidden=hidden)
+        check_whole(warm_up, 0, "warm_up")
         self.hidden, self.warm_up, self.optimiser = hidden, warm_up, optimiser
         self.learn, self.parts, self.seed = learn, check_parts(parts), seed
 
     def init(self, model: Model) -> VJFState:
         family, dynamics = model.family, model.dynamics
-        check_family(family, "VJF")
+        check_model(model, "VJF")
+        check_moments(model, "VJF", cov=False)
+        if self.learn:
+            check_learned(model, self.parts)
         before = to_free(family, model.prior)
         dtype = before.dtype
         num = rows = 0
         if self._recursive(model):
             assert isinstance(dynamics, ResidualRBF)
-            if not isinstance(dynamics.noise, DiagonalCovariance):
-                raise InputError(
-                    "ResidualRBF with a full noise matrix", "VJF", "pass one variance per latent"
-                )
             num, rows = len(dynamics.weight), self.warm_up
         size = model.likelihood.num_channels + before.size
         recognition = Recognition(size, self.hidden, before, jax.random.key(self.seed))
@@ -175,10 +189,11 @@ class VJF(Filter):
             weight_cov=jnp.eye(num, dtype=dtype),
             pairs=Pairs(*(jnp.zeros(shape, dtype) for shape in shapes)),
             count=jnp.asarray(0, jnp.int32),
+            begun=jnp.zeros((), dtype),
         )
 
     def restart(self, model: Model, state: VJFState) -> VJFState:
-        return state._replace(belief=model.prior)
+        return state._replace(belief=model.prior, begun=jnp.zeros_like(state.begun))
 
     def step(
         self,
@@ -194,7 +209,7 @@ class VJF(Filter):
         model = state.model if self.learn else model
         family = model.family
         predict_key, past_key, own_key = jax.random.split(key, 3)
-        prediction = averaged(model, state.belief, u, predict_key, 64)
+        prediction = averaged(model, state.belief, u, predict_key)
         filled = jnp.where(mask, y, model.likelihood.mean(family.mean(prediction.belief)))
         before, past = to_free(family, state.belief), family.sample(state.belief, past_key, 1)[0]
         chosen, held = self._split(model)
@@ -218,26 +233,34 @@ class VJF(Filter):
             return state._replace(belief=belief, model=model), info
         change, optimiser = self.optimiser.update(slope, state.optimiser, flat)
         recognition, chosen = unravel(flat + jnp.asarray(change))
+        going_on = state.begun > 0
         new = state._replace(
-            model=eqx.combine(chosen, held),
+            model=bounded(eqx.combine(chosen, held), self._by_gradient(model)),
             recognition=recognition,
             optimiser=optimiser,
-            count=state.count + 1,
+            count=state.count + going_on,
+            begun=jnp.ones_like(state.begun),
         )
         if self._recursive(model):
-            new = self._regress(new, family.mean(state.belief), family.mean(belief), u)
+            pair = family.mean(state.belief), family.mean(belief)
+            new = tree_where(going_on, self._regress(new, *pair, u), new)
         use = sound & all_finite(slope, new.weight_cov) & jnp.any(mask)
-        return tree_where(use, new, state)._replace(belief=belief), info
+        state = tree_where(use, new, state)._replace(belief=belief)
+        usual = jnp.any(mask) & (info.status == 0)
+        return state._replace(model=visit(state.model, belief, usual)), info
 
     def _recursive(self, model: Model) -> bool:
         """Whether the dynamics are learned by least squares."""
         return isinstance(model.dynamics, ResidualRBF) and "dynamics" in self.parts
 
+    def _by_gradient(self, model: Model) -> tuple[str, ...]:
+        """The parts that gradients move."""
+        rest = ("dynamics", "noise") if self._recursive(model) else ()
+        return tuple(part for part in self.parts if part not in rest)
+
     def _split(self, model: Model) -> tuple[Model, Model]:
         """What gradients move of the model, and the rest."""
-        rest = ("dynamics", "noise") if self._recursive(model) else ()
-        parts = tuple(part for part in self.parts if part not in rest)
-        return eqx.partition(model, learned(model, parts))
+        return eqx.partition(model, learned(model, self._by_gradient(model)))
 
     def _regress(self, state: VJFState, before: Vector, after: Vector, u: Input) -> VJFState:
         """Learn from a pair of states: in the warm-up keep it, at its end fit to all of them."""
@@ -246,7 +269,8 @@ class VJF(Filter):
         pairs = state.pairs
 
         def go_on() -> tuple[ResidualRBF, Array]:
-            return absorb(dynamics, cov, before, after, u, state.count)
+            weight = state.count if self.warm_up else state.count + GIVEN
+            return absorb(dynamics, cov, before, after, u, weight)
 
         if self.warm_up:
             pairs = pairs.put(state.count - 1, before, after, u)

@@ -10,12 +10,19 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, read_step
-from evkf.filters.learned import check_parts, learned
+from evkf.filters.learned import (
+    bounded,
+    check_counts,
+    check_learned,
+    check_parts,
+    check_rates,
+    learned,
+    visit,
+)
 from evkf.filters.single_step import (
     averaged,
-    check_family,
+    check_model,
     conditional,
     from_free,
     log_conditional,
@@ -54,7 +61,7 @@ class DirectVJF(Filter):
         iterations: Adam's steps in a bin.
         num_samples: Samples an iteration.
         learn: Whether the model is learned, from the one given on; if not it is used as it is.
-        parts: What is learned: "dynamics", "noise", "readout".
+        parts: What is learned: "dynamics", "noise", "readout", "observation".
         optimiser: Any optax optimiser for the model, which sees the learned numbers as one vector;
             Adam with clipped gradients when left out.
 
@@ -89,16 +96,15 @@ class DirectVJF(Filter):
         parts: tuple[str, ...] = ("dynamics", "noise"),
         optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
     ):
-        if not rate > 0:
-            raise InputError(f"rate = {rate}", "rate", "pass a number above zero")
-        for name, value in (("iterations", iterations), ("num_samples", num_samples)):
-            if value < 1:
-                raise InputError(f"{name} = {value}", name, "pass 1 or more")
+        check_rates(rate=rate)
+        check_counts(iterations=iterations, num_samples=num_samples)
         self.rate, self.iterations, self.num_samples = rate, iterations, num_samples
         self.learn, self.parts, self.optimiser = learn, check_parts(parts), optimiser
 
     def init(self, model: Model) -> DirectVJFState:
-        check_family(model.family, "DirectVJF")
+        check_model(model, "DirectVJF")
+        if self.learn:
+            check_learned(model, self.parts)
         flat, _ = ravel_pytree(eqx.filter(model, learned(model, self.parts)))
         return DirectVJFState(model.prior, model, self.optimiser.init(flat))
 
@@ -118,7 +124,7 @@ class DirectVJF(Filter):
         y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
-        prediction = averaged(model, state.belief, u, predict_key, self.num_samples)
+        prediction = averaged(model, state.belief, u, predict_key)
         free = self._fit(model, state.belief, prediction.belief, y, mask, fit_key, u)
         belief = from_free(model.family, free)
         chosen, held = eqx.partition(model, learned(model, self.parts))
@@ -138,9 +144,11 @@ class DirectVJF(Filter):
         if not self.learn:
             return DirectVJFState(belief, model, state.optimiser), info
         change, optimiser = self.optimiser.update(-slope, state.optimiser, flat)
-        new = (eqx.combine(unravel(flat + jnp.asarray(change)), held), optimiser)
-        use = sound & all_finite(slope) & jnp.any(mask)
-        return DirectVJFState(belief, *tree_where(use, new, (model, state.optimiser))), info
+        moved = bounded(eqx.combine(unravel(flat + jnp.asarray(change)), held), self.parts)
+        use, known = sound & all_finite(slope) & jnp.any(mask), (model, state.optimiser)
+        model, optimiser = tree_where(use, (moved, optimiser), known)
+        model = visit(model, belief, jnp.any(mask) & (info.status == 0))
+        return DirectVJFState(belief, model, optimiser), info
 
     def _fit(
         self,

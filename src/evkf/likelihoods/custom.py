@@ -26,9 +26,12 @@ class Custom(Likelihood):
             single channels can be masked; or a scalar, which counts only when no channel is masked.
         num_channels: The length of y.
         params: A tree of arrays; if given, it is handed to every function as its first argument.
-        mean_fn: `mean(z)`, the expected observation; needed for predicted observations.
+        mean_fn: `mean(z)`, the expected observation; needed for predicted observations, and by
+            filters of the Kalman type.
         sample_fn: `sample(z, key)`; needed for simulation.
         fill: What stands in y where a channel is masked: any value with a finite log density.
+        cov_fn: `cov(z)`, the covariance of the observation, one variance per channel or a matrix;
+            needed by filters of the Kalman type.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,6 +46,7 @@ class Custom(Likelihood):
     log_prob_fn: Callable = eqx.field(static=True)
     num_channels: int = eqx.field(static=True)
     mean_fn: Callable | None = eqx.field(static=True, default=None)
+    cov_fn: Callable | None = eqx.field(static=True, default=None)
     sample_fn: Callable | None = eqx.field(static=True, default=None)
     fill: float = eqx.field(static=True, default=1.0)
     log_concave: ClassVar[bool] = False
@@ -55,9 +59,11 @@ class Custom(Likelihood):
         mean_fn: Callable | None = None,
         sample_fn: Callable | None = None,
         fill: float = 1.0,
+        cov_fn: Callable | None = None,
     ):
         self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
-        self.mean_fn, self.sample_fn, self.fill = mean_fn, sample_fn, fill
+        self.mean_fn, self.cov_fn = mean_fn, cov_fn
+        self.sample_fn, self.fill = sample_fn, fill
 
     def _with_params(self, function: Callable) -> Callable:
         return function if self.params is None else partial(function, self.params)
@@ -74,6 +80,12 @@ class Custom(Likelihood):
         if self.mean_fn is None:
             raise InputError("no mean_fn was given", "Custom", "pass mean_fn=... to predict y")
         return self._with_params(self.mean_fn)(z)
+
+    def cov(self, z: Vector) -> Spread:
+        if self.cov_fn is None:
+            remedy = "pass cov_fn=..., or use VariationalKalmanFilter or ParticleFilter"
+            raise InputError("no cov_fn was given", "Custom", remedy)
+        return self._with_params(self.cov_fn)(z)
 
     def sample(self, z: Vector, key: Key) -> Channels:
         if self.sample_fn is None:
