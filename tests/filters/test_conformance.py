@@ -35,6 +35,7 @@ from evkf.filters import (
     scan_filter,
 )
 from evkf.model import Model, simulate
+from evkf.types import Status
 from tests.likelihoods.cases import as_float32
 from tests.quick import in_full, quick_compilation  # noqa: F401
 
@@ -323,10 +324,44 @@ def test_a_scan_can_be_continued(name):
         )
     beliefs = []
     for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(T), strict=True):
-        state, _ = run.step(run.model, state, y, mask, key, u)
+        with in_full():
+            state, _ = run.step(run.model, state, y, mask, key, u)
         beliefs.append(state.belief)
     want = jax.tree.map(lambda *x: jnp.stack(x), *beliefs)
     assert_close((again, trace.belief), (state, want), run.pair.rounding)
+
+
+@pairs()
+def test_what_is_not_a_number_does_no_lasting_harm(name):
+    """The bin falls back and says so, and the next one is filtered as ever."""
+    run, (state, _) = prepare(name), stepped(name)[0]
+    seen = jnp.ones(N, bool)
+    bad = run.ys[1].at[0].set(jnp.nan)
+    with in_full():
+        state, info = run.step(run.model, state, bad, seen, keys()[1], run.us[1])
+        assert info.status & Status.FELL_BACK
+        assert np.isnan(info.elbo)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.belief))
+        state, info = run.step(run.model, state, run.ys[3], seen, keys()[3], run.us[3])
+    assert info.status == 0
+    assert np.isfinite(info.elbo)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.belief))
+
+
+@pairs("poisson", "particle", "svmc", "vjf_direct")
+def test_a_new_trial_begins_with_a_restart(name):
+    run, fresh = prepare(name), np.arange(T) == T // 2
+    filter, state, beliefs = run.pair.filter, run.pair.filter.init(run.model), []
+    with run.scanning():
+        _, trace = scan_filter(filter, run.model, run.ys, us=run.us, key=KEY, fresh=fresh)
+    seen = jnp.ones(N, bool)
+    for t, (y, u, key) in enumerate(zip(run.ys, run.us, keys(), strict=True)):
+        state = filter.restart(run.model, state) if fresh[t] else state
+        with in_full():
+            state, _ = run.step(run.model, state, y, seen, key, u)
+        beliefs.append(state.belief)
+    want = jax.tree.map(lambda *x: jnp.stack(x), *beliefs)
+    assert_close(trace.belief, want, max(run.pair.rounding, 1e-9))
 
 
 @pairs("poisson", "custom")
