@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from evkf.data import Recording
+from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.estimator import EVKF
 from evkf.filters import State, VariationalKalmanFilter
@@ -85,7 +86,9 @@ def fit_recording(
     recording: Recording,
     latents: int,
     likelihood: str = "poisson",
+    dynamics: str | Dynamics = "mlp",
     hidden: int = 64,
+    learn: Sequence[str] | None = None,
     passes: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -96,7 +99,10 @@ def fit_recording(
         recording: The recording; every trial begins at the initial state.
         latents: Latent dimensions.
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
-        hidden: Hidden units of the network that is the dynamics.
+        dynamics: "mlp", a network; or one of `evkf.dynamics`.
+        hidden: Hidden units of the network.
+        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior"; all
+            when left out.
         passes: How often the recording is gone through; when left out, 60 times for short
             recordings and fewer for long ones.
         seed: Of all randomness.
@@ -113,8 +119,10 @@ def fit_recording(
     estimator = EVKF(
         latents=latents,
         likelihood=likelihood,
+        dynamics=dynamics,
         bin_width=recording.bin_width,
         hidden=hidden,
+        learn=learn,
         warm_up=max(recording.num_bins, latents + 1),
         passes=passes,
         seed=seed,
