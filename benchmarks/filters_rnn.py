@@ -5,12 +5,13 @@ every latent, T = 250, 10 trials. Accuracy in float64, times of a compiled step 
 method looks back one bin, the RMSE of that is given beside. Prints its figures and exits non-zero
 when one falls short.
 
-    python benchmarks/filters_rnn.py [--quick] [--json FILE] [--methods NAME ...]
+    python benchmarks/filters_rnn.py [--quick] [--json FILE] [--methods NAME ...] [--times]
 
 A method is one entry of `METHODS`.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,10 +147,18 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="3 trials, L = 2 and 16 only")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--times", action="store_true", help="measure only the times in --json anew"
+    )
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     trials = 3 if options.quick else TRIALS
     rows = []
+    if options.times:
+        for row in json.loads(options.json.read_text())["rows"]:
+            rows.append(row | step_time(METHODS[row["method"]], row["L"]))
+            print(f"{row['method']}, L = {row['L']}: step_ms {rows[-1]['step_ms']:.4g}", flush=True)
+        return close({"rows": rows}, shortfalls(rows), options.json)
     for L in LATENTS[:2] if options.quick else LATENTS:
         for name in options.methods:
             figures = accuracy(METHODS[name], L, trials) | step_time(METHODS[name], L)
