@@ -186,7 +186,10 @@ def _aligned(
         events,
         event,
     )
-    ax.set_title(f"Unit {recording.units['id'][unit]}")
+    name = recording.units["id"][unit]
+    ax.set_title(
+        f"Unit {name}: {ax.get_title('left').lower()}", loc="left", size=9.5, weight="bold"
+    )
     return ax
 
 

@@ -43,7 +43,7 @@ def simulate_recording(
     """
     rng = np.random.default_rng(seed)
     C = rng.normal(size=(neurons, latents))
-    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True) / math.sqrt(2)
+    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
     b = np.log(10 + 20 * rng.random(neurons))
     tau = 10 * bin_width
     if latents == 2:
