@@ -22,7 +22,7 @@ N = 4
 @pytest.fixture(scope="module")
 def model() -> UnitModel:
     C = np.random.default_rng(0).normal(size=(N, 2))
-    dynamics = ResidualMLP(2, 0.05, jax.random.key(0), width=4)
+    dynamics = ResidualMLP(2, 0.05, jax.random.key(0), hidden=4)
     parts = Model(dynamics, Poisson(C, np.zeros(N)))
     return UnitModel(parts, VariationalKalmanFilter(), tuple(map(str, range(N))), 0.02)
 

@@ -50,14 +50,12 @@ def test_width_of_a_file_that_does_not_say(tmp_path):
 
 def test_behaviour_must_be_there_and_finite(tmp_path, recording):
     write_arrays(tmp_path / "a.npz", recording)
-    assert open_recording(tmp_path / "a.npz", behaviour=["hand"]).behaviour["hand"].shape == (12, 2)
-    for name, says in (
-        ("foot", "there are hand"),
-        ("holes", "NaN in bin 11"),
-        ("names", "numbers"),
-    ):
+    path = tmp_path / "a.npz"
+    assert open_recording(path, behaviour=["hand"]).behaviour["hand"].shape == (12, 2)
+    wrong = {"foot": "there are hand", "holes": "NaN in bin 11", "names": "numbers"}
+    for name, says in wrong.items():
         with pytest.raises(InputError, match=says) as caught:
-            open_recording(tmp_path / "a.npz", behaviour=[name])
+            open_recording(path, behaviour=[name])
         assert "a.npz" in str(caught.value)
 
 
