@@ -88,7 +88,7 @@ def stream(path: Path) -> dict[str, Any]:
         """Told of every chunk whose estimates were written."""
         nonlocal settled, spikes, chunks
         spikes, chunks = spikes + int(chunk.counts.sum()), chunks + 1
-        if chunks == SETTLED:
+        if chunks <= SETTLED:
             settled = peak()
 
     begin = time.perf_counter()

@@ -56,9 +56,10 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recordings")
     small = ("--neurons", 10, "--trials", 6, "--bins", 30, "--seed", 1)
     run("simulate", "--nwb", "--out", folder / "made.nwb", *small)
-    (folder / "fit.toml").write_text('latents = 3\nhidden = 4\nalign = "start_time"\npasses = 2\n')
+    text = 'latents = 3\nhidden = 4\nalign = "start_time"\nwindow = [0.0, 0.6]\npasses = 2\n'
+    (folder / "fit.toml").write_text(f"{text}out = '{folder / 'model.safetensors'}'\n")
     options = ("--config", folder / "fit.toml", "--latents", 2, "--quiet")
-    run("fit", folder / "made.nwb", "--out", folder / "model.safetensors", *options)
+    assert run("fit", folder / "made.nwb", *options) == Result(0, "", "")
     return folder
 
 
@@ -183,6 +184,12 @@ def test_info_of_nwb_and_of_counts(place, tmp_path):
     assert found["trial_columns"] == ["start_time", "stop_time", "condition"]
     (tmp_path / "a.csv").write_text("a,b\n0,1\n2,0\n")
     assert "least 25 Hz" in run("info", tmp_path / "a.csv", "--bin-width", "0.02").out
+
+
+def test_a_window_may_begin_before_the_event(place):
+    model, asked = ("--model", place / "model.safetensors"), ("--window", "-0.1", "0.3")
+    result = run("score", place / "made.nwb", *model, *ALIGNED, *asked, "--json", "-")
+    assert json.loads(result.out)["options"]["window"] == [-0.1, 0.3]
 
 
 def test_more_latents_are_simulated(tmp_path):

@@ -34,8 +34,8 @@ def held_out(num_trials: int, nth: int) -> np.ndarray:
     At random, because experiments often go through their conditions in turn.
 
     Example:
-        >>> held_out(10, 5).sum(), held_out(2, 5).sum()
-        (np.int64(2), np.int64(1))
+        >>> int(held_out(10, 5).sum()), int(held_out(2, 5).sum())
+        (2, 1)
     """
     order = np.random.default_rng(0).permutation(num_trials)
     return order % nth == min(nth, num_trials) - 1
