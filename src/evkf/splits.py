@@ -16,7 +16,7 @@ def in_blocks(recording: Recording) -> Recording:
 
     Example:
         >>> in_blocks(Recording(np.ones((25, 2), int), 0.02)).lengths
-        (3, 2, 3, 2, 3, 2, 3, 2, 3, 2)
+        (2, 3, 3, 2, 2, 3, 3, 2, 2, 3)
     """
     if recording.num_trials > 1:
         return recording
