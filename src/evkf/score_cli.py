@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from evkf.console import Config, Force, Json, Quiet, Seed, claim, console, emit, json_target
+from evkf.console import progress_bar as bar
 from evkf.data import Recording
 from evkf.data.files import replacing
 from evkf.decoding import decode, integrate
@@ -79,7 +80,8 @@ def score(
     width = model.bin_width if bin_width is None else bin_width
     recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
     check_units(model, recording)
-    rows = score_recording(model, recording, condition, behaviour, seed)
+    with bar(say, "scoring") as tell:
+        rows = score_recording(model, recording, condition, behaviour, seed, tell)
     table = Table(*HEADINGS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))

@@ -4,6 +4,7 @@ Everything is scored on half of the trials; baselines and decoders learn from th
 column does not apply to a method there is None.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +100,7 @@ def score_recording(
     condition: str | None = None,
     behaviour: str | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Score]:
     """The model's row, then those of causal smoothing, a Wiener filter and a linear system.
 
@@ -108,19 +110,35 @@ def score_recording(
         condition: Column of the trials to average over.
         behaviour: What to decode.
         seed: Of the units left out.
+        progress: Told after every row how many of how many are done.
     """
     asked = _read(in_blocks(recording), condition, behaviour, seed)
     everyone = np.arange(recording.num_units)
     found, width = infer(model, asked.recording), recording.bin_width
-    co = infer(model, asked.recording, asked.hide).rates[:, asked.hide] * width
-    own = Score(
-        "evkf",
-        asked.bits(found.predicted, everyone),
-        asked.bits(co, np.flatnonzero(asked.hide)),
-        asked.psth(width * found.rates),
-        asked.decoded(found.mean),
+
+    def own() -> Score:
+        co = infer(model, asked.recording, asked.hide).rates[:, asked.hide] * width
+        return Score(
+            "evkf",
+            asked.bits(found.predicted, everyone),
+            asked.bits(co, np.flatnonzero(asked.hide)),
+            asked.psth(width * found.rates),
+            asked.decoded(found.mean),
+        )
+
+    latents = found.mean.shape[1]
+    makers = (
+        own,
+        lambda: _smoothing(asked),
+        lambda: _wiener(asked),
+        lambda: _linear(asked, latents),
     )
-    return [own, _smoothing(asked), _wiener(asked), _linear(asked, found.mean.shape[1])]
+    rows = []
+    for make in makers:
+        rows.append(make())
+        if progress is not None:
+            progress(len(rows), len(makers))
+    return rows
 
 
 def _read(recording: Recording, condition: str | None, behaviour: str | None, seed: int) -> _Halves:
