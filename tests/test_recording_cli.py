@@ -14,7 +14,17 @@ import pytest
 from evkf.cli import main
 from evkf.data import read_nwb, read_results
 from evkf.units import UnitModel, infer
-from tests.data.nwb_files import add_units, empty, session, write
+from tests.bad_recordings import (
+    before_the_session,
+    no_trials,
+    no_units,
+    not_there,
+    out_of_order,
+    text_for_counts,
+    truncated,
+    with_holes,
+)
+from tests.data.nwb_files import session
 from tests.quick import quick_compilation  # noqa: F401
 
 COMMANDS = ("info", "simulate", "fit", "filter", "score", "plot", "data")
@@ -210,44 +220,6 @@ def test_a_file_of_options_that_is_wrong(place, tmp_path, text, says):
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert says in result.err
     assert "bad.toml" in result.err
-
-
-def no_units(folder: Path) -> Path:
-    return write(folder / "bad.nwb", empty())
-
-
-def no_trials(folder: Path) -> Path:
-    return write(folder / "bad.nwb", add_units(empty(), [[0.1, 0.5], [0.2]]))
-
-
-def out_of_order(folder: Path) -> Path:
-    return write(folder / "bad.nwb", add_units(empty(), [[0.1, 0.5], [0.4, 0.2]]))
-
-
-def before_the_session(folder: Path) -> Path:
-    return write(folder / "bad.nwb", add_units(empty(), [[-0.5, 0.5], [0.2]]))
-
-
-def with_holes(folder: Path) -> Path:
-    return session(folder / "bad.nwb")
-
-
-def text_for_counts(folder: Path) -> Path:
-    (folder / "bad.csv").write_text("a,b\n0,1\n2,many\n")
-    return folder / "bad.csv"
-
-
-def truncated(folder: Path) -> Path:
-    with h5py.File(folder / "bad.h5", "w") as file:
-        file["counts"] = np.ones((500, 4), int)
-        file["bin_width"] = 0.02
-    whole = (folder / "bad.h5").read_bytes()
-    (folder / "bad.h5").write_bytes(whole[: len(whole) // 2])
-    return folder / "bad.h5"
-
-
-def not_there(folder: Path) -> Path:
-    return folder / "bad.npz"
 
 
 @pytest.mark.parametrize(
