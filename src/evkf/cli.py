@@ -1,33 +1,43 @@
 """The command line: `evkf COMMAND`.
 
-Every command has `--quiet`, `--json` and `--seed`, refuses to overwrite without `--force`, and
-writes its resolved configuration with its output. Bad input is answered in one line.
+Every command has `--quiet` and `--json`, refuses to overwrite without `--force`, and tells its
+resolved configuration with its result. Bad input is answered in one line.
 """
 
-import json
-import math
-import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import jax
 import typer
-from rich.console import Console
 
 import evkf
-from evkf import bench, demo
+from evkf import bench, demo, recording_cli
+from evkf.console import (
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    claim,
+    console,
+    emit,
+    json_target,
+    to_json,
+    versions,
+    write_json,
+)
 from evkf.errors import InputError
 
 FELL_SHORT = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+
+__all__ = ["app", "insistent_interrupt", "main", "to_json"]
 
 EXIT_CODES = """\b
 Exit codes:
@@ -43,6 +53,9 @@ app = typer.Typer(
 \b
 Examples:
   evkf demo                          learn an oscillator from 150 simulated neurons
+  evkf info day1.nwb                 what is in a recording
+  evkf fit day1.nwb --out m.safetensors
+  evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
   evkf bench step --quick            time one filter step on this machine
   evkf COMMAND --help                all options of a command
 
@@ -56,14 +69,7 @@ bench_app = typer.Typer(
     help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench_app, name="bench")
-
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it."),
-]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
+recording_cli.register(app)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -117,58 +123,6 @@ def insistent_interrupt(every: float = 0.5) -> Iterator[None]:
 def _fail(problem: str) -> NoReturn:
     print(f"evkf: {problem}", file=sys.stderr)
     sys.exit(BAD_INPUT)
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on besides its options."""
-    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-    return {"evkf": evkf.__version__, **libraries, "python": platform.python_version()}
-
-
-def claim(paths: Iterable[Path], force: bool) -> None:
-    """Before any work: refuse to overwrite unless forced, and make the folders."""
-    for path in paths:
-        if path.exists() and not force:
-            raise InputError("file exists", str(path), "pass --force to overwrite it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def to_json(value: dict) -> str:
-    """Strict JSON: a number that is not finite becomes null."""
-
-    def plain(item: object) -> object:
-        if isinstance(item, dict):
-            return {key: plain(entry) for key, entry in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(entry) for entry in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
-
-    return json.dumps(plain(value), indent=2, allow_nan=False)
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Write JSON into a file."""
-    path.write_text(to_json(value) + "\n", encoding="utf-8")
-
-
-def json_target(file: Path | None) -> list[Path]:
-    """The file that `--json` names, if it names one."""
-    return [] if file is None or str(file) == "-" else [file]
-
-
-def emit(file: Path | None, result: dict) -> None:
-    """Write a result where `--json` wants it."""
-    for path in json_target(file):
-        write_json(path, result)
-    if str(file) == "-":
-        print(to_json(result))
-
-
-def console(quiet: bool, json_file: Path | None) -> Console:
-    """Where people are told what happens: standard error when standard output is for a program."""
-    return Console(
-        quiet=quiet, stderr=str(json_file) == "-", highlight=False, markup=False, soft_wrap=True
-    )
 
 
 def _print_version(asked: bool) -> None:

@@ -317,7 +317,8 @@ def test_the_file_of_the_memory_check_is_streamed_whole(tmp_path):
     assert pynwb.validate(path=str(path)) == []
     figures = nwb_memory.stream(path)
     assert figures["spikes"] == spikes == 249_856
-    assert figures["peak_mb"] >= figures["packages_mb"] > 10
+    assert figures["peak_mb"] >= figures["settled_mb"] > 10
+    assert figures["complete"]
 
 
 def test_a_column_of_rates_in_the_file_is_kept(tmp_path):

@@ -1,0 +1,131 @@
+"""What commands share: options, files claimed before any work, JSON, words for people."""
+
+import json
+import math
+import platform
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+import evkf
+from evkf.errors import InputError
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Take options that are not given from a TOML file."""
+    if file is None:
+        return None
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError("no such file", str(file), "check the name") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"not TOML: {error}", str(file), "write option = value") from error
+    options = {
+        name.lstrip("-"): option
+        for option in context.command.params
+        if option.param_type_name == "option" and option.name not in ("config", "help")
+        for name in option.opts
+    }
+    defaults = {}
+    for key, value in given.items():
+        option = options.get(key.replace("_", "-"))
+        if option is None:
+            known = ", ".join(name for name in options if len(name) > 1)
+            raise InputError(f"unknown key {key!r}", str(file), f"choose among {known}")
+        if isinstance(value, dict):
+            raise InputError("a table", f"{file}: {key}", "write option = value")
+        many = getattr(option, "multiple", False) and not isinstance(value, list)
+        defaults[option.name] = [value] if many else value
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return file
+
+
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it."),
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.toml",
+        is_eager=True,
+        callback=read_config,
+        help="Options by name, such as bin-width = 0.02; those given here win.",
+    ),
+]
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its options."""
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    return {"evkf": evkf.__version__, **libraries, "python": platform.python_version()}
+
+
+def claim(paths: Iterable[Path], force: bool) -> None:
+    """Before any work: refuse to overwrite unless forced, and make the folders."""
+    for path in paths:
+        if path.exists() and not force:
+            raise InputError("file exists", str(path), "pass --force to overwrite it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def to_json(value: dict) -> str:
+    """Strict JSON: a number that is not finite becomes null."""
+
+    def plain(item: object) -> object:
+        if isinstance(item, dict):
+            return {key: plain(entry) for key, entry in item.items()}
+        if isinstance(item, list | tuple):
+            return [plain(entry) for entry in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(plain(value), indent=2, allow_nan=False)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write JSON into a file."""
+    path.write_text(to_json(value) + "\n", encoding="utf-8")
+
+
+def json_target(file: Path | None) -> list[Path]:
+    """The file that `--json` names, if it names one."""
+    return [] if file is None or str(file) == "-" else [file]
+
+
+def emit(file: Path | None, result: dict) -> None:
+    """Write a result where `--json` wants it."""
+    for path in json_target(file):
+        write_json(path, result)
+    if str(file) == "-":
+        print(to_json(result))
+
+
+def console(quiet: bool, json_file: Path | None) -> Console:
+    """Where people are told what happens: standard error when standard output is for a program."""
+    return Console(
+        quiet=quiet, stderr=str(json_file) == "-", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+@contextmanager
+def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Told how many of how many are done; drawn in a terminal only."""
+    columns = TextColumn(text), BarColumn(bar_width=30), MofNCompleteColumn()
+    with Progress(*columns, console=say, disable=say.quiet or not say.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(done: int, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield tell

@@ -1,0 +1,73 @@
+"""What is in a file, before anything is done with it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evkf.data._nwb_file import open_nwb
+from evkf.data._nwb_units import Units
+from evkf.data.nwb import list_nwb
+from evkf.data.open import open_recording
+
+
+def describe(path: str | os.PathLike, bin_width: float | None = None) -> dict[str, Any]:
+    """Units, bins, trials, behaviour and rates, as text, numbers, lists and dictionaries.
+
+    Of an NWB file no spike times are read; its rates are spikes over the length of the session.
+
+    Args:
+        path: As for `open_recording`.
+        bin_width: As for `open_recording`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/a.npz", counts=np.ones((6, 2), int), bin_width=0.5)
+        ...     found = describe(f"{folder}/a.npz")
+        >>> found["units"], found["duration"], found["rates"]["median"]
+        (2, 3.0, 2.0)
+    """
+    if Path(path).suffix == ".nwb":
+        return _describe_nwb(path)
+    recording = open_recording(path, bin_width)
+    return {
+        "path": str(path),
+        "units": recording.num_units,
+        "unit_columns": list(recording.units),
+        "bins": recording.num_bins,
+        "bin_width": recording.bin_width,
+        "duration": recording.num_bins * recording.bin_width,
+        "trials": recording.num_trials,
+        "trial_columns": list(recording.trials),
+        "behaviour": {name: list(x.shape) for name, x in recording.behaviour.items()},
+        "rates": _spread(recording.rates()),
+    }
+
+
+def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
+    found = list_nwb(path)
+    duration = found["stop"] - found["start"]
+    with open_nwb(path) as file:
+        spikes = np.diff(Units(file, str(path)).ends, prepend=0)
+    return {
+        "path": str(path),
+        "session": found["session"],
+        "units": found["units"],
+        "unit_columns": found["unit_columns"],
+        "spikes": found["spikes"],
+        "duration": duration,
+        "trials": found["trials"],
+        "trial_columns": found["trial_columns"],
+        "behaviour": {name: series["shape"] for name, series in found["behaviour"].items()},
+        "rates": _spread(spikes / duration if duration > 0 else np.full(len(spikes), np.nan)),
+    }
+
+
+def _spread(rates: np.ndarray) -> dict[str, float]:
+    known = rates[np.isfinite(rates)]
+    if not len(known):
+        return {}
+    names = ("least", "median", "most")
+    return dict(zip(names, map(float, np.quantile(known, (0, 0.5, 1))), strict=True))

@@ -1,0 +1,139 @@
+"""One way in: a recording from whatever the path is."""
+
+import os
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from evkf.data.arrays import HDF5, read_arrays, stream_arrays
+from evkf.data.files import load, open_hdf5, read_npz
+from evkf.data.kilosort import read_kilosort
+from evkf.data.layout import from_arrays
+from evkf.data.nwb import read_nwb
+from evkf.data.nwb_stream import stream_nwb
+from evkf.data.recording import Recording
+from evkf.errors import InputError
+
+BIN_WIDTH = 0.02
+"""Seconds, where neither file nor caller says."""
+
+
+def open_recording(
+    path: str | os.PathLike,
+    bin_width: float | None = None,
+    align: str | None = None,
+    window: tuple[float, float] | None = None,
+    behaviour: Sequence[str] = (),
+    min_rate: float = 0.0,
+    groups: Collection[str] = ("good",),
+) -> Recording:
+    """Read a recording: an NWB, npz, HDF5 or CSV file, or a folder that Kilosort wrote.
+
+    Args:
+        path: What to read, known by its ending; a folder has spike_times.npy.
+        bin_width: In seconds. 0.02 for spike times unless given; counts keep the bins of their
+            file, or are added up to a whole multiple of them.
+        align: As for `read_nwb`; counts are in trials already.
+        window: As for `read_nwb`.
+        behaviour: Names of what must be there, finite; of an NWB file nothing else is read.
+        min_rate: Leave out units of fewer observed spikes per second.
+        groups: Labels of the clusters to take from a Kilosort folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/a.npz", counts=np.ones((6, 2), int), bin_width=0.01)
+        ...     open_recording(f"{folder}/a.npz", bin_width=0.02).counts.tolist()
+        [[2, 2], [2, 2], [2, 2]]
+    """
+    place = Path(path)
+    if place.suffix == ".nwb":
+        width = BIN_WIDTH if bin_width is None else bin_width
+        return read_nwb(place, width, align, window, behaviour, min_rate=min_rate)
+    if align is not None or window is not None:
+        what = "align or window for what has no times of events"
+        raise InputError(what, str(path), "leave them out, or pass an NWB file")
+    if place.is_dir():
+        if not (place / "spike_times.npy").is_file():
+            what = "a folder without spike_times.npy"
+            raise InputError(what, str(path), "pass a file, or the folder that Kilosort wrote")
+        recording = read_kilosort(place, BIN_WIDTH if bin_width is None else bin_width, groups)
+    elif place.suffix in (".npz", *HDF5):
+        recording = _rebinned(_read_counts(place, bin_width), bin_width)
+    else:
+        recording = read_arrays(place, bin_width)
+    _check_behaviour(recording, behaviour)
+    rates = recording.rates()
+    return recording if min_rate <= 0 else recording.pick(rates >= min_rate)
+
+
+def stream_recording(
+    path: str | os.PathLike, bin_width: float | None = None, chunk_bins: int = 10_000
+) -> Generator[Recording, None, None]:
+    """Read an NWB session or an HDF5 file in chunks that follow one another.
+
+    Args:
+        path: Ends in .nwb, .h5 or .hdf5.
+        bin_width: In seconds; of an HDF5 file, its own.
+        chunk_bins: Bins of a chunk; the last may have fewer.
+
+    Yields:
+        Recordings with a column "trial": where the last trial of one and the first of the next have
+        the same number, that trial goes on.
+
+    Example:
+        >>> import tempfile
+        >>> from evkf.data import write_arrays
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays(f"{folder}/a.h5", Recording(np.ones((5, 2), int), 0.02))
+        ...     [chunk.num_bins for chunk in stream_recording(f"{folder}/a.h5", chunk_bins=3)]
+        [3, 2]
+    """
+    place = Path(path)
+    if place.suffix == ".nwb":
+        width = BIN_WIDTH if bin_width is None else bin_width
+        for chunk in stream_nwb(place, width, chunk_bins):
+            yield replace(chunk, trials={"trial": np.zeros(1, int)})
+    else:
+        # without the file's own names of trials, of which two may be the same
+        yield from stream_arrays(place, chunk_bins, bin_width, leave_out=("trial", "trials/trial"))
+
+
+def _read_counts(path: Path, bin_width: float | None) -> Recording:
+    if path.suffix == ".npz":
+        arrays = read_npz(path)
+    else:
+        with open_hdf5(path) as datasets:
+            arrays = {name: load(dataset) for name, dataset in datasets.items()}
+    known = "bin_width" in arrays or "bin_ms" in arrays
+    return from_arrays(arrays, str(path), None if known else bin_width)
+
+
+def _rebinned(recording: Recording, bin_width: float | None) -> Recording:
+    if bin_width is None:
+        return recording
+    factor = bin_width / recording.bin_width
+    whole = round(factor) if np.isfinite(factor) else 0
+    if whole < 1 or abs(factor - whole) > 1e-6 * whole:
+        what = f"bins of {recording.bin_width:g} s for a bin width of {bin_width:g} s"
+        remedy = "pass a whole multiple of the file's own"
+        raise InputError(what, f"{recording.source}: bin_width", remedy)
+    return recording if whole == 1 else recording.rebinned(whole)
+
+
+def _check_behaviour(recording: Recording, names: Sequence[str]) -> None:
+    for name in names:
+        where = f"{recording.source}: behaviour"
+        if name not in recording.behaviour:
+            there = ", ".join(recording.behaviour) or "none"
+            raise InputError(f"no behaviour {name!r}", where, f"there are {there}")
+        values = recording.behaviour[name]
+        if values.dtype.kind not in "biuf":
+            what = f"{name} of {values.dtype}"
+            raise InputError(what, where, "name a column of numbers")
+        wrong = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if wrong.any():
+            what = f"NaN in bin {np.argmax(wrong)} and {wrong.sum() - 1} bins more"
+            raise InputError(what, f"{where} {name!r}", "mend the file, or leave the column out")

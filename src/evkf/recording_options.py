@@ -1,0 +1,92 @@
+"""What commands on recordings share: how a file is read, and which model it is for."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from evkf.console import versions
+from evkf.data import NwbWarning, Recording
+from evkf.data.open import open_recording
+from evkf.errors import InputError
+from evkf.units import UnitModel
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        show_default=False,
+        help="An .nwb, .npz, .h5 or .csv file, or a Kilosort folder.",
+    ),
+]
+BinWidth = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the file's own, or 0.02"),
+]
+ModelWidth = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's"),
+]
+Align = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Times in the NWB trials table that trials begin at."),
+]
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(metavar="BEFORE AFTER", help="Seconds from there to begin and end at."),
+]
+MinRate = Annotated[
+    float, typer.Option(min=0, metavar="HZ", help="Leave out units that fire less.")
+]
+Behaviour = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Series of the behaviour, such as hand_vel.")
+]
+Condition = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column of the trials that tells conditions.")
+]
+ModelFile = Annotated[Path, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")]
+
+
+class Reading(NamedTuple):
+    """How a file is to be read."""
+
+    bin_width: float | None = None
+    align: str | None = None
+    window: tuple[float, float] | None = None
+    behaviour: str | None = None
+    min_rate: float = 0.0
+
+    def read(self, say: Console, file: Path) -> Recording:
+        """The recording; what had to be left out is said."""
+        names = () if self.behaviour is None else (self.behaviour,)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", NwbWarning)
+            recording = open_recording(
+                file, self.bin_width, self.align, self.window, names, self.min_rate
+            )
+        for warning in caught:
+            say.print(f"note: {warning.message}")
+        return recording
+
+
+def load_model(file: Path) -> UnitModel:
+    """A model that `evkf fit` wrote."""
+    if not file.is_file():
+        raise InputError("no such file", str(file), "check the name, or make it with `evkf fit`")
+    return UnitModel.load(file)
+
+
+def check_ending(path: Path, endings: Sequence[str]) -> None:
+    """Refuse a name whose format is not known, before any work."""
+    if path.suffix not in endings:
+        what = f"a file named {path.name!r}"
+        raise InputError(what, str(path), f"end it in {', '.join(endings)}")
+
+
+def result(command: str, options: dict[str, Any], **found: Any) -> dict[str, Any]:
+    """What `--json` gets."""
+    plain = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
+    return {"command": command, "options": plain, **found, "versions": versions()}

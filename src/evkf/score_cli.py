@@ -1,0 +1,218 @@
+"""Commands that judge a model on a recording: in numbers and in figures."""
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import numpy as np
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from evkf.console import Config, Force, Json, Quiet, Seed, claim, console, emit, json_target
+from evkf.console import progress_bar as bar
+from evkf.data import Recording
+from evkf.data.files import replacing
+from evkf.decoding import decode, integrate
+from evkf.errors import InputError
+from evkf.recording_figures import (
+    aligned_rates,
+    calibration,
+    dispersion_check,
+    latent_paths,
+    new_axes,
+    raster,
+    reaches,
+)
+from evkf.recording_options import (
+    Align,
+    Behaviour,
+    Condition,
+    File,
+    MinRate,
+    ModelFile,
+    ModelWidth,
+    Reading,
+    Window,
+    load_model,
+    result,
+)
+from evkf.scoring import Score, score_recording
+from evkf.spike_metrics import dispersion, dispersion_hint, pit
+from evkf.splits import held_out, in_blocks
+from evkf.units import Inferred, check_units, infer
+
+SHOWN = 500
+"""Bins that a raster shows at most."""
+HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "behaviour R²")
+
+
+def score(
+    file: File,
+    model_file: ModelFile,
+    condition: Condition = None,
+    behaviour: Behaviour = None,
+    bin_width: ModelWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Score a model on half of the trials, beside baselines that learn from the others.
+
+    One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
+    units from the rest. Baselines are causal smoothing, a Wiener filter and a linear system. If the
+    model was fitted to these very trials, its row is of what it has seen.
+
+    \b
+    Examples:
+      evkf score day2.nwb --model model.safetensors
+      evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
+    """
+    options = dict(locals())
+    claim(json_target(json_file), force)
+    say = console(quiet, json_file)
+    model = load_model(model_file)
+    width = model.bin_width if bin_width is None else bin_width
+    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    check_units(model, recording)
+    with bar(say, "scoring") as tell:
+        rows = score_recording(model, recording, condition, behaviour, seed, tell)
+    table = Table(*HEADINGS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
+    say.print(table)
+    scores = [_finite(row)._asdict() for row in rows]
+    emit(json_file, result("score", options | {"bin_width": width}, scores=scores))
+
+
+def _finite(row: Score) -> Score:
+    return Score(row.method, *(None if x is None else float(x) for x in row[1:]))
+
+
+def plot(
+    file: File,
+    model_file: ModelFile,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")],
+    condition: Condition = None,
+    behaviour: Behaviour = None,
+    bin_width: ModelWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Draw what a model makes of a recording, each figure as PNG and SVG.
+
+    Spikes with rates, latents of single trials, calibration and dispersion of predictions; rates of
+    the busiest unit with --condition, decoded reaches with --behaviour of two coordinates.
+
+    \b
+    Examples:
+      evkf plot day2.nwb --model model.safetensors --out figures
+      evkf plot day2.npz --model model.safetensors --out figures --condition target
+    """
+    options = dict(locals())
+    names = ["raster", "latents", "calibration", "dispersion"]
+    names += ["rates"] * (condition is not None) + ["reaches"] * (behaviour is not None)
+    files = [out / f"{name}{end}" for name in names for end in (".png", ".svg")]
+    claim([*files, *json_target(json_file)], force)
+    say = console(quiet, json_file)
+    model = load_model(model_file)
+    width = model.bin_width if bin_width is None else bin_width
+    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    check_units(model, recording)
+    labels = _labels(recording, condition)
+    found = infer(model, recording)
+    counts = np.where(recording.masks, recording.counts, 0)
+    spread = dispersion(counts, found.predicted, masks=recording.masks)
+    rates = np.nan_to_num(recording.rates())
+    axes = [
+        _raster(recording, counts, found),
+        latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found)),
+        calibration(new_axes(), pit(counts, found.predicted, recording.masks, seed)),
+        dispersion_check(new_axes(), spread, rates),
+    ]
+    if condition is not None:
+        event = ("trial start", 0.0) if align is None else (align, -(window or (0.0, 0.0))[0])
+        axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
+    if behaviour is not None:
+        axes.append(_reaches(recording, found, labels, behaviour))
+    for name, ax in zip(names, axes, strict=True):
+        for end in ("png", "svg"):
+            with replacing(out / f"{name}.{end}", overwrite=force) as part:
+                cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
+    say.print(f"{dispersion_hint(spread)}\nwritten: {', '.join(map(str, files))}")
+    written = [str(path) for path in files]
+    emit(json_file, result("plot", options | {"bin_width": width}, written=written))
+
+
+def _labels(recording: Recording, condition: str | None) -> np.ndarray:
+    if condition is None:
+        return np.zeros(recording.num_trials, int)
+    if condition not in recording.trials:
+        there = ", ".join(recording.trials) or "none"
+        what = f"no column {condition!r}"
+        raise InputError(what, f"{recording.source}: trials", f"there are {there}")
+    return recording.trials[condition]
+
+
+def _pair(found: Inferred) -> tuple[int, int]:
+    return 0, min(1, found.mean.shape[1] - 1)
+
+
+def _raster(recording: Recording, counts: np.ndarray, found: Inferred) -> Axes:
+    rows = slice(0, min(recording.lengths[0], SHOWN))
+    width, start = recording.bin_width, float(recording.start_times[0])
+    return raster(new_axes(6.5, 4.0), counts[rows], found.rates[rows], width, start)
+
+
+def _aligned(
+    recording: Recording, found: Inferred, labels: np.ndarray, unit: int, event: str, when: float
+) -> Axes:
+    events = np.full(recording.num_trials, when)
+    ax = aligned_rates(
+        new_axes(),
+        found.rates[:, unit],
+        recording.lengths,
+        labels,
+        recording.bin_width,
+        events,
+        event,
+    )
+    name = recording.units["id"][unit]
+    ax.set_title(
+        f"Unit {name}: {ax.get_title('left').lower()}", loc="left", size=9.5, weight="bold"
+    )
+    return ax
+
+
+def _reaches(recording: Recording, found: Inferred, labels: np.ndarray, behaviour: str) -> Axes:
+    """Of half of the trials, decoded by what the others taught."""
+    name = behaviour.rpartition("/")[2]
+    velocity, where = recording.behaviour[name], f"{recording.source}: behaviour {name!r}"
+    if velocity.shape != (recording.num_bins, 2) or not np.isfinite(velocity).all():
+        what = f"shape {velocity.shape}, or NaN"
+        raise InputError(what, where, "name velocities of two coordinates that cover the trials")
+    alone = recording.num_trials == 1
+    recording = in_blocks(recording)
+    labels = np.zeros(recording.num_trials, int) if alone else labels
+    held = held_out(recording.num_trials, 2)
+    test = np.repeat(held, recording.lengths)
+    groups = np.repeat(np.arange(recording.num_trials), recording.lengths)
+    decoded = decode(found.mean[~test], velocity[~test], groups[~test], found.mean[test])
+    tested = recording.take(np.flatnonzero(held))
+    paths = integrate(
+        velocity[test], recording.bin_width, tested.lengths, np.zeros((tested.num_trials, 2))
+    )
+    return reaches(
+        new_axes(), paths, decoded, tested.lengths, labels[held], recording.bin_width, "a.u."
+    )

@@ -1,0 +1,112 @@
+"""Sessions longer than memory: chunks filtered one after the other, the state carried over."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evkf.data import Recording
+from evkf.data.estimates import growing_hdf5
+from evkf.data.files import Arrays
+from evkf.errors import InputError
+from evkf.filters import scan_filter
+from evkf.units import Inferred, UnitModel, _expected, check_units
+
+
+def filter_chunks(
+    model: UnitModel, chunks: Iterable[Recording]
+) -> Iterator[tuple[Recording, np.ndarray, Inferred]]:
+    """Filter what `stream_recording` yields, as `infer` would the whole.
+
+    Yields:
+        Every chunk, True where a trial begins in it, and what was inferred.
+    """
+    state, last, label, first = None, None, None, 0
+    key = jax.random.key(0)
+    for chunk in chunks:
+        check_units(model, chunk)
+        fresh, labels = chunk.fresh, chunk.trials["trial"]
+        fresh[0] = label is None or labels[0] != label
+        label = labels[-1]
+        state, trace = scan_filter(
+            model.filter,
+            model.model,
+            chunk.counts,
+            chunk.masks,
+            state=state,
+            key=key,
+            first=first,
+            fresh=fresh,
+        )
+        before = jax.tree.map(lambda x: x[:1], trace.belief) if last is None else last
+        last = jax.tree.map(lambda x: x[-1:], trace.belief)
+        beliefs = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), before, trace.belief)
+        marks = jnp.asarray(np.concatenate([[True], fresh]))
+        now, ahead = _expected(model.filter, model.model, beliefs, marks)
+        family = model.model.family
+        found = (
+            jax.vmap(family.mean)(trace.belief),
+            jax.vmap(family.cov)(trace.belief),
+            now[1:] / chunk.bin_width,
+            ahead[1:],
+            trace.info.elbo,
+        )
+        first += chunk.num_bins
+        yield chunk, fresh, Inferred(*map(np.asarray, found))
+
+
+def to_estimates(recording: Recording, fresh: np.ndarray, found: Inferred) -> Arrays:
+    """What is written of every bin, by name.
+
+    Example:
+        >>> recording = Recording(np.ones((1, 1), int), 0.02)
+        >>> found = Inferred(*(np.zeros((1,) * n) for n in (2, 3, 2, 2, 1)))
+        >>> list(to_estimates(recording, recording.fresh, found))
+        ['latent_mean', 'latent_cov', 'rates', 'predicted', 'elbo', 'times', 'fresh']
+    """
+    return {
+        "latent_mean": found.mean,
+        "latent_cov": found.cov,
+        "rates": found.rates,
+        "predicted": found.predicted,
+        "elbo": found.elbo,
+        "times": recording.times,
+        "fresh": fresh,
+    }
+
+
+def filter_to_hdf5(
+    path: str | os.PathLike,
+    model: UnitModel,
+    chunks: Iterable[Recording],
+    overwrite: bool = False,
+    progress: Callable[[Recording], None] | None = None,
+) -> tuple[int, float]:
+    """Filter chunks into an HDF5 file that grows; one chunk is in memory at a time.
+
+    Args:
+        path: Ends in .h5 or .hdf5; it is complete or not there.
+        model: The model.
+        chunks: As `stream_recording` yields them.
+        overwrite: Whether to write in place of a file that is there.
+        progress: Told of every chunk that is written.
+
+    Returns:
+        Bins, and the sum of their bounds.
+    """
+    parts = iter(chunks)
+    begin = next(parts, None)
+    if begin is None:
+        raise InputError("no chunks", "chunks", "pass one or more")
+    check_units(model, begin)
+    bins, total = 0, 0.0
+    with growing_hdf5(path, begin, overwrite) as file:
+        for chunk, fresh, found in filter_chunks(model, chain([begin], parts)):
+            file.add(to_estimates(chunk, fresh, found))
+            bins, total = bins + chunk.num_bins, total + float(found.elbo.sum())
+            if progress is not None:
+                progress(chunk)
+    return bins, total

@@ -1,0 +1,73 @@
+"""Made-up recordings with trials, conditions and behaviour, to try things on."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evkf.data import Recording
+from evkf.dynamics import ChaoticRNN, VanDerPol
+from evkf.likelihoods import Poisson
+from evkf.model import Model, simulate
+
+CONDITIONS, SPEED, NOISE = 4, 100.0, 0.1**2
+"""Starts that trials have, hand speed in mm/s for a latent of one, and variance of the dynamics."""
+
+
+def simulate_recording(
+    neurons: int = 60,
+    latents: int = 2,
+    trials: int = 40,
+    bins: int = 100,
+    bin_width: float = 0.02,
+    seed: int = 0,
+) -> Recording:
+    """Poisson neurons driven by a Van der Pol oscillator, or a chaotic network of more latents.
+
+    Trials follow one another, and begin near one of four states, their "condition". The velocity of
+    a hand, "hand_vel", is a linear map of the latents.
+
+    Args:
+        neurons: Neurons.
+        latents: Latent dimensions, 2 or more.
+        trials: Trials.
+        bins: Bins of a trial.
+        bin_width: In seconds; a step of the dynamics whatever it is.
+        seed: Of everything random.
+
+    Example:
+        >>> recording = simulate_recording(neurons=5, trials=3, bins=20)
+        >>> recording.counts.shape, recording.behaviour["hand_vel"].shape
+        ((60, 5), (60, 2))
+    """
+    rng = np.random.default_rng(seed)
+    C = rng.normal(size=(neurons, latents))
+    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
+    b = np.log(10 + 20 * rng.random(neurons))
+    tau = 10 * bin_width
+    if latents == 2:
+        dynamics = VanDerPol(gamma=1.5, tau=(tau, tau), dt=bin_width, noise=NOISE)
+    else:
+        weight = rng.normal(size=(latents, latents)) / math.sqrt(latents)
+        dynamics = ChaoticRNN(weight, tau=tau, dt=bin_width, noise=NOISE)
+    model = Model(dynamics, Poisson(C, b, bin_width=bin_width))
+    starts = rng.normal(size=(CONDITIONS, latents))
+    starts *= math.sqrt(2) / np.linalg.norm(starts, axis=1, keepdims=True)
+    conditions = np.arange(trials) % CONDITIONS
+    keys = jax.random.split(jax.random.key(seed), trials)
+    dtype = jnp.asarray(0.0).dtype
+    drawn = [
+        simulate(model, key, bins, z0=jnp.asarray(starts[condition], dtype))
+        for key, condition in zip(keys, conditions, strict=True)
+    ]
+    states = np.concatenate([np.asarray(zs) for zs, _ in drawn])
+    hand = states @ rng.normal(size=(latents, 2)) * SPEED / math.sqrt(latents)
+    return Recording(
+        np.concatenate([np.asarray(ys) for _, ys in drawn]).astype(np.int64),
+        bin_width,
+        (bins,) * trials,
+        behaviour={"hand_vel": hand},
+        trials={"condition": conditions},
+        source="simulation",
+    )

@@ -1,0 +1,59 @@
+"""The number of latents that is suggested."""
+
+import numpy as np
+import pytest
+
+from evkf import dimension
+from evkf.data import Recording
+from evkf.dimension import suggest_latents
+from evkf.errors import InputError
+from evkf.splits import held_out, in_blocks
+
+
+class Found:
+    def __init__(self, score: float, bins: int):
+        self.elbo = np.full(bins, score)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Fits that score as a table says; which recordings they were given."""
+    fitted, scores = [], {2: -5.0, 4: -3.0, 8: -4.0, 12: -3.5, 16: -1.0}
+
+    def fit(recording, latents, likelihood, hidden, passes, seed):
+        fitted.append((recording, latents, passes))
+        return latents
+
+    monkeypatch.setattr(dimension, "fit_recording", fit)
+    monkeypatch.setattr(
+        dimension, "infer", lambda latents, test: Found(scores[latents], test.num_bins)
+    )
+    return fitted
+
+
+def test_the_best_is_taken_and_two_worse_ones_end_it(pretend):
+    told = []
+    recording = Recording(np.ones((50, 20), int), 0.02, (5,) * 10)
+    found = suggest_latents(recording, progress=lambda *x: told.append(x))
+    assert found.latents == 4
+    assert told == list(found.scores.items()) == [(2, -5.0), (4, -3.0), (8, -4.0), (12, -3.5)]
+    assert all(train.num_trials == 8 and passes == 15 for train, _, passes in pretend)
+
+
+def test_one_trial_is_cut_and_candidates_are_fewer_than_units(pretend):
+    found = suggest_latents(Recording(np.ones((50, 5), int), 0.02), passes=3)
+    assert list(found.scores) == [2, 4]
+    assert {(train.num_bins, passes) for train, _, passes in pretend} == {(40, 3)}
+    with pytest.raises(InputError, match="say how many"):
+        suggest_latents(Recording(np.ones((50, 2), int), 0.02))
+
+
+def test_blocks_and_parts():
+    recording = Recording(np.arange(50).reshape(25, 2), 0.02, start_times=np.array([3.0]))
+    blocks = in_blocks(recording)
+    assert (blocks.num_trials, blocks.num_bins) == (10, 25)
+    np.testing.assert_allclose(blocks.times, recording.times)
+    assert in_blocks(blocks) is blocks
+    with pytest.raises(InputError, match="20 bins or more"):
+        in_blocks(Recording(np.ones((19, 1), int), 0.02))
+    assert [held_out(num, 2).sum() for num in (2, 3, 8)] == [1, 1, 4]

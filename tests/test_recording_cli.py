@@ -1,0 +1,290 @@
+"""Commands on recordings: the way through, and what is refused."""
+
+import contextlib
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+
+from evkf.cli import main
+from evkf.data import read_nwb, read_results
+from evkf.units import UnitModel, infer
+from tests.bad_recordings import (
+    before_the_session,
+    no_trials,
+    no_units,
+    not_there,
+    out_of_order,
+    text_for_counts,
+    truncated,
+    with_holes,
+)
+from tests.data.nwb_files import session
+from tests.quick import quick_compilation  # noqa: F401
+
+COMMANDS = ("info", "simulate", "fit", "filter", "score", "plot", "data")
+ALIGNED = ("--align", "start_time")
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def invoke(*args: object) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        main([str(arg) for arg in args])
+    code = stop.value.code
+    assert code is None or isinstance(code, int)
+    return Result(code or 0, out.getvalue(), err.getvalue())
+
+
+def run(*args: object) -> Result:
+    result = invoke(*args)
+    assert result.code == 0, result.err
+    return result
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a recording and a model of it, which commands made."""
+    folder = tmp_path_factory.mktemp("recordings")
+    small = ("--neurons", 10, "--trials", 6, "--bins", 30, "--seed", 1)
+    run("simulate", "--nwb", "--out", folder / "made.nwb", *small)
+    text = 'latents = 3\nhidden = 4\nalign = "start_time"\nwindow = [0.0, 0.6]\npasses = 2\n'
+    (folder / "fit.toml").write_text(f"{text}out = '{folder / 'model.safetensors'}'\n")
+    options = ("--config", folder / "fit.toml", "--latents", 2, "--quiet")
+    assert run("fit", folder / "made.nwb", *options) == Result(0, "", "")
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_and_the_common_options(command):
+    text = run(command, "--help").out
+    for part in (f"evkf {command}", "--quiet", "--json", "--force", "--config"):
+        assert part in text
+
+
+def test_flags_win_over_the_file_of_options(place):
+    model = UnitModel.load(place / "model.safetensors")
+    assert model.model.dynamics.dim == 2
+    assert model.units == tuple(map(str, range(10)))
+
+
+def test_filtered_nwb_is_what_infer_gives_and_the_source_is_untouched(place, tmp_path):
+    source, before = place / "made.nwb", digest(place / "made.nwb")
+    model_file, out = place / "model.safetensors", tmp_path / "out.nwb"
+    run("filter", source, "--model", model_file, "--out", out, *ALIGNED)
+    recording = read_nwb(source, 0.02, "start_time")
+    found, stored = infer(UnitModel.load(model_file), recording), read_results(out)
+    np.testing.assert_array_equal(stored.latent_mean, found.mean)
+    np.testing.assert_array_equal(stored.latent_cov, found.cov)
+    np.testing.assert_array_equal(stored.rates, found.rates)
+    np.testing.assert_array_equal(stored.elbo, found.elbo)
+    assert stored.predictions is not None
+    np.testing.assert_array_equal(stored.predictions["counts"], found.predicted)
+    np.testing.assert_allclose(stored.times, recording.times)
+    assert digest(source) == before
+    np.testing.assert_array_equal(read_nwb(out, 0.02, "start_time").counts, recording.counts)
+
+
+def test_streamed_hdf5_is_what_the_whole_gives(place, tmp_path):
+    source, model = place / "made.nwb", place / "model.safetensors"
+    for name in ("out.h5", "out.npz"):
+        run("filter", source, "--model", model, "--out", tmp_path / name)
+    with h5py.File(tmp_path / "out.h5") as streamed, np.load(tmp_path / "out.npz") as whole:
+        assert set(streamed) == set(whole.files)
+        for name in whole.files:
+            np.testing.assert_allclose(streamed[name][()], whole[name], rtol=1e-5, atol=1e-6)
+
+
+def test_in_place_only_on_request(place, tmp_path):
+    source = tmp_path / "made.nwb"
+    source.write_bytes((place / "made.nwb").read_bytes())
+    before, model = digest(source), ("--model", place / "model.safetensors")
+    refused = invoke("filter", source, *model, "--out", source, "--force")
+    assert (refused.code, digest(source)) == (2, before)
+    assert "--in-place" in refused.err
+    assert invoke("filter", source, *model).code == 2
+    run("filter", source, *model, "--in-place")
+    assert read_results(source).elbo.shape == (180,)
+
+
+def test_nothing_is_overwritten_without_force(place):
+    before = digest(place / "model.safetensors")
+    result = invoke("fit", place / "made.nwb", "--out", place / "model.safetensors")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--force" in result.err
+    assert digest(place / "model.safetensors") == before
+
+
+def test_mapped_units(place, tmp_path):
+    model = ("--model", place / "model.safetensors")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["counts"] = read_nwb(place / "made.nwb", 0.02).counts
+        file["bin_width"] = 0.02
+        file["unit_id"] = np.arange(10) + 100
+    refused = invoke("filter", tmp_path / "other.h5", *model, "--out", tmp_path / "out.h5")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    for part in ("other.h5", "units", "'100'", "unit map"):
+        assert part in refused.err
+    assert not (tmp_path / "out.h5").exists()
+    rows = "".join(f"{n + 100},{n}\n" for n in range(10))
+    (tmp_path / "map.csv").write_text("unit,model_unit\n" + rows)
+    mapped = ("--unit-map", tmp_path / "map.csv", "--out", tmp_path / "out.npz")
+    run("filter", tmp_path / "other.h5", *model, *mapped)
+    found = infer(UnitModel.load(model[1]), read_nwb(place / "made.nwb", 0.02))
+    with np.load(tmp_path / "out.npz") as stored:
+        np.testing.assert_allclose(stored["latent_mean"], found.mean, rtol=1e-4, atol=1e-5)
+
+
+def test_suggested_latents_are_told(tmp_path):
+    source, out = tmp_path / "a.npz", tmp_path / "model.safetensors"
+    run("simulate", "--out", source, "--neurons", 4, "--trials", 5, "--bins", 20)
+    result = run("fit", source, "--out", out, "--passes", 1, "--hidden", 2, "--json", "-")
+    told = json.loads(result.out)
+    assert (told["options"]["latents"], list(told["scores"])) == (2, ["2"])
+    assert "held-out" in result.err
+
+
+def test_score_has_the_baselines_beside_the_model(place):
+    asked = ("--condition", "condition", "--behaviour", "hand_vel", "--json", "-", *ALIGNED)
+    result = run("score", place / "made.nwb", "--model", place / "model.safetensors", *asked)
+    rows = json.loads(result.out)["scores"]
+    assert [row["method"] for row in rows] == [
+        "evkf",
+        "causal smoothing",
+        "Wiener filter",
+        "linear dynamical system",
+    ]
+    assert all(np.isfinite(row["one_step"]) and row["co_smoothing"] is not None for row in rows)
+    assert all(row["behaviour"] <= 1 for row in rows)
+    assert [row["psth"] is None for row in rows] == [False, False, True, False]
+
+
+def test_plot_writes_every_figure_twice(place, tmp_path):
+    asked = ("--condition", "condition", "--behaviour", "hand_vel", *ALIGNED)
+    model = ("--model", place / "model.safetensors")
+    result = run("plot", place / "made.nwb", *model, "--out", tmp_path / "figs", *asked)
+    names = {"raster", "latents", "calibration", "dispersion", "rates", "reaches"}
+    assert {path.name for path in (tmp_path / "figs").iterdir()} == {
+        f"{name}.{end}" for name in names for end in ("png", "svg")
+    }
+    assert "Poisson" in result.out
+
+
+def test_info_of_nwb_and_of_counts(place, tmp_path):
+    found = json.loads(run("info", place / "made.nwb", "--json", "-").out)
+    assert (found["units"], found["trials"]) == (10, 6)
+    assert found["trial_columns"] == ["start_time", "stop_time", "condition"]
+    (tmp_path / "a.csv").write_text("a,b\n0,1\n2,0\n")
+    assert "least 25 Hz" in run("info", tmp_path / "a.csv", "--bin-width", "0.02").out
+
+
+def test_a_window_may_begin_before_the_event(place):
+    model, asked = ("--model", place / "model.safetensors"), ("--window", "-0.1", "0.3")
+    result = run("score", place / "made.nwb", *model, *ALIGNED, *asked, "--json", "-")
+    assert json.loads(result.out)["options"]["window"] == [-0.1, 0.3]
+
+
+def test_more_latents_are_simulated(tmp_path):
+    small = ("--neurons", 3, "--trials", 2, "--bins", 5, "--latents", 4)
+    run("simulate", "--out", tmp_path / "a.h5", *small)
+    found = json.loads(run("info", tmp_path / "a.h5", "--json", "-").out)
+    assert (found["bins"], found["behaviour"]) == (10, {"hand_vel": [10, 2]})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("lattents = 2\n", "'lattents'"), ("latents =\n", "TOML"), ("[fit]\nlatents = 2\n", "'fit'")],
+)
+def test_a_file_of_options_that_is_wrong(place, tmp_path, text, says):
+    (tmp_path / "bad.toml").write_text(text)
+    options = ("--out", tmp_path / "m.safetensors", "--config", tmp_path / "bad.toml")
+    result = invoke("fit", place / "made.nwb", *options)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert says in result.err
+    assert "bad.toml" in result.err
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "field", "remedy"),
+    [
+        (no_units, (), "units", "pass a file"),
+        (no_trials, ALIGNED, "trials", "leave out align"),
+        (out_of_order, (), "units/spike_times of unit 11", "sort them"),
+        (before_the_session, (), "units/spike_times of unit 10", "shift"),
+        (with_holes, ("--behaviour", "holes"), "acquisition/holes", "mend the file"),
+        (text_for_counts, ("--bin-width", "0.02"), "line 3, column 'b'", "pass a number"),
+        (truncated, (), "bad.h5", "is it complete?"),
+        (not_there, (), "bad.npz", "check the name"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(tmp_path, make, options, field, remedy):
+    bad = make(tmp_path)
+    out = tmp_path / "out" / "model.safetensors"
+    result = invoke("fit", bad, "--out", out, "--latents", 1, *options)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result
+    for part in (str(bad), field, remedy):
+        assert part in result.err
+    assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("ending", [".nwb", ".npz", ".h5"])
+def test_units_of_another_model_are_refused_and_nothing_is_left(place, tmp_path, ending):
+    bad = session(tmp_path / "bad.nwb")
+    out = tmp_path / "out" / f"filtered{ending}"
+    result = invoke("filter", bad, "--model", place / "model.safetensors", "--out", out)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    for part in (str(bad), "units", "'10'", "unit map"):
+        assert part in result.err
+    assert not list(out.parent.iterdir())
+
+
+def test_a_file_that_goes_wrong_late_leaves_nothing(place, tmp_path):
+    counts = read_nwb(place / "made.nwb", 0.02).counts.astype(float)
+    counts[-1, 3] = 0.5
+    with h5py.File(tmp_path / "bad.h5", "w") as file:
+        file["counts"], file["bin_width"] = counts, 0.02
+    out = tmp_path / "out" / "filtered.h5"
+    model = ("--model", place / "model.safetensors")
+    result = invoke("filter", tmp_path / "bad.h5", *model, "--out", out)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "counts[179, 3]" in result.err
+    assert not list(out.parent.iterdir())
+
+
+def test_data_without_a_client_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = invoke("data", "mc_maze_large", "--out", tmp_path / "data")
+    assert result.code == 1
+    for part in ("000138", "pip install dandi", "dandi download"):
+        assert part in result.out
+    assert invoke("data", "nonsense").code == 2
+
+
+@pytest.mark.parametrize(("status", "says"), [(0, "fetched into"), (1, "try again later")])
+def test_data_with_a_client(monkeypatch, tmp_path, status, says):
+    client = tmp_path / "dandi"
+    client.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\nexit {status}\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = invoke("data", "mc_maze_large", "--out", tmp_path / "data")
+    assert (result.code, says in result.out) == (status, True)
+    said = (tmp_path / "said").read_text()
+    assert said == f"download --output-dir {tmp_path}/data DANDI:000138\n"
