@@ -42,7 +42,7 @@ def pyproject() -> dict:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-@pytest.mark.parametrize("fragment", ["http", "file:", "@ ", "--index", "--find-links"])
+@pytest.mark.parametrize("fragment", ["http:", "https:", "file:", "@ ", "--index", "--find-links"])
 def test_locks_name_no_place(name: str, fragment: str):
     assert fragment not in lock_text(name)
 

@@ -65,7 +65,7 @@ def suggest_latents(
     scores: dict[int, float] = {}
     best, worse = possible[0], 0
     for latents in possible:
-        model = fit_recording(train, latents, likelihood, hidden, passes, seed)
+        model = fit_recording(train, latents, likelihood, hidden=hidden, passes=passes, seed=seed)
         scores[latents] = float(infer(model, test).elbo.mean())
         if progress is not None:
             progress(latents, scores[latents])

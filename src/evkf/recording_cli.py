@@ -174,7 +174,15 @@ def fit(
         )
         say.print(f"taking {latents} latents")
     with bar(say, "fitting") as tell:
-        model = fit_recording(recording, latents, likelihood, hidden, passes, seed, tell)
+        model = fit_recording(
+            recording,
+            latents,
+            likelihood,
+            hidden=hidden,
+            passes=passes,
+            seed=seed,
+            progress=tell,
+        )
     model.save(out)
     size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
     say.print(f"{latents} latents of {size}: {out}")

@@ -13,7 +13,7 @@ from evkf.data.estimates import growing_hdf5
 from evkf.data.files import Arrays
 from evkf.errors import InputError
 from evkf.filters import scan_filter
-from evkf.units import Inferred, UnitModel, _expected, check_units
+from evkf.units import Inferred, UnitModel, check_units, expected_counts
 
 
 def filter_chunks(
@@ -45,7 +45,7 @@ def filter_chunks(
         last = jax.tree.map(lambda x: x[-1:], trace.belief)
         beliefs = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), before, trace.belief)
         marks = jnp.asarray(np.concatenate([[True], fresh]))
-        now, ahead = _expected(model.filter, model.model, beliefs, marks)
+        now, ahead = expected_counts(model.filter, model.model, beliefs, marks)
         family = model.model.family
         found = (
             jax.vmap(family.mean)(trace.belief),

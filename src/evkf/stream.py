@@ -166,8 +166,15 @@ class Stream:
         num = len(trials.fresh)
         window = max(min(WINDOW, max(trials.lengths), num // STEPS, num - 1), 1)
         batch = int(np.clip(num // (STEPS * window), 1, BATCH))
-        settings = {"epochs": passes, "batch": batch, "window": window, "progress": told}
-        trained = pretrain(self.learner, start, *trials[:4], **settings)
+        trained = pretrain(
+            self.learner,
+            start,
+            *trials[:4],
+            epochs=passes,
+            batch=batch,
+            window=window,
+            progress=told,
+        )
         newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
         going_on = jnp.asarray(False)
         return trained._replace(filter=State(newest.belief), fresh=going_on)

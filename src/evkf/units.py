@@ -153,13 +153,13 @@ def infer(
     key = jax.random.key(0)
     found = filter_trials(model.filter, model.model, trials, key)
     beliefs = jax.tree.map(jnp.asarray, found.belief)
-    now, ahead = _expected(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
+    now, ahead = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
     rates = np.asarray(now) / recording.bin_width
     return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
 
 
 @jax.jit
-def _expected(
+def expected_counts(
     filter: VariationalKalmanFilter, model: Model, beliefs: Any, fresh: Bool[Array, " T"]
 ) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
     """Expected observations at the beliefs, and at what was predicted from those before."""

@@ -160,8 +160,10 @@ def random_walk(parts: Split, passes: int | None) -> dict[str, float]:
     """The same filter, whose dynamics say that nothing moves."""
     still = Linear(np.eye(LATENTS), noise=np.full(LATENTS, 0.04))
     learn = ("noise", "readout", "prior")
-    settings = {"dynamics": still, "learn": learn, "passes": passes, "seed": parts.seed}
-    return judge(parts, fit_recording(parts.train, LATENTS, **settings))
+    model = fit_recording(
+        parts.train, LATENTS, dynamics=still, learn=learn, passes=passes, seed=parts.seed
+    )
+    return judge(parts, model)
 
 
 def todays(parts: Split, gpfa: TrialGPFA) -> Iterator[tuple[str, dict[str, float]]]:
