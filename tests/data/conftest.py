@@ -1,7 +1,4 @@
-"""A recording with everything in it, and where real ones are."""
-
-import os
-from pathlib import Path
+"""A recording with everything in it."""
 
 import numpy as np
 import pytest
@@ -44,15 +41,3 @@ def full() -> Recording:
             "position": rng.normal(size=(3, 2, 2)),
         },
     )
-
-
-def real(name: str) -> Path:
-    """A file of real data, or a skipped test."""
-    root = Path(__file__).resolve().parents[2]
-    folders = [root.parent / "shared" / "data"]
-    if "EVKF_DATA" in os.environ:
-        folders.insert(0, Path(os.environ["EVKF_DATA"]))
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    pytest.skip(f"{name} is not in {' or '.join(map(str, folders))}")

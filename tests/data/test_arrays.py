@@ -9,7 +9,8 @@ import pytest
 
 from evkf.data import Recording, read_arrays, stream_arrays, write_arrays
 from evkf.errors import InputError
-from tests.data.conftest import assert_same, real
+from tests.data.conftest import assert_same
+from tests.recordings import find
 
 SUFFIXES = ["npz", "h5", "hdf5"]
 
@@ -348,7 +349,7 @@ def test_streams_that_cannot_be(tmp_path):
 
 
 def test_mc_maze():
-    path = real("mc_maze_large_9cond_5ms.npz")
+    path = find("mc_maze_large_9cond_5ms.npz")
     recording, file = read_arrays(path), np.load(path, allow_pickle=False)
     assert (recording.lengths, recording.bin_width) == ((100,) * 165, 0.005)
     np.testing.assert_array_equal(recording.split(recording.counts)[7], file["counts"][7])
@@ -360,7 +361,7 @@ def test_mc_maze():
 
 
 def test_centre_out(tmp_path):
-    path = real("chewie_centre_out_100ms.npz")
+    path = find("chewie_centre_out_100ms.npz")
     recording, file = read_arrays(path), np.load(path, allow_pickle=False)
     assert (recording.num_trials, recording.num_units, recording.bin_width) == (159, 174, 0.1)
     assert recording.lengths == tuple(file["trial_lengths"])

@@ -1,8 +1,6 @@
 """NWB files made: safely, with series of one sample a bin and tables of columns."""
 
 import os
-import secrets
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from evkf.data._nwb_file import need
+from evkf.data.files import replacing
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 from evkf.storage import VERSION
@@ -26,14 +25,7 @@ def finished(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
     given = Path(path)
     if given.suffix != ".nwb":
         raise InputError(f"a file named {given.name!r}", str(path), "end it in .nwb")
-    # what a link points to is replaced, not the link
-    place = given.resolve()
-    if not place.parent.is_dir():
-        raise InputError(f"no folder {place.parent}", str(path), "make it first")
-    if place.exists() and not overwrite:
-        raise InputError("there is a file already", str(path), "name another, or overwrite it")
-    part = place.with_name(f".{place.stem}.{secrets.token_hex(4)}.part.nwb")
-    try:
+    with replacing(given, overwrite) as part:
         yield part
         errors = need("pynwb").validate(path=str(part))
         # an older source may have errors of its own
@@ -41,13 +33,6 @@ def finished(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
         if ours:
             what = f"{len(ours)} errors of the NWB schema, such as {ours[0]}"
             raise InputError(what, str(path), "report it; nothing was written")
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        if place.exists():
-            shutil.copymode(place, part)
-        os.replace(part, place)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def new_file(recording: Recording) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import struct
 import zipfile
 import zlib
@@ -75,13 +76,19 @@ def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}", str(path), "make it first")
     if path.exists() and not overwrite:
-        raise InputError("the file is there already", str(path), "pass overwrite=True")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        raise InputError(
+            "there is a file already", str(path), "name another, or pass overwrite=True"
+        )
+    # What a link points to is replaced, not the link; and some writers look at the ending.
+    place = path.resolve()
+    part = place.with_name(f".{place.stem}.{secrets.token_hex(4)}.part{place.suffix}")
     try:
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(part, path)
+        if place.exists():
+            shutil.copymode(place, part)
+        os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)
 
