@@ -26,6 +26,7 @@ from evkf.filters.backward import (
     reward,
 )
 from evkf.filters.base import Filter, Info, evidence_info, read_step
+from evkf.filters.evkf import VariationalKalmanFilter
 from evkf.filters.learned import (
     bounded,
     check_counts,
@@ -185,7 +186,7 @@ class OnlineVariationalSmoother(Filter):
         y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         family, seen = model.family, jnp.any(mask)
-        fit_key, draw_key, predict_key = jax.random.split(key, 3)
+        fit_key, draw_key, predict_key, start_key = jax.random.split(key, 4)
         prediction = predict(
             model, state.belief, u, predict_key, "cubature", 2, correct=True, max_std=MAX_STD
         )
@@ -201,7 +202,9 @@ class OnlineVariationalSmoother(Filter):
             cholesky(family.cov(state.belief)),
             state.past if self.learn else first_outputs(state.past, 1 + family.dim),
         )
-        shift, log_scale, kernel = self._optimise(now, state.kernel, seen, fit_key)
+        first, _ = VariationalKalmanFilter().update(model, prediction, y, mask, start_key)
+        start = (family.mean(first.belief) - now.mean) / now.std
+        shift, log_scale, kernel = self._optimise(now, start, state.kernel, seen, fit_key)
         mean, std = now.mean + now.std * shift, now.std * jnp.exp(log_scale)
         past, smoothed, elbo, gradient = self._sum_up(now, mean, std, kernel, draw_key)
         sound = all_finite(mean, std, elbo, gradient, *jax.tree.leaves((past, kernel, smoothed)))
@@ -224,13 +227,12 @@ class OnlineVariationalSmoother(Filter):
         return OVSState(belief, smoothed, past, kernel, model, optimiser), info
 
     def _optimise(
-        self, now: Bin, kernel: Kernel, seen: Array, key: Key
+        self, now: Bin, start: Vector, kernel: Kernel, seen: Array, key: Key
     ) -> tuple[Vector, Vector, Kernel]:
         """Adam on shift and log scale of $q_t$ against the prediction, and on $k_t$."""
         dim, dtype = len(now.mean), now.mean.dtype
-        zero = jnp.zeros(dim, dtype)
-        start, unravel = ravel_pytree((zero, zero, kernel))
-        moves = jnp.ones_like(start).at[: 2 * dim].set(seen)
+        numbers, unravel = ravel_pytree((start, jnp.zeros(dim, dtype), kernel))
+        moves = jnp.ones_like(numbers).at[: 2 * dim].set(seen)
         noise = jax.random.normal(key, (self.iterations, 2, self.num_samples, dim), dtype)
 
         def loss(numbers: Array, noise: Array) -> Scalar:
@@ -247,7 +249,7 @@ class OnlineVariationalSmoother(Filter):
 
         half = self.iterations // 2
         adam = optax.adam(optax.linear_schedule(self.rate, 0.0, self.iterations - half, half))
-        (numbers, _), _ = lax.scan(body, (start, adam.init(start)), noise)
+        (numbers, _), _ = lax.scan(body, (numbers, adam.init(numbers)), noise)
         return unravel(numbers)
 
     def _sum_up(
