@@ -123,7 +123,7 @@ def test_fit_starts_anew_and_repeats_itself(fitted, data):
 
 def test_more_passes_teach_more(fitted, data):
     ys = data[1][:BINS]
-    more = clone(fitted).set_params(passes=80).fit(ys)
+    more = clone(fitted).set_params(passes=9).fit(ys)
     assert more.score(ys) > fitted.score(ys)
     wanted = more.transform(ys)[-1]
     np.testing.assert_allclose(more.estimate_.mean, wanted, atol=1e-6)

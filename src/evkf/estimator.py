@@ -64,7 +64,8 @@ class EVKF:
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
             left out all, but nothing of a likelihood that is known.
         loss: A loss of `evkf.learning.Learner`.
-        rate: Learning rate to start from; it falls to 0.3 of that.
+        rate: Learning rate to start from; it falls to 0.3 of that. Several passes end with 0.05 of
+            it, and a stream that follows goes on so.
         steps: Gradient steps after every bin.
         ring: Bins kept for replay.
         watch: Whether to watch the evidence (`evidence_`), and to learn anew after a change of the
@@ -362,6 +363,7 @@ class EVKF:
             "given": {name: repr(value) for name, value in given.items()},
             "neurons": self.n_features_in_,
             "kept": len(tree["kept"][0]) if "kept" in tree else 0,
+            "trained": stream.trained,
             "note": note or {},
         }
         save_tree(path, {"given": given, **tree}, meta)
@@ -396,6 +398,8 @@ class EVKF:
         tree, _ = load_tree(path, {"given": like, **blank})
         loaded = cls(**params, **tree["given"])
         stream = loaded._open(meta["neurons"])
+        if meta["trained"]:
+            stream.go_on_trained()
         stream.restore(tree)
         loaded._adopt(stream)
         return loaded

@@ -4,7 +4,9 @@ The first bins are kept until there are enough of them to find a readout; then t
 like all that follow, so that no bin is lost and none counts twice.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,8 +44,12 @@ from evkf.types import Key
 WINDOW, BATCH = 50, 16
 """Most bins in a window, and windows in a gradient step, where there are several passes."""
 
-STEPS = 8
-"""Gradient steps of a pass over a short recording; in a long one they are more."""
+PARTS_OF_A_PASS, STEPS = 8, 500
+"""Short recordings are cut into so many gradient steps at least, and all passes together take so
+many, if need be by seeing bins more than once in a pass."""
+
+LAST = 0.05
+"""The rate that several passes end with, as a share of the first."""
 
 NOISE = 0.04
 """Variance of the dynamics' noise to start from; states have a variance of about one."""
@@ -71,6 +77,8 @@ class Stream:
             of the model is the one to use.
         num_bins: How many bins it takes for that.
         monitor: Watches the evidence, if there is one.
+        rate: Learning rate that several passes start with. They end, and a stream that follows
+            them goes on, with a twentieth of it.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -92,8 +100,10 @@ class Stream:
         find: Find | None = None,
         num_bins: int = 0,
         monitor: Monitor | None = None,
+        rate: float = 1e-2,
     ):
         self.learner, self.model, self.key, self.monitor = learner, model, key, monitor
+        self.rate, self.trained = rate, False
         self.evidence: MonitorInfo | None = None
         self._find, self._num_bins = find, num_bins
         self._kept: list[Trials] = []
@@ -142,8 +152,10 @@ class Stream:
 
         The warm-up takes what there is of it. At the end the stream is where the recording ends.
         """
-        begun = self._begin(trials)
         told = progress or (lambda _: None)
+        if passes > 1:
+            self.go_on_trained()
+        begun = self._begin(trials)
         if passes > 1:
             start = begun.learner if isinstance(begun, Watched) else begun
             state = self._pretrain(start, trials, passes, told)
@@ -164,8 +176,9 @@ class Stream:
     ) -> LearnerState:
         """The learner with a model trained offline, where the recording ends."""
         num = len(trials.fresh)
-        window = max(min(WINDOW, max(trials.lengths), num // STEPS, num - 1), 1)
-        batch = int(np.clip(num // (STEPS * window), 1, BATCH))
+        window = max(min(WINDOW, max(trials.lengths), num // PARTS_OF_A_PASS), 1)
+        batch = int(np.clip(num // (PARTS_OF_A_PASS * window), 1, BATCH))
+        steps = max(math.ceil(num / (batch * window)), math.ceil(STEPS / passes))
         trained = pretrain(
             self.learner,
             start,
@@ -173,11 +186,20 @@ class Stream:
             epochs=passes,
             batch=batch,
             window=window,
+            steps=steps,
+            optimiser=adam(self.rate, decay=passes * steps, floor=LAST),
             progress=told,
         )
         newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
         going_on = jnp.asarray(False)
         return trained._replace(filter=State(newest.belief), fresh=going_on)
+
+    def go_on_trained(self) -> None:
+        """Learn from now on at the rate that several passes end with: what they taught was learned
+        from every bin many times, and is not to be shaken by the last few.
+        """
+        steady = adam(LAST * self.rate, floor=1.0)
+        self.learner, self.trained = replace(self.learner, optimiser=steady), True
 
     def prepare(self) -> CompiledLearner:
         """Compile all that bins will need."""
@@ -311,7 +333,7 @@ def open_stream(
     filter = VariationalKalmanFilter(rule="moment_matching")
     learner = Learner(filter, loss, tuple(learn), **pace)
     monitor = Monitor(learner.filter) if watch else None
-    return Stream(learner, Model(dynamics, likelihood), key, find, warm_up, monitor)
+    return Stream(learner, Model(dynamics, likelihood), key, find, warm_up, monitor, rate)
 
 
 def _unknown(kind: str, neurons: int, latents: int, bin_width: float) -> Likelihood:

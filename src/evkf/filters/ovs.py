@@ -69,7 +69,10 @@ class OVSState(NamedTuple):
 class OnlineVariationalSmoother(Filter):
     """OVS: $q(z_t)\\,k_t(z_{t-1}|z_t)$ by gradient ascent, the past summed up by a regression.
 
-    In every bin $q_t$, a diagonal Gaussian, starts from the prediction and $k_t$ from the last bin.
+    In every bin $q_t$, a diagonal Gaussian, starts with the mean of the variational Kalman update
+    and the variance of the prediction, and $k_t$ from the last bin. (Published code starts from the
+    prediction; where half-learned dynamics jump farther than Adam's steps reach back, the stream is
+    then lost.)
     Adam maximises $E[\\log p(z_t|z_{t-1}) p(y_t|z_t) - \\log k_t - \\log q_t + \\log q_{t-1} +
     V_{t-1}(z_{t-1})]$, where only the gradient of $V_{t-1}$ is needed, and known by kernel ridge
     regression. Then $V_t$, its gradient and the gradient of the bound in the learned numbers are

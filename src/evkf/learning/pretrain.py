@@ -44,6 +44,7 @@ def pretrain(
     epochs: int = 20,
     batch: int = 16,
     window: int = 50,
+    steps: int | None = None,
     optimiser: optax.GradientTransformation | None = None,
     key: Key | None = None,
     progress: Callable[[int], None] | None = None,
@@ -51,7 +52,7 @@ def pretrain(
     """Train a learner's model offline, by the learner's own loss.
 
     Every epoch filters the recording with the present model, and then replays windows spread over
-    it until every bin was seen about once.
+    it.
 
     Args:
         learner: What will learn the stream; its filter, loss, parts and floor of the noise are
@@ -64,6 +65,7 @@ def pretrain(
         epochs: How often the recording is gone through.
         batch: Windows in a gradient step.
         window: Bins in a window.
+        steps: Gradient steps in an epoch; as many as see every bin about once when left out.
         optimiser: Any optax optimiser; Adam with a rate that falls from 1e-2 when left out.
         key: Randomness, for filters and likelihoods that sample; a state has its own.
         progress: Told after every epoch how many are done.
@@ -87,12 +89,13 @@ def pretrain(
     model = start if isinstance(start, Model) else start.free.build()
     bins = _read(model, ys, masks, us, fresh)
     num = len(bins[0])
-    for name, value in (("epochs", epochs), ("batch", batch), ("window", window)):
-        if value < 1:
+    for name, value in {"epochs": epochs, "batch": batch, "window": window, "steps": steps}.items():
+        if value is not None and value < 1:
             raise InputError(f"{name} = {value}", name, "pass 1 or more")
     if window >= num:
         raise InputError(f"windows of {window} bins", "window", f"pass less than {num} bins")
-    steps = math.ceil(num / (batch * window))
+    if steps is None:
+        steps = math.ceil(num / (batch * window))
     if optimiser is None:
         optimiser = adam(decay=epochs * steps, floor=0.05)
     state = learner.init(model, key)
