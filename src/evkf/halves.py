@@ -88,10 +88,16 @@ class Halves(NamedTuple):
         return psth_r2(spikes(self.test), expected, self.test.lengths, labels, width)
 
     def mapped(self, features: Pair, units: np.ndarray) -> Float[np.ndarray, "S M"]:
-        """Expected counts of units of the test half, by ridge regression on the other."""
-        target = spikes(self.train)[:, units]
-        ridge = Ridge(ALPHAS).fit(features.train, target, _groups(self.train))
-        return np.maximum(ridge.predict(features.test), LEAST * self.mean[units])
+        """Expected counts of units of the test half, by ridge regression on the other.
+
+        Units that never change there keep their mean.
+        """
+        target, mean = spikes(self.train)[:, units], self.mean[units]
+        expected, moving = np.tile(mean, (len(features.test), 1)), np.ptp(target, axis=0) > 0
+        if moving.any():
+            ridge = Ridge(ALPHAS).fit(features.train, target[:, moving], _groups(self.train))
+            expected[:, moving] = ridge.predict(features.test)
+        return np.maximum(expected, LEAST * mean)
 
 
 def halve(

@@ -93,7 +93,7 @@ def told(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> li
 
 
 def baselines(
-    halves: Halves, model: UnitModel, passes: int = PASSES, em_steps: int = EM_STEPS
+    halves: Halves, model: UnitModel, passes: int | None = PASSES, em_steps: int = EM_STEPS
 ) -> list[Callable[[], Score]]:
     """What stands beside a model: functions that make the rows.
 
@@ -129,7 +129,7 @@ def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
     )
 
 
-def random_walk(halves: Halves, model: UnitModel, passes: int) -> Score:
+def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
     """The same filter, whose dynamics say that nothing moves.
 
     Its readout begins as the model's; readout, noise and initial state learn from the training
@@ -146,7 +146,7 @@ def random_walk(halves: Halves, model: UnitModel, passes: int) -> Score:
 def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
     """Gaussian process factor analysis, which knows what comes later in a trial."""
 
-    def fit(units: np.ndarray) -> _Fitted:
+    def fit(units: np.ndarray) -> Fitted:
         return fit_gpfa(halves, latents, iterations, units)
 
     return _latent_score("GPFA (not causal)", halves, fit)
@@ -154,13 +154,13 @@ def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
 
 def fit_gpfa(
     halves: Halves, latents: int, iterations: int, units: np.ndarray | None = None
-) -> "_Fitted":
+) -> "Fitted":
     """GPFA of units, all when left out, in stretches of at most `STRETCH` bins."""
     moving = _moving(halves, halves.everyone if units is None else units)
     method = TrialGPFA(min(latents, len(moving)), halves.train.bin_width, iterations)
     train = halves.train
     method.fit(spikes(train)[:, moving], stretches(train.lengths))
-    return _Fitted(
+    return Fitted(
         moving,
         lambda counts, lengths: method.states(counts, stretches(lengths)),
         lambda counts, lengths: method.rates(counts, stretches(lengths)),
@@ -170,7 +170,7 @@ def fit_gpfa(
 def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
     """A linear dynamical system, filtered."""
 
-    def fit(units: np.ndarray) -> _Fitted:
+    def fit(units: np.ndarray) -> Fitted:
         moving = _moving(halves, units)
         lds = LinearDynamicalSystem(min(latents, len(moving)), iterations=iterations)
         lds.fit(spikes(halves.train)[:, moving], halves.train.lengths)
@@ -178,7 +178,7 @@ def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
         def ahead(counts: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
             return lds.rates(counts, lengths, "past")
 
-        return _Fitted(moving, lds.states, lds.rates, ahead)
+        return Fitted(moving, lds.states, lds.rates, ahead)
 
     return _latent_score("linear dynamical system", halves, fit)
 
@@ -239,7 +239,7 @@ def stretches(lengths: Iterable[int], longest: int = STRETCH) -> list[int]:
 Made = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 
-class _Fitted(NamedTuple):
+class Fitted(NamedTuple):
     """A baseline with latents, fitted to units that change in the training half."""
 
     units: np.ndarray
@@ -263,7 +263,7 @@ class _Fitted(NamedTuple):
         return halves.both(whole)
 
 
-def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], _Fitted]) -> Score:
+def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], Fitted]) -> Score:
     every, some = fit(halves.everyone), fit(np.flatnonzero(~halves.hide))
     rates, hidden = every.expected(halves, every.rates), np.flatnonzero(halves.hide)
     ahead = None if every.ahead is None else every.expected(halves, every.ahead).test
