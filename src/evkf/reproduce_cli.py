@@ -8,9 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from evkf.console import Config, Force, Json, Quiet, claim, console, emit, json_target
+from evkf.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    claim,
+    console,
+    emit,
+    json_target,
+    to_json,
+    versions,
+)
 from evkf.console import progress_bar as bar
-from evkf.console import to_json, versions
 from evkf.data import NwbWarning
 from evkf.data.files import replacing
 from evkf.errors import InputError

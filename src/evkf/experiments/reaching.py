@@ -8,6 +8,7 @@ computed on the same trials.
 """
 
 import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,9 +73,9 @@ class Reaches(NamedTuple):
 
     @property
     def position(self) -> str | None:
-        """Its name, if the hand's position is there."""
-        name = self.velocity.replace("vel", "pos").removesuffix("_s")
-        return name if name in self.recording.behaviour else None
+        """Its name, if the hand's position is there in every bin."""
+        name, there = _position(self.velocity), self.recording.behaviour
+        return name if name in there and np.isfinite(there[name]).all() else None
 
 
 def read_reaches(
@@ -91,23 +92,19 @@ def read_reaches(
     if Path(path).suffix == ".nwb":
         there = list_nwb(path)
         series = {name.rpartition("/")[2]: name for name in there["behaviour"]}
-        velocity = velocity or _first(VELOCITIES, series)
-        wanted = [] if velocity is None else [velocity]
-        wanted += [series[name] for name in ("hand_pos",) if name in series]
+        velocity = velocity or _velocity(path, series)
+        beside = series.get(_position(velocity))
         align, window = "start_time", None
         if ONSET in there["trial_columns"]:
             align, window, event, when = ONSET, WINDOW, "movement onset", -WINDOW[0]
+        wanted = [velocity] if beside is None else [velocity, beside]
         recording = open_recording(path, BIN_WIDTH, align, window, wanted, MIN_RATE)
     else:
         recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
+        velocity = velocity or _velocity(path, recording.behaviour)
         if recording.num_trials == SUBSET:
             event, when = "movement onset", -WINDOW[0]
-        velocity = velocity or _first(VELOCITIES, recording.behaviour)
     condition = condition or _first(CONDITIONS, recording.trials)
-    if velocity is None:
-        there = ", ".join(recording.behaviour) or "none"
-        what = "no velocity of a hand"
-        raise InputError(what, f"{path}: behaviour", f"name it with --behaviour; there are {there}")
     if recording.num_trials < 4:
         what = f"{recording.num_trials} trials"
         raise InputError(what, f"{path}: trials", "pass a recording of four or more")
@@ -226,5 +223,18 @@ def shortfalls(means: list[dict[str, Any]]) -> list[str]:
     return [f"{name}: {found[name]:.4f}, target {TARGETS[name]:g}" for name in missed]
 
 
-def _first(wanted: tuple[str, ...], there: Any) -> str | None:
+def _first(wanted: Sequence[str], there: Collection[str]) -> str | None:
     return next((name for name in wanted if name in there), None)
+
+
+def _velocity(path: str | Path, there: Collection[str]) -> str:
+    found = _first(VELOCITIES, there)
+    if found is None:
+        remedy = f"name it with --behaviour; there are {', '.join(there) or 'none'}"
+        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
+    return found
+
+
+def _position(velocity: str) -> str:
+    """What goes with "hand_vel" or "hand_vel_mm_s"."""
+    return velocity.rpartition("/")[2].replace("vel", "pos").removesuffix("_s")

@@ -18,7 +18,9 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
     """Markdown: a table of means ± standard errors, and what differs from the paper."""
     parts = protocol.split(reaches, 0)
     trials = f"{parts.train.num_trials} trials to learn from, {parts.test.num_trials} to judge"
-    units = f"{reaches.recording.num_units} units, {parts.hide.sum()} of them hidden in turn"
+    units = (
+        f"{reaches.recording.num_units} units, {parts.hide.sum()} of them hidden for co-smoothing"
+    )
     lines = [
         "# Reaching",
         "",
