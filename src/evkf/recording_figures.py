@@ -116,7 +116,7 @@ def latent_paths(
     chosen = by_condition(conditions, len(lengths)) if colours is None else colours
     for trial, label in zip(slices(lengths, len(x)), np.asarray(conditions), strict=True):
         path = x[trial][:, pair]
-        ax.plot(*path.T, color=chosen[label.item()], lw=0.8, alpha=0.65)
+        ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
         ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
     ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$", ylabel=f"$z_{{{pair[1] + 1}}}$")
     ax.set_title("Single trials, dots at their start")
@@ -153,7 +153,7 @@ def hand_paths(
     chosen = by_direction(path, lengths, conditions) if colours is None else colours
     for trial, label in zip(slices(lengths, len(path)), np.asarray(conditions), strict=True):
         ax.plot(*path[trial].T, color=chosen[label.item()], lw=0.8, alpha=0.75)
-        ax.plot(*path[trial][-1], "o", color=chosen[label.item()], ms=2.6, mew=0)
+        ax.plot(*path[trial][-1], "o", color=chosen[label.item()], ms=3, mew=0)
     ax.set_aspect("equal", adjustable="datalim")
     ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches, dots at their end")
     return ax

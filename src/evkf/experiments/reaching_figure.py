@@ -61,7 +61,7 @@ def draw(reaches: Reaches, parts: Halves, shown: Shown) -> Figure:
         figure = Figure(figsize=(11, 6.8), layout="constrained")
         figure.get_layout_engine().set(hspace=0.06, wspace=0.04)  # type: ignore[union-attr]
         top, bottom = figure.subfigures(2, 1, height_ratios=[1.25, 1])
-        plane, true, decoded = top.subplots(1, 3)
+        plane, true, decoded = top.subplots(1, 3, width_ratios=[1, 1.1, 1.1])
         panels = bottom.subplots(1, UNITS)
     latent_paths(plane, shown.latents, half.lengths, labels, colours=colours)
     plane.set(xlabel="1st axis of the latents (a.u.)", ylabel="2nd axis of the latents (a.u.)")
@@ -78,13 +78,15 @@ def draw(reaches: Reaches, parts: Halves, shown: Shown) -> Figure:
     for ax in panels[len(chosen) :]:
         ax.remove()
     titles = {
-        plane: "A  Latents of single trials, dots at the start",
-        true: "B  True reaches, coloured by direction",
-        decoded: f"C  Reaches decoded from spikes, velocity R² {shown.r2:.2f}",
+        plane: "A  Latents, dots at the start",
+        true: "B  True reaches, dots at the end",
+        decoded: f"C  Decoded reaches, velocity R² {shown.r2:.2f}",
     }
     for ax, title in titles.items():
         ax.set_title(title, loc="left", weight="bold", size=9.5)
-    text = "D  Inferred rates: single trials thin, averages of conditions thick"
+    text = (
+        "D  Inferred rates: single trials thin, averages thick; all colours by direction of reach"
+    )
     bottom.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
     return figure
 
@@ -136,10 +138,10 @@ def _averages(
 
 
 def _same_view(one: Axes, other: Axes) -> None:
+    """Panels of one size, so both grow alike to fill it."""
     boxes = [ax.dataLim for ax in (one, other)]
     low = np.min([box.min for box in boxes], axis=0)
     high = np.max([box.max for box in boxes], axis=0)
-    pad = 0.04 * (high - low)
+    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
     for ax in (one, other):
-        ax.set_aspect("equal", adjustable="box")
-        ax.set(xlim=(low[0] - pad[0], high[0] + pad[0]), ylim=(low[1] - pad[1], high[1] + pad[1]))
+        ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
