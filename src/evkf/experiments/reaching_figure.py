@@ -139,9 +139,7 @@ def _averages(
 
 def _same_view(one: Axes, other: Axes) -> None:
     """Panels of one size, so both grow alike to fill it."""
-    boxes = [ax.dataLim for ax in (one, other)]
-    low = np.min([box.min for box in boxes], axis=0)
-    high = np.max([box.max for box in boxes], axis=0)
-    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+    corners = [corner for ax in (one, other) for corner in (ax.dataLim.min, ax.dataLim.max)]
     for ax in (one, other):
-        ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+        ax.update_datalim(corners)
+        ax.autoscale_view()
