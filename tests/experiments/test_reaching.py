@@ -121,6 +121,10 @@ def test_what_cannot_be_read(tmp_path):
     write_arrays(tmp_path / "none.npz", Recording(made.counts, 0.02, made.lengths))
     with pytest.raises(InputError, match="--behaviour"):
         reaching.read_reaches(tmp_path / "none.npz")
+    flat = {"speed": made.behaviour["hand_vel"][:, 0]}
+    write_arrays(tmp_path / "flat.npz", Recording(made.counts, 0.02, made.lengths, behaviour=flat))
+    with pytest.raises(InputError, match="two coordinates"):
+        reaching.read_reaches(tmp_path / "flat.npz", "speed")
 
 
 def test_means_errors_and_targets():

@@ -108,7 +108,12 @@ def read_reaches(
     if recording.num_trials < 4:
         what = f"{recording.num_trials} trials"
         raise InputError(what, f"{path}: trials", "pass a recording of four or more")
-    return Reaches(recording, velocity.rpartition("/")[2], condition, event, when)
+    found = Reaches(recording, velocity.rpartition("/")[2], condition, event, when)
+    values = recording.behaviour.get(found.velocity)
+    if values is not None and values.shape[1:] != (2,):
+        what = f"{found.velocity} of shape {values.shape}"
+        raise InputError(what, f"{path}: behaviour", "name a velocity of two coordinates")
+    return found
 
 
 def split(reaches: Reaches, seed: int) -> Halves:
