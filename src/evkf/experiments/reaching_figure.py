@@ -1,12 +1,13 @@
 """The figure of reaching (fig:mc_maze): latents, reaches and rates of trials not learned from."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from evkf.decoding import integrate
 from evkf.experiments.reaching import Reaches
@@ -58,9 +59,9 @@ def draw(reaches: Reaches, parts: Halves, shown: Shown) -> Figure:
     half, labels = parts.test, shown.labels
     colours = by_direction(shown.true, half.lengths, labels)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 6.8), layout="constrained")
-        figure.get_layout_engine().set(hspace=0.06, wspace=0.04)  # type: ignore[union-attr]
-        top, bottom = figure.subfigures(2, 1, height_ratios=[1.25, 1])
+        layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.04)
+        figure = Figure(figsize=(11, 6.8), layout=layout)
+        top, bottom = cast(np.ndarray, figure.subfigures(2, 1, height_ratios=[1.25, 1]))
         plane, true, decoded = top.subplots(1, 3, width_ratios=[1, 1.1, 1.1])
         panels = bottom.subplots(1, UNITS)
     latent_paths(plane, shown.latents, half.lengths, labels, colours=colours)
