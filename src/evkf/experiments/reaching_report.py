@@ -34,8 +34,11 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
     for row in means:
         cells = [_cell(row[column]) for column in HEADINGS]
         lines.append(f"| {row['method']} | {' | '.join(cells)} |")
-    where = f"{reaches.event}, {1e3 * reaches.when:g} ms into every trial"
-    zero = where if reaches.when else reaches.event
+    zero = reaches.event
+    if reaches.when:
+        zero += f", {1e3 * reaches.when:g} ms into every trial"
+    if reaches.recording.num_trials == protocol.SUBSET:
+        zero += " as far as the speed of the hand tells, for the subset does not store it"
     lines += ["", _differences(parts.train.num_trials), ""]
     lines += ["![Latents, reaches and rates](reaching.png)", ""]
     lines += [f"The figure is of the trials that seed 0 judges. In D, time 0 is the {zero}."]
