@@ -54,7 +54,7 @@ def _differences(trials: int) -> str:
         f"filter. It names no size of the model: {protocol.LATENTS} latents and "
         f"{protocol.HIDDEN} hidden units are ours, as are bins of "
         f"{1e3 * protocol.BIN_WIDTH:g} ms. It reports R² beside GPFA alone; the other rows and "
-        "columns are added. All rows but GPFA are causal."
+        "columns are added. All rows but GPFA are causal; the average is told the condition."
     )
 
 
