@@ -17,7 +17,7 @@ import jax
 import typer
 
 import evkf
-from evkf import bench, demo, recording_cli
+from evkf import bench, demo, recording_cli, reproduce_cli
 from evkf.console import (
     Force,
     Json,
@@ -57,6 +57,7 @@ Examples:
   evkf fit day1.nwb --out m.safetensors
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
   evkf bench step --quick            time one filter step on this machine
+  evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
 
 {EXIT_CODES}""",
@@ -69,6 +70,7 @@ bench_app = typer.Typer(
     help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(reproduce_cli.app, name="reproduce")
 recording_cli.register(app)
 
 

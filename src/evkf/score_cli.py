@@ -37,14 +37,14 @@ from evkf.recording_options import (
     load_model,
     result,
 )
-from evkf.scoring import Score, score_recording
+from evkf.scoring import score_recording
 from evkf.spike_metrics import dispersion, dispersion_hint, pit
 from evkf.splits import held_out, in_blocks
 from evkf.units import Inferred, check_units, infer
 
 SHOWN = 500
 """Bins that a raster shows at most."""
-HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "behaviour R²")
+HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "rates R²", "latents R²")
 
 
 def score(
@@ -65,8 +65,10 @@ def score(
     """Score a model on half of the trials, beside baselines that learn from the others.
 
     One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
-    units from the rest. Baselines are causal smoothing, a Wiener filter and a linear system. If the
-    model was fitted to these very trials, its row is of what it has seen.
+    units from the rest. Behaviour is decoded from rates and from latents. Baselines are the same
+    filter with a random walk for dynamics, GPFA, a linear system, causal smoothing, a Wiener filter
+    and, with --condition, the average of the condition. If the model was fitted to these very
+    trials, its row is of what it has seen.
 
     \b
     Examples:
@@ -86,12 +88,8 @@ def score(
     for row in rows:
         table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
     say.print(table)
-    scores = [_finite(row)._asdict() for row in rows]
+    scores = [row._asdict() for row in rows]
     emit(json_file, result("score", options | {"bin_width": width}, scores=scores))
-
-
-def _finite(row: Score) -> Score:
-    return Score(row.method, *(None if x is None else float(x) for x in row[1:]))
 
 
 def plot(

@@ -85,7 +85,7 @@ def names(recording: Recording) -> tuple[str, ...]:
 def fit_recording(
     recording: Recording,
     latents: int,
-    likelihood: str = "poisson",
+    likelihood: str | Likelihood = "poisson",
     dynamics: str | Dynamics = "mlp",
     hidden: int = 64,
     learn: Sequence[str] | None = None,
@@ -98,7 +98,8 @@ def fit_recording(
     Args:
         recording: The recording; every trial begins at the initial state.
         latents: Latent dimensions.
-        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or one of
+            `evkf.likelihoods` to begin with, of which nothing is learned unless named in `learn`.
         dynamics: "mlp", a network; or one of `evkf.dynamics`.
         hidden: Hidden units of the network.
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior"; all
