@@ -20,6 +20,7 @@ LEAST = Effort(passes=2, em_steps=2, steps=20)
 METHODS = [
     "eVKF",
     "eVKF, learning on",
+    "eVKF, learning on, decoder fixed",
     "eVKF on GPFA states",
     "random walk",
     "GPFA (not causal)",

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from evkf.data import Recording, list_nwb, open_recording
+from evkf.decoding import r2
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.forecasting import expected_observation
@@ -44,7 +45,11 @@ SUBSET = 165
 TARGETS = {"rates_r2": 0.83, "learning_gain": -0.005, "co_smoothing": 0.165}
 """Least R² from rates, R² that learning on may lose to the frozen model, bits of hidden units."""
 
-LEARNING, ON_GPFA = "eVKF, learning on", "eVKF on GPFA states"
+BLOCK = 10
+"""Trials after which the decoder is fitted anew while learning goes on."""
+
+LEARNING, FIXED = "eVKF, learning on", "eVKF, learning on, decoder fixed"
+ON_GPFA = "eVKF on GPFA states"
 
 
 class Effort(NamedTuple):
@@ -134,34 +139,57 @@ def one_seed(
     makers = [
         lambda: evkf(parts, model),
         lambda: learning_on(parts, model),
+        lambda: learning_on(parts, model, follow=False),
         lambda: on_gpfa_states(parts, model, effort, seed),
         *baselines(parts, model, effort.passes, effort.em_steps),
     ]
     return told(makers, progress), parts, model
 
 
-def learning_on(parts: Halves, model: UnitModel) -> Score:
-    """The held-out half seen once, in order, while learning goes on."""
+def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
+    """The held-out half seen once, in order, while learning goes on.
+
+    Args:
+        parts: The halves.
+        model: Where learning starts.
+        follow: Whether the decoder follows the model: every `BLOCK` trials it is fitted anew to
+            what the model of that moment makes of the training half. If not, it stays as the first
+            model taught it.
+    """
     assert model.estimator is not None
-    test, train = parts.test, infer(model, parts.train)
+    assert parts.behaviour is not None
+    test = parts.test
     state = model.estimator.state_._replace(fresh=jnp.asarray(True))
-    none = jnp.zeros((test.num_bins, 0))
-    dtype = state.ring.bins.y.dtype
+    none, dtype = jnp.zeros((test.num_bins, 0)), state.ring.bins.y.dtype
     bins = (jnp.asarray(test.counts, dtype), jnp.asarray(test.masks), none, jnp.asarray(test.fresh))
-    means, counts = _stream(model.estimator.learner_, state, bins)
+    means, counts, models = _stream(model.estimator.learner_, state, bins)
+    now = Pair(np.asarray(counts) / test.bin_width, np.asarray(means))
+    edges = np.concatenate([[0], np.cumsum(test.lengths)])
+    starts = edges[:-1:BLOCK] if follow else edges[:1]
+    decoded = []
+    for first, last in zip(starts, [*starts[1:], edges[-1]], strict=True):
+        known = infer(model._replace(model=_nth(models, first)), parts.train)
+        taught = zip((known.rates, known.mean), now, strict=True)
+        decoded.append([parts.decoded(Pair(old, new[first:last])) for old, new in taught])
+    rates, latents = (np.concatenate(blocks) for blocks in zip(*decoded, strict=True))
+    truth = test.behaviour[parts.behaviour]
     return Score(
-        LEARNING,
-        rates_r2=parts.behaviour_r2(Pair(train.rates, np.asarray(counts) / test.bin_width)),
-        latents_r2=parts.behaviour_r2(Pair(train.mean, np.asarray(means))),
+        LEARNING if follow else FIXED, rates_r2=r2(truth, rates), latents_r2=r2(truth, latents)
     )
 
 
+def _nth(models: Model, n: int) -> Model:
+    return jax.tree.map(lambda leaf: leaf[n], models)
+
+
 @jax.jit
-def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, Array]:
+def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, Array, Model]:
+    """Means and expected counts of every bin, and the model that it was filtered with."""
+
     def body(state: LearnerState, bin: tuple) -> tuple[LearnerState, tuple]:
         state, _ = learner.observe(state, *bin)
         model, belief = state.model, state.filter.belief
-        said = model.family.mean(belief), expected_observation(model, belief)
+        said = model.family.mean(belief), expected_observation(model, belief), model
         return learner.learn(state)[0], said
 
     return jax.lax.scan(body, state, bins)[1]

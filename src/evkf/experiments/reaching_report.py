@@ -54,7 +54,10 @@ def _differences(trials: int) -> str:
         f"filter. It names no size of the model: {protocol.LATENTS} latents and "
         f"{protocol.HIDDEN} hidden units are ours, as are bins of "
         f"{1e3 * protocol.BIN_WIDTH:g} ms. It reports R² beside GPFA alone; the other rows and "
-        "columns are added. All rows but GPFA are causal; the average is told the condition."
+        "columns are added. All rows but GPFA are causal; the average is told the condition. While "
+        "learning goes on the rates of a moment are those of its model, and the decoder is fitted "
+        f"anew every {protocol.BLOCK} trials to what that model makes of the training half; with "
+        f"“{protocol.FIXED}” it stays as it was."
     )
 
 
