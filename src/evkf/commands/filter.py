@@ -8,14 +8,9 @@ from typing import Annotated
 
 import typer
 
-from evkf.console import Config, Force, Json, Quiet, claim, console, emit, json_target
-from evkf.console import progress_bar as bar
-from evkf.data import Recording, Results, write_nwb
-from evkf.data.arrays import HDF5
-from evkf.data.estimates import write_estimates
-from evkf.data.open import stream_recording
-from evkf.errors import InputError
-from evkf.recording_options import (
+from evkf.commands.console import Config, Force, Json, Quiet, claim, console, emit, json_target
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import (
     Align,
     File,
     MinRate,
@@ -27,6 +22,11 @@ from evkf.recording_options import (
     load_model,
     result,
 )
+from evkf.data import Recording, Results, write_nwb
+from evkf.data.arrays import HDF5
+from evkf.data.estimates import write_estimates
+from evkf.data.open import stream_recording
+from evkf.errors import InputError
 from evkf.session import filter_to_hdf5, to_estimates
 from evkf.units import UnitModel, infer, map_units
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from evkf.console import versions
+from evkf.commands.console import versions
 from evkf.data import NwbWarning, Recording
 from evkf.data.open import open_recording
 from evkf.errors import InputError

@@ -17,6 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 import evkf
 from evkf.errors import InputError
 
+FELL_SHORT = 1
+"""Exit code of what was done, but fell short of a check or a target."""
+
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
     """Take options that are not given from a TOML file."""

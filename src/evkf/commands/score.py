@@ -1,0 +1,80 @@
+"""The command that judges a model on a recording in numbers."""
+
+from rich.table import Table
+
+from evkf.commands.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    claim,
+    console,
+    emit,
+    json_target,
+)
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import (
+    Align,
+    Behaviour,
+    Condition,
+    File,
+    MinRate,
+    ModelFile,
+    ModelWidth,
+    Reading,
+    Window,
+    load_model,
+    result,
+)
+from evkf.scoring import Score, score_recording
+from evkf.units import check_units
+
+HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "behaviour R²")
+
+
+def score(
+    file: File,
+    model_file: ModelFile,
+    condition: Condition = None,
+    behaviour: Behaviour = None,
+    bin_width: ModelWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Score a model on half of the trials, beside baselines that learn from the others.
+
+    One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
+    units from the rest. Baselines are causal smoothing, a Wiener filter and a linear system. If the
+    model was fitted to these very trials, its row is of what it has seen.
+
+    \b
+    Examples:
+      evkf score day2.nwb --model model.safetensors
+      evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
+    """
+    options = dict(locals())
+    claim(json_target(json_file), force)
+    say = console(quiet, json_file)
+    model = load_model(model_file)
+    width = model.bin_width if bin_width is None else bin_width
+    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    check_units(model, recording)
+    with bar(say, "scoring") as tell:
+        rows = score_recording(model, recording, condition, behaviour, seed, tell)
+    table = Table(*HEADINGS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
+    say.print(table)
+    scores = [_finite(row)._asdict() for row in rows]
+    emit(json_file, result("score", options | {"bin_width": width}, scores=scores))
+
+
+def _finite(row: Score) -> Score:
+    return Score(row.method, *(None if x is None else float(x) for x in row[1:]))
