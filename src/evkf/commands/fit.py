@@ -12,9 +12,11 @@ from evkf.commands.console import (
     Quiet,
     Seed,
     claim,
+    config_file,
     console,
     emit,
     json_target,
+    write_config,
 )
 from evkf.commands.console import progress_bar as bar
 from evkf.commands.options import (
@@ -22,15 +24,18 @@ from evkf.commands.options import (
     Behaviour,
     BinWidth,
     File,
+    Group,
     MinRate,
     Reading,
+    Trials,
+    Units,
     Window,
     check_ending,
     result,
 )
 from evkf.dimension import suggest_latents
 from evkf.errors import InputError
-from evkf.units import fit_recording
+from evkf.units import fit_recording, passes_for
 
 LIKELIHOODS = ("poisson", "negative_binomial", "bernoulli", "gaussian")
 
@@ -53,6 +58,9 @@ def fit(
     align: Align = None,
     window: Window = None,
     min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
     behaviour: Behaviour = None,
     seed: Seed = 0,
     force: Force = False,
@@ -63,7 +71,8 @@ def fit(
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
     Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
-    passes, and the best is taken.
+    passes, and the best is taken. The options behind the model are written beside it, to
+    MODEL.config.json.
 
     \b
     Examples:
@@ -76,9 +85,9 @@ def fit(
     if likelihood not in LIKELIHOODS:
         remedy = f"choose among {', '.join(LIKELIHOODS)}"
         raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
-    claim([out, *json_target(json_file)], force)
+    claim([out, config_file(out), *json_target(json_file)], force)
     say = console(quiet, json_file)
-    recording = Reading(bin_width, align, window, behaviour, min_rate).read(say, file)
+    recording = Reading.of(options).read(say, file, signals=likelihood == "gaussian")
     scores: dict[int, float] = {}
     if latents is None:
         say.print("latents  held-out nats per bin")
@@ -92,6 +101,7 @@ def fit(
             progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
         )
         say.print(f"taking {latents} latents")
+    passes = passes_for(recording) if passes is None else passes
     with bar(say, "fitting") as tell:
         model = fit_recording(
             recording,
@@ -102,8 +112,10 @@ def fit(
             seed=seed,
             progress=tell,
         )
+    found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
+    resolved = result("fit", options | found)
     model.save(out)
+    write_config(out, resolved)
     size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
     say.print(f"{latents} latents of {size}: {out}")
-    resolved = options | {"latents": latents, "bin_width": recording.bin_width}
-    emit(json_file, result("fit", resolved, scores={str(k): x for k, x in scores.items()}))
+    emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})

@@ -19,15 +19,19 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
+from evkf.commands.console import progress_bar as bar
 from evkf.commands.options import (
     Align,
     Behaviour,
     Condition,
     File,
+    Group,
     MinRate,
     ModelFile,
     ModelWidth,
     Reading,
+    Trials,
+    Units,
     Window,
     load_model,
     result,
@@ -45,9 +49,10 @@ from evkf.recording_figures import (
     raster,
     reaches,
 )
+from evkf.session import infer_in_chunks
 from evkf.spike_metrics import dispersion, dispersion_hint, pit
 from evkf.splits import held_out, in_blocks
-from evkf.units import Inferred, check_units, infer
+from evkf.units import Inferred, check_units
 
 SHOWN = 500
 """Bins that a raster shows at most."""
@@ -63,6 +68,9 @@ def plot(
     align: Align = None,
     window: Window = None,
     min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -86,11 +94,12 @@ def plot(
     claim([*files, *json_target(json_file)], force)
     say = console(quiet, json_file)
     model = load_model(model_file)
-    width = model.bin_width if bin_width is None else bin_width
-    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    reading = Reading.of(options, model.bin_width)
+    recording = reading.read(say, file)
     check_units(model, recording)
     labels = _labels(recording, condition)
-    found = infer(model, recording)
+    with bar(say, "filtering") as tell:
+        found = infer_in_chunks(model, recording, tell)
     counts = np.where(recording.masks, recording.counts, 0)
     spread = dispersion(counts, found.predicted, masks=recording.masks)
     rates = np.nan_to_num(recording.rates())
@@ -105,13 +114,15 @@ def plot(
         axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, behaviour))
-    for name, ax in zip(names, axes, strict=True):
-        for end in ("png", "svg"):
-            with replacing(out / f"{name}.{end}", overwrite=force) as part:
-                cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
+    with bar(say, "drawing") as tell:
+        for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
+            for end in ("png", "svg"):
+                with replacing(out / f"{name}.{end}", overwrite=force) as part:
+                    cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
+            tell(done, len(names))
     say.print(f"{dispersion_hint(spread)}\nwritten: {', '.join(map(str, files))}")
     written = [str(path) for path in files]
-    emit(json_file, result("plot", options | {"bin_width": width}, written=written))
+    emit(json_file, result("plot", options | {"bin_width": reading.bin_width}, written=written))
 
 
 def _labels(recording: Recording, condition: str | None) -> np.ndarray:

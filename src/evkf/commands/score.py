@@ -19,10 +19,13 @@ from evkf.commands.options import (
     Behaviour,
     Condition,
     File,
+    Group,
     MinRate,
     ModelFile,
     ModelWidth,
     Reading,
+    Trials,
+    Units,
     Window,
     load_model,
     result,
@@ -42,6 +45,9 @@ def score(
     align: Align = None,
     window: Window = None,
     min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -63,8 +69,8 @@ def score(
     claim(json_target(json_file), force)
     say = console(quiet, json_file)
     model = load_model(model_file)
-    width = model.bin_width if bin_width is None else bin_width
-    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    reading = Reading.of(options, model.bin_width)
+    recording = reading.read(say, file)
     check_units(model, recording)
     with bar(say, "scoring") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
@@ -73,7 +79,7 @@ def score(
         table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
     say.print(table)
     scores = [_finite(row)._asdict() for row in rows]
-    emit(json_file, result("score", options | {"bin_width": width}, scores=scores))
+    emit(json_file, result("score", options | {"bin_width": reading.bin_width}, scores=scores))
 
 
 def _finite(row: Score) -> Score:
