@@ -190,9 +190,3 @@ def masked(recording: Recording, file: Any, blank: Any) -> Recording:
     """Without what the file and the caller want masked."""
     recording = recording.blanked(read_intervals(file, INVALID))
     return recording if blank is None else recording.blanked(blank)
-
-
-def check_bin_width(bin_width: float) -> None:
-    """Refuse what no bin can have."""
-    if not (np.isfinite(bin_width) and bin_width > 0):
-        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
