@@ -19,7 +19,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import BinWidth, File, check_ending, result
+from evkf.commands.options import BinWidth, File, Group, check_ending, result
 from evkf.data import recording_to_nwb, write_arrays
 from evkf.data.arrays import HDF5
 from evkf.data.describe import describe
@@ -32,6 +32,7 @@ DANDI = {"mc_maze_large": ("000138", "MC_Maze_Large of the Neural Latents Benchm
 def info(
     file: File,
     bin_width: BinWidth = None,
+    group: Group = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -45,7 +46,7 @@ def info(
       evkf info counts.csv --bin-width 0.02 --json -
     """
     claim(json_target(json_file), force)
-    found = describe(file, bin_width)
+    found = describe(file, bin_width, group)
     say = console(quiet, json_file)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.items():
