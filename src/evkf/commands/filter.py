@@ -96,8 +96,9 @@ def run_filter(
     model = load_model(model_file)
     signals = isinstance(model.model.likelihood, Gaussian)
     reading = Reading.of(options, model.bin_width)
-    chunks = _chunks(file, reading, signals)
-    if target.suffix in HDF5 and unit_map is None and chunks is not None:
+    grows = target.suffix in HDF5 and unit_map is None
+    chunks = _chunks(file, reading, signals) if grows else None
+    if chunks is not None:
         with bar(say, "filtering") as tell:
             bins, total = filter_to_hdf5(target, model, chunks, force, _count(tell))
     else:
@@ -121,7 +122,7 @@ def _target(file: Path, out: Path | None, in_place: bool) -> Path:
     check_ending(target, (".nwb",) if in_place else (".nwb", ".npz", *HDF5))
     if in_place:
         check_file(file)
-    if not in_place and target.resolve() == file.resolve():
+    elif target.resolve() == file.resolve():
         remedy = "name another; --in-place adds to an NWB file"
         raise InputError("the source as output", str(target), remedy)
     return target
