@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from evkf.console import (
+from evkf.commands.console import (
+    FELL_SHORT,
     Config,
     Force,
     Json,
@@ -20,7 +21,8 @@ from evkf.console import (
     to_json,
     versions,
 )
-from evkf.console import progress_bar as bar
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import Behaviour, Condition
 from evkf.data import NwbWarning
 from evkf.data.files import replacing
 from evkf.errors import InputError
@@ -28,9 +30,7 @@ from evkf.experiments import reaching as protocol
 from evkf.experiments.reaching import Reaches
 from evkf.experiments.reaching_figure import draw, show
 from evkf.experiments.reaching_report import report
-from evkf.recording_options import Behaviour, Condition
 
-FELL_SHORT = 1
 SUBSET_FILE = "mc_maze_large_9cond_5ms.npz"
 """Looked for where a folder is named."""
 Data = Annotated[
@@ -42,16 +42,7 @@ Data = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    help="Compute a figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
-)
 
-
-@app.callback()
-def _common() -> None: ...
-
-
-@app.command("reaching")
 def reaching(
     data: Data = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")] = Path(
@@ -154,7 +145,7 @@ def _config(
 ) -> dict[str, Any]:
     parts = protocol.split(reaches, 0)
     return {
-        "data": str(path),
+        "data": path.name,
         "behaviour": reaches.velocity,
         "condition": reaches.condition,
         "seeds": list(range(seeds)),
