@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Worker processes of the test run; JOBS=0 runs the tests in one process.
 JOBS ?= 2
-# Folder of the real recordings that long checks read.
-DATA ?= $(or $(EVKF_DATA),../shared/data)
+# Folder of the real recordings that long checks read; EVKF_DATA names it too.
+DATA ?= $(EVKF_DATA)
 # More for pytest, such as PYTEST_FLAGS="-k filter -x".
 PYTEST_FLAGS ?=
 # More for the resolver, such as LOCK_FLAGS=--upgrade or LOCK_FLAGS="--upgrade-package jax".
