@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evkf.check_figures import calibration, dispersion_check
 from evkf.colours import Colours, Labels, Lengths, by_condition, by_direction
@@ -45,10 +46,12 @@ def raster(
     rates: Float[np.ndarray, "T N"],
     bin_width: float,
     start: float = 0.0,
+    units: Sequence | np.ndarray | None = None,
 ) -> Axes:
-    """Spikes of one stretch over the rates inferred from them.
+    """Spike counts of one stretch over the rates inferred from them.
 
-    Units stand in the order in which they are given. Spikes of a bin are spread evenly over it.
+    Units stand in the order in which they are given. Spikes of a bin are spread evenly over it: the
+    times of spikes within a bin are not known here.
 
     Args:
         ax: Axes to draw into.
@@ -56,6 +59,7 @@ def raster(
         rates: Spikes per second.
         bin_width: In seconds.
         start: When the first bin begins, in seconds.
+        units: Their ids, for the axis; numbers from zero when left out.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2]])
@@ -64,7 +68,10 @@ def raster(
         ('time (s)', 'unit')
     """
     y, seen = read_bins(counts, "counts").astype(int), read_bins(rates, "rates")
-    bins, units = y.shape
+    bins, num = y.shape
+    ids = np.arange(num) if units is None else np.asarray(units)
+    if ids.shape != (num,):
+        raise InputError(f"units of shape {ids.shape}", "units", f"pass an id for each of {num}")
     image = ax.imshow(
         seen.T,
         LIGHT,
@@ -72,18 +79,24 @@ def raster(
         vmax=max(float(np.percentile(seen, 99.5)), 1e-9),
         aspect="auto",
         origin="lower",
-        extent=(start, start + bins * bin_width, 0.5, units + 0.5),
+        extent=(start, start + bins * bin_width, -0.5, num - 0.5),
     )
     bin_of, unit = np.nonzero(y)
     many = y[bin_of, unit]
     nth = np.concatenate([(np.arange(n) + 0.5) / n for n in many]) if len(many) else np.zeros(0)
     times = start + bin_width * (np.repeat(bin_of, many) + nth)
-    at = np.repeat(unit, many) + 1.0
+    at = np.repeat(unit, many)
     ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
     bar = ax.figure.colorbar(image, ax=ax, pad=0.015, aspect=30, label="inferred rate (spikes/s)")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0)
-    ax.set(xlabel="time (s)", ylabel="unit", title="Spikes and inferred rates")
+    ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda at, _: str(ids[int(at)]) if 0 <= at < num else "")
+    )
+    width = f"{1e3 * bin_width:g} ms"
+    ax.set(xlabel="time (s)", ylabel="unit")
+    ax.set_title(f"Spikes in bins of {width}, and inferred rates")
     return ax
 
 
@@ -118,7 +131,7 @@ def latent_paths(
         path = x[trial][:, pair]
         ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
         ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
-    ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$", ylabel=f"$z_{{{pair[1] + 1}}}$")
+    ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$ (a.u.)", ylabel=f"$z_{{{pair[1] + 1}}}$ (a.u.)")
     ax.set_title("Single trials, dots at their start")
     if colours is None:
         _legend(ax, chosen)
