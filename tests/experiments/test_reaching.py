@@ -11,6 +11,7 @@ from evkf.experiments import reaching
 from evkf.experiments.reaching import Effort, Reaches, Score
 from evkf.experiments.reaching_figure import best_plane
 from evkf.experiments.reaching_report import report
+from evkf.scoring import linear_system
 from evkf.simulation import simulate_recording
 from tests.quick import quick_compilation  # noqa: F401
 from tests.recordings import MAZE, find
@@ -183,3 +184,12 @@ def test_the_real_recording():
     row = reaching.evkf(parts, model)
     assert row.rates_r2 > 0.6
     assert row.co_smoothing > 0.1
+
+
+@pytest.mark.slow
+def test_the_linear_system_predicts_counts_by_a_map():
+    """Squares of its own expectations are far off where there are few spikes: 0.106 and 0.225."""
+    parts = reaching.split(reaching.read_reaches(find(MAZE)), 0)
+    row = linear_system(parts, reaching.LATENTS, 30)
+    assert row.one_step == pytest.approx(0.207, abs=0.01)
+    assert row.psth == pytest.approx(0.367, abs=0.02)

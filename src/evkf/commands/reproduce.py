@@ -67,8 +67,8 @@ def reaching(
       EVKF_DATA=recordings evkf reproduce reaching --quick --force
       evkf reproduce reaching --data day1.nwb --behaviour hand_vel --condition target
 
-    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, a file of the
-    name above; for other recordings, and with --quick, there are none.
+    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
+    name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
     """
     files = {end: out / f"reaching.{end}" for end in ("json", "md", "png", "svg")}
     path = _find(data)
