@@ -188,7 +188,7 @@ def test_the_real_recording():
 
 @pytest.mark.slow
 def test_the_linear_system_predicts_counts_by_a_map():
-    """Squares of its own expectations are far off where there are few spikes: 0.106 and 0.225."""
+    """Squares of its own expectations are far off where there are few spikes."""
     parts = reaching.split(reaching.read_reaches(find(MAZE)), 0)
     row = linear_system(parts, reaching.LATENTS, 30)
     assert row.one_step == pytest.approx(0.207, abs=0.01)
