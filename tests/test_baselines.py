@@ -167,6 +167,18 @@ def test_averages_of_conditions():
         condition_psth(*args, (1,), ["c"])
 
 
+def test_averages_of_conditions_are_of_what_was_observed():
+    counts, lengths, labels = np.array([[2], [9], [4], [6]]), (2, 2), ["a", "a"]
+    masks = np.array([[True], [False], [True], [True]])
+    found = condition_psth(counts, lengths, labels, (2,), ["a"], masks=masks)
+    np.testing.assert_allclose(
+        found[:, 0], [(6 + 4 * PRIOR) / (2 + PRIOR), (6 + 4 * PRIOR) / (1 + PRIOR)]
+    )
+    still = np.where(masks, 3, 0)
+    smooth = condition_psth(still, lengths, labels, (2,), ["a"], sd_bins=1.0, masks=masks)
+    np.testing.assert_allclose(smooth, 3)
+
+
 def test_gpfa_is_gpfa():
     counts = ragged()
     found = TrialGPFA(2, max_iterations=3).fit(counts, LENGTHS)

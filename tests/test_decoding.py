@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evkf.decoding import ALPHAS, FLOOR, Ridge, decode, integrate, lagged, r2
+from evkf.decoding import Ridge, decode, integrate, lagged, r2
 from evkf.errors import InputError
 
 
@@ -65,7 +65,6 @@ def test_near_silent_units_do_not_blow_up():
     calm = found.predict(np.hstack([x, 0 * loud]))
     assert np.abs(found.predict(np.hstack([x, loud])) - calm).max() < 0.5 * y.std()
     scale = found.weight_[-1] * quiet.std()
-    assert FLOOR > 0
     assert np.abs(scale).max() < 0.05
 
 
@@ -88,7 +87,6 @@ def test_decode_and_r2():
     assert r2(y[200:], found) > 0.8
     assert r2(y, np.broadcast_to(y.mean(axis=0), y.shape)) == pytest.approx(0)
     assert r2(y, -y) < 0
-    assert len(ALPHAS) > 10
 
 
 def test_lags_stay_within_trials():

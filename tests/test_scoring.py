@@ -6,14 +6,16 @@ import jax
 import numpy as np
 import pytest
 
+from evkf import scoring
 from evkf.data import Recording
+from evkf.decoding import Ridge
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
-from evkf.halves import Pair, halve, spikes
+from evkf.halves import ALPHAS, LEAST, Halves, Pair, halve, spikes
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
-from evkf.scoring import Score, condition_average, score_recording
+from evkf.scoring import Score, baselines, condition_average, score_recording
 from evkf.spike_metrics import bits_per_spike
 from evkf.units import UnitModel
 from tests.quick import quick_compilation  # noqa: F401
@@ -109,8 +111,80 @@ def test_a_long_trial_with_gaps_and_a_silent_unit(truth):
     one = Recording(counts, 0.02, masks=masks, behaviour=behaviour)
     rows = score_recording(model, one, behaviour="hand")
     assert [row.method for row in rows] == METHODS[:-1]
-    values = [value for row in rows for value in row[1:] if value is not None]
-    assert np.isfinite(values).all()
+    # the model was not told that a unit fell silent; the others learn it
+    assert rows[0].one_step > 0.2
+    assert rows[0].latents_r2 > 0.9
+    for row in rows[1:]:
+        assert row.one_step is None or row.one_step > 0.2, row
+        assert row.co_smoothing > 0.1, row
+        assert row.rates_r2 > 0.5, row
+
+
+@pytest.fixture(scope="module")
+def gaps() -> Halves:
+    """Units that never change, of which two bins in five were not observed."""
+    rng, trials, bins, units = np.random.default_rng(1), 80, 50, 8
+    counts, masks = rng.poisson(0.6, (trials * bins, units)), np.ones((trials, bins, units), bool)
+    masks[:, 15:35] = False
+    target = {"target": np.arange(trials) % 8}
+    seen = masks.reshape(counts.shape)
+    recording = Recording(counts, 0.02, (bins,) * trials, masks=seen, trials=target)
+    order = rng.permutation(trials)
+    return halve(recording, order[:40], order[40:], "target")
+
+
+def test_to_baselines_gaps_are_not_silence(gaps):
+    units = tuple(map(str, range(8)))
+    readout = Poisson(np.zeros((8, 2)), np.full(8, np.log(30.0)), bin_width=0.02)
+    start = Model(VanDerPol(1.5, noise=0.01), readout)
+    model = UnitModel(start, VariationalKalmanFilter(), units, 0.02)
+    for make in baselines(gaps, model, passes=2, em_steps=5):
+        row = make()
+        told = [bits for bits in (row.one_step, row.co_smoothing) if bits is not None]
+        assert len(told) == (1 if row.method.startswith("GPFA") else 2)
+        assert np.abs(told).max() < 0.03, row
+
+
+def test_gaps_are_left_out_of_averages(gaps):
+    assert gaps.mean == pytest.approx(np.full(8, 0.6), abs=0.05)
+    constant = np.full(gaps.test.counts.shape, 0.6)
+    assert gaps.psth(constant) == pytest.approx(0, abs=0.1)
+
+
+def test_maps_are_fitted_to_what_was_observed(truth):
+    """Every unit in bins of its own; what is written where nothing was seen does not matter."""
+    _, recording = truth
+    masks = np.random.default_rng(2).uniform(size=recording.counts.shape) < 0.7
+    masks[:, 0] = np.arange(K * T) < T
+    masks[:, 1] = False
+    halves = halve(replace(recording, masks=masks), np.arange(5), np.arange(5, K))
+    states = Pair(*(half.behaviour["hand"] for half in (halves.train, halves.test)))
+    found = halves.mapped(states, halves.everyone)
+    np.testing.assert_allclose(found[:, :2], np.tile(halves.mean[:2], (len(found), 1)))
+    seen, unit = halves.train.masks[:, 5], halves.train.counts[:, [5]]
+    groups = np.repeat(np.arange(5), T)
+    ridge = Ridge(ALPHAS).fit(states.train[seen], unit[seen], groups[seen])
+    want = np.maximum(ridge.predict(states.test)[:, 0], LEAST * halves.mean[5])
+    np.testing.assert_allclose(found[:, 5], want)
+
+
+def test_the_walk_gets_the_passes_of_a_fit(truth, monkeypatch):
+    asked = []
+    monkeypatch.setattr(scoring, "random_walk", lambda halves, model, passes: asked.append(passes))
+    for name in ("evkf", "gpfa", "linear_system", "smoothing", "wiener"):
+        monkeypatch.setattr(scoring, name, lambda *_: None)
+    score_recording(*truth)
+    assert asked == [None]
+
+
+def test_averages_expect_no_less_than_maps_do(truth, monkeypatch):
+    _, recording = truth
+    monkeypatch.setattr(scoring, "condition_psth", lambda *args, **_: np.zeros((5 * T, N)))
+    told = []
+    monkeypatch.setattr(Halves, "one_step", lambda halves, expected: told.append(expected))
+    halves = halve(recording, np.arange(5), np.arange(5, K), "target")
+    condition_average(halves)
+    np.testing.assert_allclose(told[0], np.tile(LEAST * halves.mean, (5 * T, 1)))
 
 
 def test_of_an_unknown_condition_the_mean_is_expected(truth):

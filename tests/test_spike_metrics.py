@@ -10,12 +10,14 @@ from evkf.spike_metrics import (
     FLOOR,
     Dispersion,
     bits_per_spike,
+    condition_averages,
     dispersion,
     dispersion_hint,
     over_dispersed,
     pit,
     poisson_log_likelihood,
     psth_r2,
+    smooth_trials,
 )
 
 BINS, UNITS = 4000, 5
@@ -116,6 +118,29 @@ def test_psth_of_one_trial_is_r2_of_smoothed_counts():
     smooth = gaussian_filter1d(counts.astype(float), 3.5, axis=0)
     want = 1 - np.sum((smooth - model) ** 2) / np.sum((smooth - smooth.mean()) ** 2)
     np.testing.assert_allclose(psth_r2(counts, model, (40,), ["a"], 0.02), want)
+
+
+def test_psth_of_what_was_observed():
+    rng = np.random.default_rng(4)
+    lengths, conditions = (30,) * 40, np.arange(40) % 2
+    counts, model = rng.poisson(2.0, (1200, 3)), rng.uniform(1, 3, (1200, 3))
+    masks = np.ones(counts.shape, bool)
+    plain = psth_r2(counts, model, lengths, conditions, 0.02)
+    np.testing.assert_allclose(
+        psth_r2(counts, model, lengths, conditions, 0.02, masks=masks), plain
+    )
+    masks[:, 2] = False
+    two = psth_r2(counts[:, :2], model[:, :2], lengths, conditions, 0.02)
+    hidden = np.where(masks, counts, np.nan), np.where(masks, model, np.nan)
+    np.testing.assert_allclose(psth_r2(*hidden, lengths, conditions, 0.02, masks=masks), two)
+    masks[:] = np.arange(1200)[:, None] % 30 < 20
+    silent = np.where(masks, 2, 0)
+    with pytest.raises(InputError, match="changes"):
+        psth_r2(0 * silent, model, lengths, conditions, 0.02, masks=masks)
+    smooth = smooth_trials(silent, lengths, 3.5, masks)
+    np.testing.assert_allclose(smooth, silent)
+    means = condition_averages(smooth, lengths, conditions, masks)
+    np.testing.assert_allclose(means, np.where(masks[:60], 2, np.nan))
 
 
 def test_pit_is_uniform_for_the_right_model_only(data):

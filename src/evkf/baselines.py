@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy.typing import ArrayLike
-from scipy.ndimage import gaussian_filter1d
 from scipy.signal import lfilter
 
 from evkf.decoding import lagged
 from evkf.errors import InputError
 from evkf.gpfa import GPFA
-from evkf.linear_system import LinearDynamicalSystem
+from evkf.linear_system import Lengths, LinearDynamicalSystem
 from evkf.ragged import read_counts, slices
+from evkf.spike_metrics import smooth_trials
 
 __all__ = [
     "LinearDynamicalSystem",
@@ -27,8 +27,6 @@ __all__ = [
     "condition_psth",
     "wiener_features",
 ]
-
-Lengths = Sequence[int] | np.ndarray
 
 REACH = 5
 """Standard deviations after which a kernel ends."""
@@ -89,6 +87,7 @@ def condition_psth(
     test_lengths: Lengths,
     test_conditions: Shaped[np.ndarray, " I"] | Sequence,
     sd_bins: float = 0.0,
+    masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "T N"]:
     """Expected counts of other trials: the average over trials of their condition, and `PRIOR`.
 
@@ -102,6 +101,7 @@ def condition_psth(
         test_lengths: Bins of the trials to predict.
         test_conditions: Their conditions.
         sd_bins: Of a Gaussian kernel that smooths trials first, in bins; none for zero.
+        masks: True where observed; what is not counts for nothing.
 
     Example:
         >>> counts = [[1], [3], [3], [5], [3]]
@@ -116,16 +116,18 @@ def condition_psth(
         if found.shape != (len(own),):
             what = f"{name} of shape {found.shape}"
             raise InputError(what, name, f"pass one for every of {len(own)} trials")
+    seen = np.ones(y.shape, bool) if masks is None else masks
+    mean = y.sum(axis=0, where=seen) / np.maximum(seen.sum(axis=0), 1)
+    smooth = smooth_trials(y, lengths, sd_bins, seen) if sd_bins > 0 else np.where(seen, y, 0.0)
     averages, longest = {}, max(test_lengths)
     for label in np.unique(labels):
-        own = [y[trials[k]] for k in np.flatnonzero(labels == label)]
-        if sd_bins > 0:
-            own = [gaussian_filter1d(trial, sd_bins, axis=0) for trial in own]
-        num = np.full((max(map(len, own)), 1), PRIOR)
-        total = num * y.mean(axis=0)
+        own = [trials[k] for k in np.flatnonzero(labels == label)]
+        num = np.full((max(trial.stop - trial.start for trial in own), y.shape[1]), PRIOR)
+        total = num * mean
         for trial in own:
-            total[: len(trial)] += trial
-            num[: len(trial)] += 1
+            size = trial.stop - trial.start
+            total[:size] += smooth[trial]
+            num[:size] += seen[trial]
         averages[label] = np.pad(total / num, ((0, max(longest - len(num), 0)), (0, 0)), "edge")
     unknown = sorted(set(wanted.tolist()) - {label.item() for label in averages})
     if unknown:

@@ -8,7 +8,7 @@ import numpy as np
 from evkf.data import Recording
 from evkf.errors import InputError
 from evkf.splits import held_out, in_blocks
-from evkf.units import BINS_OF_TRAINING, LEAST_PASSES, MOST_PASSES, fit_recording, infer
+from evkf.units import LEAST_PASSES, fit_recording, infer, passes_for
 
 CANDIDATES = (2, 4, 8, 12, 16)
 PART, FOLD, PATIENCE = 4, 5, 2
@@ -60,8 +60,7 @@ def suggest_latents(
         what = f"candidates {tuple(candidates)} for {whole.num_units} units"
         raise InputError(what, "latents", "say how many latents")
     if passes is None:
-        usual = np.clip(BINS_OF_TRAINING // train.num_bins, LEAST_PASSES, MOST_PASSES)
-        passes = max(int(usual) // PART, LEAST_PASSES)
+        passes = max(passes_for(train) // PART, LEAST_PASSES)
     scores: dict[int, float] = {}
     best, worse = possible[0], 0
     for latents in possible:

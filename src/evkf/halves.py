@@ -1,7 +1,8 @@
 """One half of the trials to learn from, the other to be judged on, and what is judged.
 
-What was not observed counts as no spike for methods that know no gaps, and is left out of bits per
-spike.
+What was not observed is left out of bits per spike, of condition averages and of what maps to
+counts are fitted to. Methods that know no gaps see there the mean count of the unit in the training
+half.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from evkf.decoding import Ridge, decode, r2
 from evkf.errors import InputError
 from evkf.spike_metrics import bits_per_spike, psth_r2
 
-HIDDEN = 0.25
+HIDDEN_SHARE = 0.25
 """Share of the units left out for co-smoothing."""
 LEAST = 0.05
 """Of a unit's mean count: what linear maps predict may not be less, for it may be negative."""
@@ -49,12 +50,26 @@ class Halves(NamedTuple):
 
     @property
     def mean(self) -> Float[np.ndarray, " N"]:
-        """Counts of a bin of the training half; above zero."""
-        return np.maximum(spikes(self.train).mean(axis=0), 1e-6)
+        """Counts of an observed bin of the training half; above zero."""
+        return np.maximum(self._mean, 1e-6)
+
+    @property
+    def moving(self) -> Bool[np.ndarray, " N"]:
+        """Units whose observed counts change in the training half."""
+        return np.ptp(self.filled(self.train), axis=0) > 0
+
+    def filled(self, half: Recording) -> Float[np.ndarray, "T N"]:
+        """Counts; where nothing was observed, the unit's mean."""
+        return np.where(half.masks, half.counts, self._mean)
+
+    @property
+    def _mean(self) -> Float[np.ndarray, " N"]:
+        # that of a unit that never changes is its very count, which tells it from others
+        return spikes(self.train).sum(axis=0) / np.maximum(self.train.masks.sum(axis=0), 1)
 
     def both(self, make: Callable[[np.ndarray, Sequence[int]], np.ndarray]) -> Pair:
         """What a function of counts and lengths makes of the halves."""
-        train, test = (make(spikes(half), half.lengths) for half in (self.train, self.test))
+        train, test = (make(self.filled(half), half.lengths) for half in (self.train, self.test))
         return Pair(train, test)
 
     def decoded(self, features: Pair) -> Float[np.ndarray, "S D"] | None:
@@ -85,19 +100,26 @@ class Halves(NamedTuple):
         if self.condition is None:
             return None
         labels, width = self.test.trials[self.condition], self.test.bin_width
-        return psth_r2(spikes(self.test), expected, self.test.lengths, labels, width)
+        asked = self.test.lengths, labels, width
+        return psth_r2(spikes(self.test), expected, *asked, masks=self.test.masks)
 
     def mapped(self, features: Pair, units: np.ndarray) -> Float[np.ndarray, "S M"]:
         """Expected counts of units of the test half, by ridge regression on the other.
 
-        Units that never change there keep their mean.
+        Units observed in the same bins share one. Those that never change, or were observed in one
+        trial only, keep their mean.
         """
-        target, mean = spikes(self.train)[:, units], self.mean[units]
-        expected, moving = np.tile(mean, (len(features.test), 1)), np.ptp(target, axis=0) > 0
-        if moving.any():
-            ridge = Ridge(ALPHAS).fit(features.train, target[:, moving], _groups(self.train))
-            expected[:, moving] = ridge.predict(features.test)
-        return np.maximum(expected, LEAST * mean)
+        expected = np.tile(self.mean[units], (len(features.test), 1))
+        counts, groups, moving = spikes(self.train), _groups(self.train), self.moving[units]
+        patterns, which = np.unique(self.train.masks[:, units], axis=1, return_inverse=True)
+        for k, seen in enumerate(patterns.T):
+            own = np.flatnonzero((which == k) & moving)
+            if not len(own) or np.ptp(groups[seen]) == 0:
+                continue
+            target = counts[np.ix_(seen, units[own])]
+            ridge = Ridge(ALPHAS).fit(features.train[seen], target, groups[seen])
+            expected[:, own] = ridge.predict(features.test)
+        return np.maximum(expected, LEAST * self.mean[units])
 
 
 def halve(
@@ -107,7 +129,7 @@ def halve(
     condition: str | None = None,
     behaviour: str | None = None,
     seed: int = 0,
-    share: float = HIDDEN,
+    share: float = HIDDEN_SHARE,
 ) -> Halves:
     """Check what is asked, and take the halves apart.
 

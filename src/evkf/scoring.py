@@ -1,11 +1,13 @@
 """How a model does on a recording, beside what people use today.
 
 Every method is one function, which makes its row of the table from the halves of a recording: all
-learn from the one and are judged on the other. Where a column does not apply to a method there is
+learn from the one and are judged on the other. Methods that are not of counts predict them by a
+ridge regression on their latents or features. Where a column does not apply to a method there is
 None.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +28,8 @@ from evkf.spike_metrics import KERNEL_SD
 from evkf.splits import held_out, in_blocks
 from evkf.units import UnitModel, fit_recording, infer
 
-SMOOTHING, LAGS, EM_STEPS, PASSES = 0.08, 7, 30, 10
-"""Of the causal kernel in seconds, of the Wiener filter in bins, of GPFA and the linear system, of
-the random walk."""
+SMOOTHING, LAGS, EM_STEPS = 0.08, 7, 30
+"""Of the causal kernel in seconds, of the Wiener filter in bins, of GPFA and the linear system."""
 WALK = 0.04
 """Variance of a step to start from."""
 STRETCH = 50
@@ -79,10 +80,10 @@ def score_recording(
     held = held_out(recording.num_trials, 2)
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
     halves = halve(recording, train, test, condition, behaviour, seed)
-    return told([lambda: evkf(halves, model), *baselines(halves, model)], progress)
+    return make_rows([lambda: evkf(halves, model), *baselines(halves, model)], progress)
 
 
-def told(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> list[Score]:
+def make_rows(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> list[Score]:
     """Rows made one after another."""
     rows = []
     for make in makers:
@@ -93,7 +94,7 @@ def told(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> li
 
 
 def baselines(
-    halves: Halves, model: UnitModel, passes: int | None = PASSES, em_steps: int = EM_STEPS
+    halves: Halves, model: UnitModel, passes: int | None = None, em_steps: int = EM_STEPS
 ) -> list[Callable[[], Score]]:
     """What stands beside a model: functions that make the rows.
 
@@ -101,7 +102,7 @@ def baselines(
         halves: The recording.
         model: What they stand beside; the random walk begins with its readout, and latents are as
             many.
-        passes: Of the random walk over the training half.
+        passes: Of the random walk over the training half; those of a fit when left out.
         em_steps: Of GPFA and the linear system.
     """
     latents = model.model.dynamics.dim
@@ -159,7 +160,7 @@ def fit_gpfa(
     moving = _moving(halves, halves.everyone if units is None else units)
     method = TrialGPFA(min(latents, len(moving)), halves.train.bin_width, iterations)
     train = halves.train
-    method.fit(spikes(train)[:, moving], stretches(train.lengths))
+    method.fit(halves.filled(train)[:, moving], stretches(train.lengths))
     return Fitted(
         moving,
         lambda counts, lengths: method.states(counts, stretches(lengths)),
@@ -173,12 +174,8 @@ def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
     def fit(units: np.ndarray) -> Fitted:
         moving = _moving(halves, units)
         lds = LinearDynamicalSystem(min(latents, len(moving)), iterations=iterations)
-        lds.fit(spikes(halves.train)[:, moving], halves.train.lengths)
-
-        def ahead(counts: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-            return lds.rates(counts, lengths, "past")
-
-        return Fitted(moving, lds.states, lds.rates, ahead)
+        lds.fit(halves.filled(halves.train)[:, moving], halves.train.lengths)
+        return Fitted(moving, lds.states, lds.rates, partial(lds.states, given="past"))
 
     return _latent_score("linear dynamical system", halves, fit)
 
@@ -188,7 +185,7 @@ def smoothing(halves: Halves) -> Score:
     sd = SMOOTHING / halves.train.bin_width
     smooth = halves.both(lambda counts, lengths: causal_smoothing(counts, lengths, sd))
     known = Pair(smooth.train[:, ~halves.hide], smooth.test[:, ~halves.hide])
-    whole = causal_smoothing(spikes(halves.test), halves.test.lengths, sd, rescaled=True)
+    whole = causal_smoothing(halves.filled(halves.test), halves.test.lengths, sd, rescaled=True)
     row = _linear_score("causal smoothing", halves, smooth, known)
     return row._replace(psth=halves.psth(whole))
 
@@ -216,7 +213,9 @@ def condition_average(halves: Halves) -> Score:
             np.asarray(test.lengths)[known],
             wanted[known],
             sd_bins=KERNEL_SD / train.bin_width,
+            masks=train.masks,
         )
+    expected = np.maximum(expected, LEAST * halves.mean)
     return Score(
         "average of the condition",
         halves.one_step(expected),
@@ -247,17 +246,19 @@ class Fitted(NamedTuple):
     rates: Made
     """Expected counts of a bin."""
     ahead: Made | None = None
-    """The same, before the bin was seen."""
+    """States, before the bin was seen."""
 
-    def latents(self, halves: Halves) -> Pair:
-        return halves.both(lambda counts, lengths: self.states(counts[:, self.units], lengths))
+    def latents(self, halves: Halves, make: Made | None = None) -> Pair:
+        """By `states` when left out."""
+        make = make or self.states
+        return halves.both(lambda counts, lengths: make(counts[:, self.units], lengths))
 
-    def expected(self, halves: Halves, make: Made) -> Pair:
-        """Of all units; the others keep their mean."""
+    def expected(self, halves: Halves) -> Pair:
+        """Counts of all units; those that never change keep their mean."""
 
         def whole(counts: np.ndarray, lengths: Sequence[int]) -> Float[np.ndarray, "T N"]:
             rates = np.tile(halves.mean, (len(counts), 1))
-            rates[:, self.units] = make(counts[:, self.units], lengths)
+            rates[:, self.units] = self.rates(counts[:, self.units], lengths)
             return np.maximum(rates, LEAST * halves.mean)
 
         return halves.both(whole)
@@ -265,15 +266,15 @@ class Fitted(NamedTuple):
 
 def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], Fitted]) -> Score:
     every, some = fit(halves.everyone), fit(np.flatnonzero(~halves.hide))
-    rates, hidden = every.expected(halves, every.rates), np.flatnonzero(halves.hide)
-    ahead = None if every.ahead is None else every.expected(halves, every.ahead).test
+    latents, hidden = every.latents(halves), np.flatnonzero(halves.hide)
+    ahead = None if every.ahead is None else every.latents(halves, every.ahead)
     return Score(
         method,
-        None if ahead is None else halves.one_step(ahead),
+        None if ahead is None else halves.one_step(halves.mapped(ahead, halves.everyone)),
         halves.co_smoothing(halves.mapped(some.latents(halves), hidden)),
-        halves.psth(rates.test),
-        halves.behaviour_r2(rates),
-        halves.behaviour_r2(every.latents(halves)),
+        halves.psth(halves.mapped(latents, halves.everyone)),
+        halves.behaviour_r2(every.expected(halves)),
+        halves.behaviour_r2(latents),
     )
 
 
@@ -295,7 +296,7 @@ def _before(recording: Recording, features: np.ndarray) -> np.ndarray:
 
 def _moving(halves: Halves, units: np.ndarray) -> np.ndarray:
     """Those of the units that change in the training half."""
-    moving = units[np.ptp(spikes(halves.train)[:, units], axis=0) > 0]
+    moving = units[halves.moving[units]]
     if not len(moving):
         where = f"{halves.train.source}: units"
         raise InputError("no unit with spikes in the first half", where, "pass more trials")

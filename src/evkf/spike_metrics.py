@@ -108,11 +108,12 @@ def psth_r2(
     conditions: Shaped[np.ndarray, " K"] | Sequence,
     bin_width: float,
     kernel_sd: float = KERNEL_SD,
+    masks: ArrayLike | None = None,
 ) -> float:
     """R² of condition averages of expected counts, against those of smoothed spikes.
 
     Spikes are smoothed within trials by a Gaussian kernel, expectations taken as they are.
-    Trials are aligned at their first bins, and a late bin is averaged over the trials that have it.
+    Trials are aligned at their first bins, and a bin is averaged over the trials that observed it.
     R² is of one unit over all conditions and bins; units whose average never changes are left out
     of the mean over units.
 
@@ -123,6 +124,7 @@ def psth_r2(
         conditions: Of every trial.
         bin_width: In seconds.
         kernel_sd: Of the kernel, in seconds.
+        masks: True where observed.
 
     Example:
         >>> wave = np.exp(np.sin(np.arange(50) / 8))[:, None]
@@ -130,7 +132,7 @@ def psth_r2(
         >>> round(psth_r2(counts, np.tile(wave, (200, 1)), [50] * 200, [0] * 200, 0.02), 2)
         0.97
     """
-    y, mu, _ = _read(counts, expected, None)
+    y, mu, seen = _read(counts, expected, masks)
     trials = slices(lengths, len(y))
     labels = np.asarray(conditions)
     if labels.shape != (len(trials),):
@@ -139,22 +141,63 @@ def psth_r2(
     if not (bin_width > 0 and kernel_sd > 0):
         what = f"bin_width = {bin_width}, kernel_sd = {kernel_sd}"
         raise InputError(what, "bin_width", "pass seconds above zero")
-    smooth = np.concatenate(
-        [gaussian_filter1d(y[trial], kernel_sd / bin_width, axis=0) for trial in trials]
-    )
-    _, which = np.unique(labels, return_inverse=True)
-    sizes = [trial.stop - trial.start for trial in trials]
-    cells = np.repeat(which, sizes) * max(sizes) + bins_of(sizes)
-    _, cell, bins = np.unique(cells, return_inverse=True, return_counts=True)
-    truth, model = np.zeros((2, len(bins), y.shape[1]))
-    np.add.at(truth, cell, smooth)
-    np.add.at(model, cell, mu)
-    truth, model = truth / bins[:, None], model / bins[:, None]
-    total = np.sum((truth - truth.mean(axis=0)) ** 2, axis=0)
+    known = seen.any(axis=0)
+    y, mu, seen = y[:, known], mu[:, known], seen[:, known]
+    smooth = smooth_trials(y, lengths, kernel_sd / bin_width, seen)
+    truth, model = (condition_averages(x, lengths, labels, seen) for x in (smooth, mu))
+    total = np.nansum((truth - np.nanmean(truth, axis=0)) ** 2, axis=0)
     varies = total > 0
     if not varies.any():
         raise InputError("no unit's average changes", "counts", "pass units that have spikes")
-    return float(np.mean(1 - np.sum((truth - model) ** 2, axis=0)[varies] / total[varies]))
+    return float(np.mean(1 - np.nansum((truth - model) ** 2, axis=0)[varies] / total[varies]))
+
+
+def smooth_trials(
+    values: Float[np.ndarray, "T N"],
+    lengths: Sequence[int] | np.ndarray,
+    sd_bins: float,
+    masks: Bool[np.ndarray, "T N"],
+) -> Float[np.ndarray, "T N"]:
+    """Observed values smoothed within trials by a Gaussian kernel; zero elsewhere.
+
+    Where part of the kernel lies on what was not observed, the rest counts for it.
+
+    Example:
+        >>> masks = np.array([[True], [True], [False]])
+        >>> smooth_trials(np.array([[2.0], [2.0], [9.0]]), (3,), 1.0, masks)[:, 0].tolist()
+        [2.0, 2.0, 0.0]
+    """
+    smooth = np.zeros(values.shape)
+    for trial in slices(lengths, len(values)):
+        seen = masks[trial]
+        total, held = (
+            gaussian_filter1d(array, sd_bins, axis=0)
+            for array in (np.where(seen, values[trial], 0.0), seen.astype(float))
+        )
+        np.divide(total, held, out=smooth[trial], where=seen)
+    return smooth
+
+
+def condition_averages(
+    values: Float[np.ndarray, "T N"],
+    lengths: Sequence[int] | np.ndarray,
+    conditions: Shaped[np.ndarray, " K"],
+    masks: Bool[np.ndarray, "T N"] | None = None,
+) -> Float[np.ndarray, "B N"]:
+    """Means of the bins of the same condition and as long after the start; NaN if none was seen.
+
+    Example:
+        >>> condition_averages(np.array([[1.0], [5.0], [3.0]]), (2, 1), np.zeros(2)).tolist()
+        [[2.0], [5.0]]
+    """
+    seen = np.ones(values.shape, bool) if masks is None else masks
+    _, which = np.unique(conditions, return_inverse=True)
+    keys = np.repeat(which, lengths) * max(lengths) + bins_of(lengths)
+    names, cell = np.unique(keys, return_inverse=True)
+    total, num = np.zeros((2, len(names), values.shape[1]))
+    np.add.at(total, cell, np.where(seen, values, 0.0))
+    np.add.at(num, cell, seen)
+    return np.where(num > 0, total / np.maximum(num, 1), np.nan)
 
 
 def pit(

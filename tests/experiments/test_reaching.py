@@ -11,6 +11,7 @@ from evkf.experiments import reaching
 from evkf.experiments.reaching import Effort, Reaches, Score
 from evkf.experiments.reaching_figure import best_plane
 from evkf.experiments.reaching_report import report
+from evkf.scoring import linear_system
 from evkf.simulation import simulate_recording
 from tests.quick import quick_compilation  # noqa: F401
 from tests.recordings import MAZE, find
@@ -39,7 +40,7 @@ def ran(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reaching, "QUICK", LEAST)
         patch.setattr(reaching, "LATENTS", 3)
-        patch.setattr(reaching, "HIDDEN", 4)
+        patch.setattr(reaching, "NETWORK", 4)
         patch.setenv("EVKF_DATA", str(folder / "made.npz"))
         out = ("--out", folder / "out")
         result = invoke("reproduce", "reaching", "--quick", "--json", "-", *out)
@@ -55,9 +56,16 @@ def test_the_command_writes_rows_table_and_figure(ran):
     assert {row["seed"] for row in told["rows"]} == {0}
     assert told["config"]["trials"] == [6, 6]
     assert (told["targets"], told["missed"]) == (None, [])
-    values = [x for row in told["rows"] for x in row.values() if isinstance(x, float)]
-    assert np.isfinite(values).all()
-    assert told["rows"][1]["rates_r2"] is not None
+    empty = {row["method"]: {name for name in row if row[name] is None} for row in told["rows"]}
+    decoded = {"one_step", "co_smoothing", "psth"}
+    assert {method: columns for method, columns in empty.items() if columns} == {
+        "eVKF, learning on": decoded,
+        "eVKF, learning on, decoder fixed": decoded,
+        "GPFA (not causal)": {"one_step"},
+        "causal smoothing": {"latents_r2"},
+        "Wiener filter": {"psth", "latents_r2"},
+        "average of the condition": {"rates_r2", "latents_r2"},
+    }
     assert {path.name for path in out.iterdir()} == {
         f"reaching.{end}" for end in ("json", "md", "png", "svg")
     }
@@ -110,8 +118,17 @@ def test_nwb_is_read_with_what_goes_with_it(tmp_path):
     recording_to_nwb(tmp_path / "a.nwb", made)
     read = reaching.read_reaches(tmp_path / "a.nwb")
     assert (read.velocity, read.condition, read.position) == ("hand_vel", "condition", None)
-    assert read.recording.num_trials == 6
+    assert (read.recording.num_trials, read.subset) == (6, False)
     np.testing.assert_array_equal(read.recording.counts, made.counts)
+
+
+def test_the_subset_is_known_by_its_name(tmp_path):
+    made = simulate_recording(neurons=5, trials=165, bins=4)
+    for name, event in ((reaching.SUBSET, "movement onset"), ("other.npz", "trial start")):
+        write_arrays(tmp_path / name, made)
+        read = reaching.read_reaches(tmp_path / name)
+        assert (read.subset, read.event) == (name == reaching.SUBSET, event)
+        assert ("does not store it" in report([], read, 1, False)) == read.subset
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -159,6 +176,7 @@ def test_the_real_recording():
     reaches = reaching.read_reaches(find(MAZE))
     assert (reaches.velocity, reaches.condition) == ("hand_vel_mm_s", "trial_type")
     assert (reaches.position, reaches.event) == ("hand_pos_mm", "movement onset")
+    assert reaches.subset
     parts = reaching.split(reaches, 0)
     assert (parts.train.num_trials, parts.test.num_trials) == (82, 83)
     assert int(parts.hide.sum()) == 40
@@ -166,3 +184,12 @@ def test_the_real_recording():
     row = reaching.evkf(parts, model)
     assert row.rates_r2 > 0.6
     assert row.co_smoothing > 0.1
+
+
+@pytest.mark.slow
+def test_the_linear_system_predicts_counts_by_a_map():
+    """Squares of its own expectations are far off where there are few spikes."""
+    parts = reaching.split(reaching.read_reaches(find(MAZE)), 0)
+    row = linear_system(parts, reaching.LATENTS, 30)
+    assert row.one_step == pytest.approx(0.207, abs=0.01)
+    assert row.psth == pytest.approx(0.367, abs=0.02)

@@ -31,14 +31,12 @@ from evkf.experiments.reaching import Reaches
 from evkf.experiments.reaching_figure import draw, show
 from evkf.experiments.reaching_report import report
 
-SUBSET_FILE = "mc_maze_large_9cond_5ms.npz"
-"""Looked for where a folder is named."""
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         envvar="EVKF_DATA",
-        help=f"A recording of reaches, or a folder that has {SUBSET_FILE}.",
+        help=f"A recording of reaches, or a folder that has {protocol.SUBSET}.",
     ),
 ]
 
@@ -69,8 +67,8 @@ def reaching(
       EVKF_DATA=recordings evkf reproduce reaching --quick --force
       evkf reproduce reaching --data day1.nwb --behaviour hand_vel --condition target
 
-    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, of 165 trials;
-    for other recordings, and with --quick, there are none.
+    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
+    name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
     """
     files = {end: out / f"reaching.{end}" for end in ("json", "md", "png", "svg")}
     path = _find(data)
@@ -91,7 +89,7 @@ def reaching(
             figure = draw(reaches, parts, show(reaches, parts, model))
     assert figure is not None
     means = protocol.summarise(rows)
-    judged = reaches.recording.num_trials == protocol.SUBSET and not quick
+    judged = reaches.subset and not quick
     missed = protocol.shortfalls(means) if judged else []
     result = {
         "command": "reproduce reaching",
@@ -122,7 +120,7 @@ def _find(data: Path | None) -> Path:
         remedy = "pass --data FILE or set EVKF_DATA; `evkf data mc_maze_large` gets a recording"
         raise InputError("no recording named", "--data", remedy)
     if data.is_dir():
-        data = data / SUBSET_FILE
+        data = data / protocol.SUBSET
     if not data.is_file():
         raise InputError("no such file", str(data), "check --data or EVKF_DATA")
     return data
@@ -155,6 +153,6 @@ def _config(
         "hidden_units": int(parts.hide.sum()),
         "bin_width": reaches.recording.bin_width,
         "latents": protocol.LATENTS,
-        "network": protocol.HIDDEN,
+        "network": protocol.NETWORK,
         **effort._asdict(),
     }

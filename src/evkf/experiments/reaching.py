@@ -25,12 +25,12 @@ from evkf.forecasting import expected_observation
 from evkf.halves import Halves, Pair, halve, spikes
 from evkf.learning import Learner, LearnerState, fit_states, warm_up
 from evkf.model import Model
-from evkf.scoring import Progress, Score, baselines, evkf, fit_gpfa, told
+from evkf.scoring import Progress, Score, baselines, evkf, fit_gpfa, make_rows
 from evkf.units import UnitModel, fit_recording, infer, names
 
-LATENTS, HIDDEN, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
+LATENTS, NETWORK, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
 """As in the prototype; units under half a spike per second are left out."""
-HELD_OUT = 40 / 146
+HIDDEN_SHARE = 40 / 146
 """Share of the units that the filter is not shown."""
 TRIALS = 250
 """Of either half where there are enough, as in the paper."""
@@ -40,8 +40,8 @@ VELOCITIES = ("hand_vel", "hand_vel_mm_s", "finger_vel")
 CONDITIONS = ("trial_type", "condition", "target")
 """Names looked for when none is given."""
 
-SUBSET = 165
-"""Trials of the MC_Maze subset, to which alone the targets apply."""
+SUBSET = "mc_maze_large_9cond_5ms.npz"
+"""File of the MC_Maze subset, to which alone the targets apply."""
 TARGETS = {"rates_r2": 0.83, "learning_gain": -0.005, "co_smoothing": 0.165}
 """Least R² from rates, R² that learning on may lose to the frozen model, bits of hidden units."""
 
@@ -75,6 +75,8 @@ class Reaches(NamedTuple):
     """What happens at time zero."""
     when: float = 0.0
     """How long after the start of a trial, in seconds."""
+    subset: bool = False
+    """Whether it is the MC_Maze subset."""
 
     @property
     def position(self) -> str | None:
@@ -93,7 +95,7 @@ def read_reaches(
         velocity: Name of the hand's velocity; one of `VELOCITIES` when left out.
         condition: Column of the trials; one of `CONDITIONS`, if there is one, when left out.
     """
-    event, when = "trial start", 0.0
+    event, when, subset = "trial start", 0.0, Path(path).name == SUBSET
     if Path(path).suffix == ".nwb":
         there = list_nwb(path)
         series = {name.rpartition("/")[2]: name for name in there["behaviour"]}
@@ -107,13 +109,13 @@ def read_reaches(
     else:
         recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
         velocity = velocity or _velocity(path, recording.behaviour)
-        if recording.num_trials == SUBSET:
+        if subset:
             event, when = "movement onset", -WINDOW[0]
     condition = condition or _first(CONDITIONS, recording.trials)
     if recording.num_trials < 4:
         what = f"{recording.num_trials} trials"
         raise InputError(what, f"{path}: trials", "pass a recording of four or more")
-    found = Reaches(recording, velocity.rpartition("/")[2], condition, event, when)
+    found = Reaches(recording, velocity.rpartition("/")[2], condition, event, when, subset)
     values = recording.behaviour.get(found.velocity)
     if values is not None and values.shape[1:] != (2,):
         what = f"{found.velocity} of shape {values.shape}"
@@ -126,7 +128,7 @@ def split(reaches: Reaches, seed: int) -> Halves:
     num = reaches.recording.num_trials
     order = np.random.default_rng(seed).permutation(num)
     half, end = (TRIALS, 2 * TRIALS) if num >= 2 * TRIALS else (num // 2, num)
-    asked = reaches.condition, reaches.velocity, seed, HELD_OUT
+    asked = reaches.condition, reaches.velocity, seed, HIDDEN_SHARE
     return halve(reaches.recording, order[:half], order[half:end], *asked)
 
 
@@ -135,7 +137,7 @@ def one_seed(
 ) -> tuple[list[Score], Halves, UnitModel]:
     """All rows of a seed, its halves and its model."""
     parts = split(reaches, seed)
-    model = fit_recording(parts.train, LATENTS, hidden=HIDDEN, passes=effort.passes, seed=seed)
+    model = fit_recording(parts.train, LATENTS, hidden=NETWORK, passes=effort.passes, seed=seed)
     makers = [
         lambda: evkf(parts, model),
         lambda: learning_on(parts, model),
@@ -143,7 +145,7 @@ def one_seed(
         lambda: on_gpfa_states(parts, model, effort, seed),
         *baselines(parts, model, effort.passes, effort.em_steps),
     ]
-    return told(makers, progress), parts, model
+    return make_rows(makers, progress), parts, model
 
 
 def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
@@ -207,14 +209,15 @@ def on_gpfa_states(parts: Halves, model: UnitModel, effort: Effort, seed: int) -
     train = parts.train
     states = fit_gpfa(parts, LATENTS, effort.em_steps).latents(parts).train
     latents = states.shape[1]
-    readout = warm_up(spikes(train), latents, "poisson", train.bin_width, fresh=train.fresh)
-    start = Model(ResidualMLP(latents, 0.04, jax.random.key(seed), HIDDEN), readout)
+    masks, fresh = train.masks, train.fresh
+    readout = warm_up(spikes(train), latents, "poisson", train.bin_width, masks, fresh)
+    start = Model(ResidualMLP(latents, 0.04, jax.random.key(seed), NETWORK), readout)
     fitted = fit_states(
         start,
         states / states.std(axis=0),
         spikes(train),
-        masks=train.masks,
-        fresh=train.fresh,
+        masks=masks,
+        fresh=fresh,
         steps=effort.steps,
     )
     return evkf(parts, UnitModel(fitted, model.filter, names(train), train.bin_width), ON_GPFA)

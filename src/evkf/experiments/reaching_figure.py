@@ -13,8 +13,8 @@ from evkf.decoding import integrate
 from evkf.experiments.reaching import Reaches
 from evkf.figures import STYLE
 from evkf.halves import Halves, Pair
-from evkf.ragged import bins_of
 from evkf.recording_figures import aligned_rates, by_direction, hand_paths, latent_paths
+from evkf.spike_metrics import condition_averages
 from evkf.units import UnitModel, infer
 
 UNITS = 4
@@ -104,7 +104,7 @@ def best_plane(
         >>> np.abs(best_plane(states, (2, 2), np.zeros(2, int))[:, 0]).round(1)
         array([3., 3., 3., 3.])
     """
-    means, centre = _averages(states, lengths, labels), states.mean(axis=0)
+    means, centre = condition_averages(states, lengths, labels), states.mean(axis=0)
     _, _, axes = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
     plane = (states - centre) @ axes[:2].T
     return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
@@ -123,19 +123,7 @@ def most_modulated(
         >>> most_modulated(rates, (2, 2), np.zeros(2, int), 2).tolist()
         [1, 2]
     """
-    return np.argsort(-_averages(rates, lengths, labels).std(axis=0), kind="stable")[:num]
-
-
-def _averages(
-    values: np.ndarray, lengths: tuple[int, ...], labels: np.ndarray
-) -> Float[np.ndarray, "B N"]:
-    """Means of the bins that have the same condition and are as long after the start."""
-    _, which = np.unique(labels, return_inverse=True)
-    keys = np.repeat(which, lengths) * max(lengths) + bins_of(lengths)
-    _, cell, bins = np.unique(keys, return_inverse=True, return_counts=True)
-    total = np.zeros((len(bins), values.shape[1]))
-    np.add.at(total, cell, values)
-    return total / bins[:, None]
+    return np.argsort(-condition_averages(rates, lengths, labels).std(axis=0), kind="stable")[:num]
 
 
 def _same_view(one: Axes, other: Axes) -> None:

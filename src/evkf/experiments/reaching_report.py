@@ -37,7 +37,7 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
     zero = reaches.event
     if reaches.when:
         zero += f", {1e3 * reaches.when:g} ms into every trial"
-    if reaches.recording.num_trials == protocol.SUBSET:
+    if reaches.subset:
         zero += " as far as the speed of the hand tells, for the subset does not store it"
     lines += ["", _differences(parts.train.num_trials), ""]
     lines += ["![Latents, reaches and rates](reaching.png)", ""]
@@ -52,7 +52,7 @@ def _differences(trials: int) -> str:
         f"others ({fewer}). It trains on states that GPFA found, which is the row "
         f"“{protocol.ON_GPFA}”; “eVKF” trains dynamics, noise and readout by the bound through the "
         f"filter. It names no size of the model: {protocol.LATENTS} latents and "
-        f"{protocol.HIDDEN} hidden units are ours, as are bins of "
+        f"{protocol.NETWORK} hidden units are ours, as are bins of "
         f"{1e3 * protocol.BIN_WIDTH:g} ms. It reports R² beside GPFA alone; the other rows and "
         "columns are added. All rows but GPFA are causal; the average is told the condition. While "
         "learning goes on the rates of a moment are those of its model, and the decoder is fitted "
