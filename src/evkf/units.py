@@ -40,6 +40,7 @@ class Inferred(NamedTuple):
         rates: Expected spikes per second of every unit at those states.
         predicted: Expected counts of every unit, before the bin was seen.
         elbo: Bounds on the log evidence; 0 where nothing was observed.
+        variance: Variances of the counts before the bin was seen, where they were asked for.
     """
 
     mean: Float[np.ndarray, "T L"]
@@ -47,6 +48,7 @@ class Inferred(NamedTuple):
     rates: Float[np.ndarray, "T N"]
     predicted: Float[np.ndarray, "T N"]
     elbo: Float[np.ndarray, " T"]
+    variance: Float[np.ndarray, "T N"] | None = None
 
 
 class UnitModel(NamedTuple):
@@ -157,7 +159,7 @@ def infer(
     key = jax.random.key(0)
     found = filter_trials(model.filter, model.model, trials, key)
     beliefs = jax.tree.map(jnp.asarray, found.belief)
-    now, ahead = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
+    now, ahead, _ = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
     rates = np.asarray(now) / recording.bin_width
     return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
 
