@@ -59,7 +59,7 @@ def filter_chunks(
         found = (
             jax.vmap(family.mean)(trace.belief),
             jax.vmap(family.cov)(trace.belief),
-            now[1:] / chunk.bin_width,
+            now[1:] / model.per_rate,
             ahead[1:],
             trace.info.elbo,
             *(() if spread is None else (spread[1:],)),

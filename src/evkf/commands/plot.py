@@ -14,6 +14,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
+    check_free,
     claim,
     console,
     emit,
@@ -26,6 +27,7 @@ from evkf.commands.options import (
     Condition,
     File,
     Group,
+    LeaveOut,
     MinRate,
     ModelFile,
     ModelWidth,
@@ -33,6 +35,7 @@ from evkf.commands.options import (
     Trials,
     Units,
     Window,
+    check_spikes,
     load_model,
     result,
 )
@@ -78,6 +81,7 @@ def plot(
     group: Group = None,
     units: Units = None,
     trials: Trials = None,
+    leave_out: LeaveOut = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -98,9 +102,10 @@ def plot(
     names = ["raster", "latents", "calibration", "dispersion"]
     names += ["rates"] * (condition is not None) + ["reaches"] * (behaviour is not None)
     files = [out / f"{name}{end}" for name in names for end in (".png", ".svg")]
-    claim([*files, *json_target(json_file)], force)
+    check_free([*files, *json_target(json_file, file, model_file, *files)], force)
     say = console(quiet, json_file)
     model = load_model(model_file)
+    check_spikes(model, model_file)
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
@@ -122,6 +127,7 @@ def plot(
         axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, behaviour))
+    claim(files, force)
     with bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
             for end in ("png", "svg"):
