@@ -102,9 +102,7 @@ def run_filter(
     grows = target.suffix in HDF5 and unit_map is None
     chunks = _chunks(file, reading, model.signals) if grows else None
     if chunks is not None:
-        begin = list(
-            islice(chunks, 1)
-        )  # what is wrong with the file is said before a folder is made
+        begin = list(islice(chunks, 1))  # a bad file is refused before a folder is made
         for chunk in begin:
             check_units(model, chunk)
         claim(outputs, overwrite)
