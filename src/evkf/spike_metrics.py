@@ -218,6 +218,7 @@ def dispersion(
     """Pearson dispersion of every unit: squared residuals over the variance expected of them.
 
     A ratio of sums, because in a mean of ratios the bins without expected spikes would count most.
+    In the sums a bin counts by its expected spikes, or the few of large variance would drown all.
     It is above 1 for counts that vary more than the model says, be it that they are not Poisson or
     that the model misses changes of the rate.
 
@@ -234,13 +235,14 @@ def dispersion(
     """
     y, mu, seen = _read(counts, expected, masks)
     var = mu if variance is None else _read(counts, variance, masks, "variance")[1]
-    total = var.sum(axis=0, where=seen)
+    weight = np.minimum(mu / np.maximum(var, FLOOR), 1)
+    total = (weight * var).sum(axis=0, where=seen)
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = ((y - mu) ** 2).sum(axis=0, where=seen) / total
+        value = (weight * (y - mu) ** 2).sum(axis=0, where=seen) / total
         # the fourth central moment of a negative binomial count is v + 3v² + 6v²/r
         inverse_r = np.maximum(var - mu, 0) / np.maximum(mu, FLOOR) ** 2
         square = var + 2 * var**2 + 6 * var**2 * inverse_r
-        error = np.sqrt(square.sum(axis=0, where=seen)) / total
+        error = np.sqrt((weight**2 * square).sum(axis=0, where=seen)) / total
     silent = total <= FLOOR * len(y)
     return Dispersion(np.where(silent, np.nan, value), np.where(silent, np.nan, error))
 

@@ -13,7 +13,7 @@ from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.model import Model, simulate
 from evkf.session import infer_in_chunks
 from evkf.spike_metrics import dispersion, dispersion_hint
-from evkf.units import UnitModel
+from evkf.units import Inferred, UnitModel
 from tests.quick import quick_compilation  # noqa: F401
 
 N, BINS, WIDTH = 20, 3000, 0.02
@@ -27,16 +27,31 @@ MODELS = {
 }
 
 
+def recorded(true: str, name: str) -> tuple[UnitModel, Recording, Inferred]:
+    """A recording of one model, and what another makes of it."""
+    behind, used = (
+        Model(Linear(ROTATION, noise=np.full(2, 0.1)), MODELS[each]) for each in (true, name)
+    )
+    counts = np.asarray(simulate(behind, jax.random.key(1), BINS)[1]).astype(int)
+    model = UnitModel(used, VariationalKalmanFilter(), tuple(map(str, range(N))), WIDTH)
+    recording = Recording(counts, WIDTH)
+    return model, recording, infer_in_chunks(model, recording, variance=True)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_behind_the_data_is_right(name):
-    true = Model(Linear(ROTATION, noise=np.full(2, 0.1)), MODELS[name])
-    counts = np.asarray(simulate(true, jax.random.key(1), BINS)[1]).astype(int)
-    model = UnitModel(true, VariationalKalmanFilter(), tuple(map(str, range(N))), WIDTH)
-    recording = Recording(counts, WIDTH)
-    found = infer_in_chunks(model, recording, variance=True)
+    model, recording, found = recorded(name, name)
     spread, values = judge(model, recording, found, 0)
     np.testing.assert_allclose(np.median(spread.value), 1, atol=0.05)
+    assert np.all(np.abs(spread.value - 1) < 5 * spread.error)
     assert dispersion_hint(spread, KINDS[type(MODELS[name])]).endswith("it fits")
     assert kstest(values.ravel(), "uniform").statistic < 0.02
     if name == "poisson":  # what the mean alone would say
-        assert "negative binomial" in dispersion_hint(dispersion(counts, found.predicted))
+        assert "negative binomial" in dispersion_hint(dispersion(recording.counts, found.predicted))
+
+
+def test_counts_that_are_not_poisson_are_found():
+    model, recording, found = recorded("negative binomial", "poisson")
+    spread, values = judge(model, recording, found, 0)
+    assert "try the negative binomial" in dispersion_hint(spread)
+    assert kstest(values.ravel(), "uniform").statistic > 0.02
