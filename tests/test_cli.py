@@ -212,3 +212,21 @@ def test_unknown_likelihood_exits_2_with_the_choices():
 def test_json_is_strict():
     text = to_json({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
     assert json.loads(text) == {"a": [None, 1.5], "b": {"c": None}}
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError("Unable to open file\n(file   is locked)"),
+            "Unable to open file (file is locked)",
+        ),
+        (OSError(28, "No space left on device", "a.h5"), "a.h5: No space left on device"),
+    ],
+)
+def test_errors_of_the_system_are_one_line(monkeypatch, error, says):
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("evkf.cli.app", fail)
+    assert invoke("info") == Result(2, "", f"evkf: {says}\n")

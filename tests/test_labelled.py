@@ -27,13 +27,14 @@ def test_axes_have_times_trials_units_and_latents(recording, found):
     table = to_xarray(recording, found)
     np.testing.assert_array_equal(table.time, [3.0, 3.5, 1.0, 1.5, 2.0])
     np.testing.assert_array_equal(table.trial, [0, 0, 1, 1, 1])
-    for name, values in found._asdict().items():
-        np.testing.assert_array_equal(table[name], values)
+    for name in ("mean", "cov", "rates", "predicted", "elbo"):
+        np.testing.assert_array_equal(table[name], getattr(found, name))
     np.testing.assert_array_equal(table["mean"].sel(latent="z2"), found.mean[:, 2])
     np.testing.assert_array_equal(
         table["cov"].sel(latent="z0", other_latent="z1"), found.cov[:, 0, 1]
     )
     assert [table.rates.units, table.time.units, table.bin_width] == ["Hz", "s", 0.5]
+    assert to_xarray(recording, found, signals=True).rates.units == "a.u."
 
 
 def test_rates_become_a_data_frame(recording, found):

@@ -27,6 +27,7 @@ def test_exit_codes_are_those_of_the_command_line():
         assert f"| {code} | {meaning} |" in README
 
 
-def test_picture_is_there_and_small():
-    (picture,) = re.findall(r"^!\[.*\]\((.*)\)", README, flags=re.MULTILINE)
-    assert (ROOT / picture).stat().st_size < 600_000
+def test_pictures_are_there_and_small():
+    pictures = re.findall(r"^!\[.*\]\((.*)\)", README, flags=re.MULTILINE)
+    assert pictures
+    assert all((ROOT / picture).stat().st_size < 600_000 for picture in pictures)

@@ -124,7 +124,7 @@ def test_dispersion_marks_units_and_says_what_to_do():
     np.testing.assert_allclose(over, [[8, 2]])
     fits = dispersion(RNG.poisson(1.0, (2000, 3)), np.ones((2000, 3)))
     ax = drawn(figures.dispersion_check(figures.new_axes(), fits, rates))
-    assert "Poisson fits" in ax.texts[0].get_text()
+    assert "it fits" in ax.texts[0].get_text()
     with pytest.raises(InputError, match="rates"):
         figures.dispersion_check(figures.new_axes(), fits, rates[:2])
 

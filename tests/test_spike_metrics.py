@@ -152,6 +152,9 @@ def test_pit_is_uniform_for_the_right_model_only(data):
     assert np.mean(values > 0.95) > 0.08
     table = nbinom.pmf(np.arange(60), 2, (2 / (2 + 3 * rates))[..., None])
     assert kstest(pit(noisy, table).ravel(), "uniform").pvalue > 0.01
+    variance = 3 * rates + (3 * rates) ** 2 / 2
+    matched, whole = pit(noisy, 3 * rates, seed=3, variance=variance), pit(noisy, table, seed=3)
+    np.testing.assert_allclose(matched, whole, atol=1e-6)
 
 
 def test_pit_of_a_table_is_that_of_its_distribution(data):
@@ -178,9 +181,11 @@ def test_dispersion_finds_the_units_that_vary_more():
     assert "negative binomial" in dispersion_hint(found)
     right = dispersion(counts, rates, np.where(np.arange(4) == 3, 12.0, rates))
     assert not over_dispersed(right).any()
-    assert "Poisson fits" in dispersion_hint(right)
+    assert "Poisson model: it fits" in dispersion_hint(right)
+    assert "negative binomial model (median" in dispersion_hint(found, "negative binomial")
+    assert "try more latents" in dispersion_hint(found, "negative binomial")
     few = dispersion(np.minimum(counts, 1), np.tile(np.minimum(counts, 1).mean(axis=0), (BINS, 1)))
-    assert "less than Poisson" in dispersion_hint(few)
+    assert "less than the Poisson model" in dispersion_hint(few)
 
 
 def test_standard_error_is_that_of_repetitions():
@@ -188,6 +193,8 @@ def test_standard_error_is_that_of_repetitions():
     rates = np.full((200, 500), 0.8)
     found = dispersion(rng.poisson(rates), rates)
     np.testing.assert_allclose(found.value.std(), found.error.mean(), rtol=0.15)
+    wide = dispersion(rng.negative_binomial(2, 2 / 2.8, rates.shape), rates, rates * 1.4)
+    np.testing.assert_allclose(wide.value.std(), wide.error.mean(), rtol=0.15)
 
 
 def test_silent_units_are_not_judged():

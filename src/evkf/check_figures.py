@@ -48,13 +48,16 @@ def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> A
 
 
 @styled
-def dispersion_check(ax: Axes, found: Dispersion, rates: Float[np.ndarray, " N"]) -> Axes:
+def dispersion_check(
+    ax: Axes, found: Dispersion, rates: Float[np.ndarray, " N"], likelihood: str = "Poisson"
+) -> Axes:
     """Dispersion of every unit against its rate, with a hint what to make of it.
 
     Args:
         ax: Axes to draw into.
         found: What `evkf.spike_metrics.dispersion` returned.
         rates: Mean rate of every unit, in spikes per second.
+        likelihood: As for `evkf.spike_metrics.dispersion_hint`.
 
     Example:
         >>> found = Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))
@@ -86,6 +89,6 @@ def dispersion_check(ax: Axes, found: Dispersion, rates: Float[np.ndarray, " N"]
         axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
         axis.set_major_formatter("{x:g}")
     ax.set(ylabel="variance / expected variance", title="Over-dispersion of units")
-    hint = dispersion_hint(found).replace(": ", ":\n")
+    hint = dispersion_hint(found, likelihood).replace(": ", ":\n")
     ax.text(0.03, 0.97, hint, transform=ax.transAxes, color=TRUTH, va="top")
     return ax

@@ -84,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except InputError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(_one_line(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
@@ -116,6 +116,12 @@ def insistent_interrupt(every: float = 0.5) -> Iterator[None]:
         ended.set()
         pressed.set()
         signal.signal(signal.SIGINT, before)
+
+
+def _one_line(error: OSError) -> str:
+    """What the system says, and of which file; HDF5 names none, and says it in many lines."""
+    what = " ".join(str(error.strerror or error).split())
+    return what if error.filename is None else f"{error.filename}: {what}"
 
 
 def _fail(problem: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """Looking ahead: what the next bins will bring, and how well that was foretold."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -122,10 +123,50 @@ def expected_observation(model: Model, belief: Belief) -> Channels:
     return _expected(model.family, model.likelihood, belief)
 
 
-@jax.jit
+def observation_variance(model: Model, belief: Belief) -> Channels:
+    """$\\operatorname{Var} y = E_q[\\operatorname{Var}(y|z)] + \\operatorname{Var}_q E[y|z]$ of
+    every channel.
+
+    Of Gaussian beliefs only: in closed form for means that are exponential in the readout, else by
+    Gauss–Hermite.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))  # prior N(0, 1)
+        >>> round(float(observation_variance(model, model.prior)[0]), 3)  # e^½ + e (e - 1)
+        6.319
+    """
+    family, likelihood = model.family, model.likelihood
+    readout = isinstance(likelihood, lik.ReadoutLikelihood)
+    if not (readout and isinstance(family, fam.Gaussian | fam.DiagonalGaussian)):
+        what = f"{type(likelihood).__name__} observations of a {type(family).__name__} state"
+        remedy = "take the variance of single channels behind a Gaussian state"
+        raise InputError(what, "model", remedy)
+    a, v = _readout_moments(family, likelihood, belief)
+    mean, most = _expected(family, likelihood, belief), jnp.finfo(a.dtype).max
+    if not _exponential(likelihood):
+        second = _quadrature(likelihood, lambda x: _second_moment(likelihood, x), a, v)
+        return jnp.clip(second - mean**2, 0, most)
+    v = jnp.minimum(v, 80)  # beyond it single precision has no exponential
+    spread = jnp.expm1(v)
+    if isinstance(likelihood, lik.NegativeBinomial):
+        spread = spread + jnp.exp(v - likelihood.log_dispersion)
+    return jnp.minimum(mean + mean**2 * spread, most)
+
+
+def _second_moment(likelihood: lik.ReadoutLikelihood, a: Channels) -> Channels:
+    return likelihood.each_var(a) + likelihood.each_mean(a) ** 2
+
+
+@partial(jax.jit, static_argnames="variance")
 def expected_counts(
-    filter: VariationalKalmanFilter, model: Model, beliefs: Belief, fresh: Bool[Array, " T"]
-) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
+    filter: VariationalKalmanFilter,
+    model: Model,
+    beliefs: Belief,
+    fresh: Bool[Array, " T"],
+    variance: bool = False,
+) -> tuple[Float[Array, "T N"], Float[Array, "T N"], Float[Array, "T N"] | None]:
     """Expected observations at the beliefs of bins, and at what those before foretold.
 
     Args:
@@ -133,14 +174,16 @@ def expected_counts(
         model: The model.
         beliefs: One a bin.
         fresh: True where a trial begins, which is foretold from the initial state.
+        variance: Whether to tell the variances of what was foretold too.
     """
     none = jnp.zeros(model.dynamics.num_inputs)
 
-    def each(bins: tuple) -> tuple[Array, Array]:
+    def each(bins: tuple) -> tuple[Array, Array, Array | None]:
         now, before, begins = bins
         before = tree_where(begins, model.prior, before)
         ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
-        return expected_observation(model, now), expected_observation(model, ahead)
+        spread = observation_variance(model, ahead) if variance else None
+        return expected_observation(model, now), expected_observation(model, ahead), spread
 
     before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
     return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
@@ -153,26 +196,43 @@ def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) ->
     if isinstance(likelihood, lik.Gaussian | lik.StudentT):
         return likelihood.mean(family.mean(belief))
     if isinstance(likelihood, lik.ReadoutLikelihood):
-        exponential = isinstance(likelihood, lik.NegativeBinomial) or (
-            isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
-        )
+        exponential = _exponential(likelihood)
         if exponential and can_tilt(family):
             log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
             return likelihood.each_mean(likelihood.b + log_gain)
         if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
-            a = likelihood.readout(family.mean(belief))
-            v = jnp.sum((likelihood.C @ family.cov(belief)) * likelihood.C, axis=-1)
+            a, v = _readout_moments(family, likelihood, belief)
             if exponential:
                 return likelihood.each_mean(a + 0.5 * v)
-            return _quadrature(likelihood, a, v)
+            return _quadrature(likelihood, likelihood.each_mean, a, v)
     points, weights = family.nodes(belief)
     return weights @ jax.vmap(likelihood.mean)(points)
 
 
-def _quadrature(likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels) -> Channels:
+def _exponential(likelihood: lik.ReadoutLikelihood) -> bool:
+    """Whether means are exponential in the readout."""
+    return isinstance(likelihood, lik.NegativeBinomial) or (
+        isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
+    )
+
+
+def _readout_moments(
+    family: fam.Gaussian | fam.DiagonalGaussian, likelihood: lik.ReadoutLikelihood, belief: Belief
+) -> tuple[Channels, Channels]:
+    """Mean and variance of every readout."""
+    C = likelihood.C
+    return likelihood.readout(family.mean(belief)), jnp.sum((C @ family.cov(belief)) * C, axis=-1)
+
+
+def _quadrature(
+    likelihood: lik.ReadoutLikelihood,
+    each: Callable[[Channels], Channels],
+    a: Channels,
+    v: Channels,
+) -> Channels:
     def with_nodes(num: int) -> Channels:
         nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
-        return weights @ jax.vmap(likelihood.each_mean)(a + jnp.sqrt(v) * nodes[:, None])
+        return weights @ jax.vmap(each)(a + jnp.sqrt(v) * nodes[:, None])
 
     level = choose_level(likelihood, v)
     return lax.switch(level, [partial(with_nodes, num) for num in LEVELS])

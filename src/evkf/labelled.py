@@ -18,7 +18,7 @@ UNITS = {
 }
 
 
-def to_xarray(recording: Recording, found: Inferred) -> Any:
+def to_xarray(recording: Recording, found: Inferred, signals: bool = False) -> Any:
     """Latents, rates and predictions of every bin as an `xarray.Dataset`.
 
     Bins have coordinates "time" (when they begin, in seconds of the session) and "trial" (its
@@ -28,6 +28,7 @@ def to_xarray(recording: Recording, found: Inferred) -> Any:
     Args:
         recording: What was filtered.
         found: What `evkf.units.infer` made of it.
+        signals: Whether these are continuous signals, of which rates and predictions are values.
 
     Example:
         >>> recording = Recording(np.ones((3, 2), int), 0.5, lengths=(1, 2), units={"id": [7, 9]})
@@ -48,10 +49,11 @@ def to_xarray(recording: Recording, found: Inferred) -> Any:
         "predicted": ("bin", "unit"),
         "elbo": ("bin",),
     }
+    units = UNITS | ({"rates": "a.u.", "predicted": "a.u."} if signals else {})
     latents = np.array([f"z{k}" for k in range(found.mean.shape[1])])
     trial = np.repeat(np.arange(recording.num_trials), recording.lengths)
     return import_xarray("to_xarray").Dataset(
-        {name: (axes[name], getattr(found, name), {"units": unit}) for name, unit in UNITS.items()},
+        {name: (axes[name], getattr(found, name), {"units": unit}) for name, unit in units.items()},
         {
             "time": ("bin", recording.times, {"units": "s"}),
             "trial": ("bin", trial),

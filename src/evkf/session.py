@@ -21,9 +21,14 @@ CHUNK = 10_000
 
 
 def filter_chunks(
-    model: UnitModel, chunks: Iterable[Recording]
+    model: UnitModel, chunks: Iterable[Recording], variance: bool = False
 ) -> Iterator[tuple[Recording, np.ndarray, Inferred]]:
     """Filter what `stream_recording` yields, as `infer` would the whole.
+
+    Args:
+        model: The model.
+        chunks: As `stream_recording` yields them.
+        variance: Whether to tell the variances of predicted counts too.
 
     Yields:
         Every chunk, True where a trial begins in it, and what was inferred.
@@ -49,14 +54,15 @@ def filter_chunks(
         last = jax.tree.map(lambda x: x[-1:], trace.belief)
         beliefs = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), before, trace.belief)
         marks = jnp.asarray(np.concatenate([[True], fresh]))
-        now, ahead = expected_counts(model.filter, model.model, beliefs, marks)
+        now, ahead, spread = expected_counts(model.filter, model.model, beliefs, marks, variance)
         family = model.model.family
         found = (
             jax.vmap(family.mean)(trace.belief),
             jax.vmap(family.cov)(trace.belief),
-            now[1:] / chunk.bin_width,
+            now[1:] / model.per_rate,
             ahead[1:],
             trace.info.elbo,
+            *(() if spread is None else (spread[1:],)),
         )
         first += chunk.num_bins
         yield chunk, fresh, Inferred(*map(np.asarray, found))
@@ -66,6 +72,7 @@ def infer_in_chunks(
     model: UnitModel,
     recording: Recording,
     progress: Callable[[int, int], None] | None = None,
+    variance: bool = False,
 ) -> Inferred:
     """What `infer` gives, told of as it comes.
 
@@ -73,11 +80,12 @@ def infer_in_chunks(
         model: The model.
         recording: The recording.
         progress: Told after every chunk how many of how many bins are done.
+        variance: Whether to tell the variances of predicted counts too.
     """
     num, parts = recording.num_bins, []
     chunks = (recording.cut(slice(k, min(k + CHUNK, num))) for k in range(0, num, CHUNK))
-    for chunk, _, found in filter_chunks(model, chunks):
-        parts.append(found)
+    for chunk, _, found in filter_chunks(model, chunks, variance):
+        parts.append([array for array in found if array is not None])
         if progress is not None:
             progress(chunk.num_bins + CHUNK * (len(parts) - 1), num)
     return Inferred(*map(np.concatenate, zip(*parts, strict=True)))

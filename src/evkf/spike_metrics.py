@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 from numpy.typing import ArrayLike
 from scipy.ndimage import gaussian_filter1d
 from scipy.special import gammaln
-from scipy.stats import poisson
+from scipy.stats import nbinom, poisson
 
 from evkf.checks import real_numbers
 from evkf.errors import InputError
@@ -201,7 +201,11 @@ def condition_averages(
 
 
 def pit(
-    counts: ArrayLike, predictive: ArrayLike, masks: ArrayLike | None = None, seed: int = 0
+    counts: ArrayLike,
+    predictive: ArrayLike,
+    masks: ArrayLike | None = None,
+    seed: int = 0,
+    variance: ArrayLike | None = None,
 ) -> Float[np.ndarray, "T N"]:
     """Randomised probability integral transform: uniform on [0, 1] if predictions are calibrated.
 
@@ -215,6 +219,8 @@ def pit(
             spikes, (bins, units, numbers); what these lack to 1 belongs to more spikes.
         masks: True where observed.
         seed: Of the draws.
+        variance: Beside expectations, the variances of the counts: where they are larger, counts
+            are taken as negative binomial with these moments, not as Poisson.
 
     Returns:
         Numbers in [0, 1], NaN where nothing was observed.
@@ -230,7 +236,8 @@ def pit(
     if np.any(y[seen] != np.round(y[seen])):
         raise InputError("counts that are not whole", "counts", "pass numbers of spikes")
     if table.ndim == 2:
-        below, within = poisson.cdf(y - 1, mu), poisson.cdf(y, mu)
+        var = mu if variance is None else _read(counts, variance, masks, "variance")[1]
+        below, within = _cdf(y - 1, mu, var), _cdf(y, mu, var)
     else:
         if np.any(table[seen] < 0) or np.any(mu[seen] > 1 + 1e-6):
             remedy = "pass probabilities that sum to 1 or less"
@@ -254,6 +261,7 @@ def dispersion(
     """Pearson dispersion of every unit: squared residuals over the variance expected of them.
 
     A ratio of sums, because in a mean of ratios the bins without expected spikes would count most.
+    In the sums a bin counts by its expected spikes, or the few of large variance would drown all.
     It is above 1 for counts that vary more than the model says, be it that they are not Poisson or
     that the model misses changes of the rate.
 
@@ -270,11 +278,14 @@ def dispersion(
     """
     y, mu, seen = _read(counts, expected, masks)
     var = mu if variance is None else _read(counts, variance, masks, "variance")[1]
-    total = var.sum(axis=0, where=seen)
+    weight = np.minimum(mu / np.maximum(var, FLOOR), 1)
+    total = (weight * var).sum(axis=0, where=seen)
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = ((y - mu) ** 2).sum(axis=0, where=seen) / total
-        # the fourth central moment of a Poisson count is v + 3v²
-        error = np.sqrt((var + 2 * var**2).sum(axis=0, where=seen)) / total
+        value = (weight * (y - mu) ** 2).sum(axis=0, where=seen) / total
+        # the fourth central moment of a negative binomial count is v + 3v² + 6v²/r
+        inverse_r = np.maximum(var - mu, 0) / np.maximum(mu, FLOOR) ** 2
+        square = var + 2 * var**2 + 6 * var**2 * inverse_r
+        error = np.sqrt((weight**2 * square).sum(axis=0, where=seen)) / total
     silent = total <= FLOOR * len(y)
     return Dispersion(np.where(silent, np.nan, value), np.where(silent, np.nan, error))
 
@@ -290,12 +301,16 @@ def over_dispersed(found: Dispersion) -> Bool[np.ndarray, " N"]:
         return (found.value > MATTERS) & (found.value > 1 + CLEAR * found.error)
 
 
-def dispersion_hint(found: Dispersion) -> str:
-    """What to make of the dispersion of residuals from a Poisson model, in a sentence.
+def dispersion_hint(found: Dispersion, likelihood: str = "Poisson") -> str:
+    """What to make of the dispersion of residuals from a model, in a sentence.
+
+    Args:
+        found: The dispersion, over the variances that the model predicts.
+        likelihood: What the model takes counts for, such as "Poisson" or "negative binomial".
 
     Example:
         >>> dispersion_hint(Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1)))
-        '2 of 3 units vary more than Poisson (median 1.9): try the negative binomial'
+        '2 of 3 units vary more than the Poisson model (median 1.9): try the negative binomial'
     """
     over = over_dispersed(found)
     num, units = int(over.sum()), int(np.isfinite(found.value).sum())
@@ -304,11 +319,20 @@ def dispersion_hint(found: Dispersion) -> str:
     with np.errstate(invalid="ignore"):
         under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
     if num > MANY * units:
-        more = f"vary more than Poisson (median {np.median(found.value[over]):.1f})"
-        return f"{num} of {units} units {more}: try the negative binomial"
+        more = f"vary more than the {likelihood} model (median {np.median(found.value[over]):.1f})"
+        other = "the negative binomial" if likelihood == "Poisson" else "more latents or passes"
+        return f"{num} of {units} units {more}: try {other}"
     if under.sum() > MANY * units:
-        return f"{under.sum()} of {units} units vary less than Poisson: intervals are too wide"
-    return f"{units - num} of {units} units vary no more than Poisson: Poisson fits"
+        less = f"vary less than the {likelihood} model: intervals are too wide"
+        return f"{under.sum()} of {units} units {less}"
+    return f"{units - num} of {units} units vary no more than the {likelihood} model: it fits"
+
+
+def _cdf(y: np.ndarray, mu: np.ndarray, var: np.ndarray) -> np.ndarray:
+    """Of Poisson counts, or of negative binomial ones where the variance is above the mean."""
+    wide = (var > mu * (1 + 1e-6)) & (mu > FLOOR)
+    safe, more = np.where(wide, mu, 1.0), np.where(wide, var, 2.0)
+    return np.where(wide, nbinom.cdf(y, safe**2 / (more - safe), safe / more), poisson.cdf(y, mu))
 
 
 def _read(

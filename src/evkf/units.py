@@ -22,7 +22,7 @@ from evkf.estimator import EVKF
 from evkf.filters import VariationalKalmanFilter
 from evkf.forecasting import expected_counts
 from evkf.learning.warmup import fit_readout
-from evkf.likelihoods import Likelihood, NegativeBinomial, Poisson
+from evkf.likelihoods import Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from evkf.model import Model
 from evkf.storage import read_meta
 from evkf.trials import filter_trials, read_trials
@@ -37,9 +37,11 @@ class Inferred(NamedTuple):
     Attributes:
         mean: Means of the states, given all bins of the trial up to each.
         cov: Their covariances.
-        rates: Expected spikes per second of every unit at those states.
-        predicted: Expected counts of every unit, before the bin was seen.
+        rates: Expected spikes per second of every unit at those states; of continuous signals their
+            expected values.
+        predicted: Expected counts or values of every unit, before the bin was seen.
         elbo: Bounds on the log evidence; 0 where nothing was observed.
+        variance: Variances of the counts before the bin was seen, where they were asked for.
     """
 
     mean: Float[np.ndarray, "T L"]
@@ -47,6 +49,7 @@ class Inferred(NamedTuple):
     rates: Float[np.ndarray, "T N"]
     predicted: Float[np.ndarray, "T N"]
     elbo: Float[np.ndarray, " T"]
+    variance: Float[np.ndarray, "T N"] | None = None
 
 
 class UnitModel(NamedTuple):
@@ -58,13 +61,27 @@ class UnitModel(NamedTuple):
     bin_width: float
     estimator: EVKF | None = None
     """What learned it, if it was not mapped to other units."""
+    fitted: Mapping[str, Any] | None = None
+    """What it was fitted to, as `fitted_to` tells, if that is known."""
+
+    @property
+    def signals(self) -> bool:
+        """Whether it is for continuous signals, not for spikes."""
+        return isinstance(self.model.likelihood, Gaussian | StudentT)
+
+    @property
+    def per_rate(self) -> float:
+        """What expected observations are divided by to give rates."""
+        return 1.0 if self.signals else self.bin_width
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it to a .safetensors file."""
         if self.estimator is None:
             remedy = "save the model it was mapped from"
             raise InputError("a model mapped to other units", str(path), remedy)
-        self.estimator.save(path, {"units": list(self.units), "bin_width": self.bin_width})
+        note = {"units": list(self.units), "bin_width": self.bin_width}
+        note |= {} if self.fitted is None else {"fitted": dict(self.fitted)}
+        self.estimator.save(path, note)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
@@ -73,12 +90,36 @@ class UnitModel(NamedTuple):
         if "units" not in note:
             raise InputError("a model without units", str(path), "load what `evkf fit` wrote")
         estimator = EVKF.load(path)
-        return cls(*_parts(estimator), tuple(note["units"]), note["bin_width"], estimator)
+        units, width, fitted = tuple(note["units"]), note["bin_width"], note.get("fitted")
+        return cls(*_parts(estimator), units, width, estimator, fitted)
 
 
 def names(recording: Recording) -> tuple[str, ...]:
     """The ids of units as text."""
     return tuple(str(unit) for unit in recording.units["id"])
+
+
+def fitted_to(recording: Recording) -> dict[str, Any]:
+    """What a model remembers of the recording it was fitted to: its file, and when trials were.
+
+    Example:
+        >>> fitted_to(Recording(np.ones((3, 1), int), 0.5, (1, 2), source="data/day1.nwb"))
+        {'source': 'day1.nwb', 'starts': [0.0, 0.5], 'stops': [0.5, 1.5]}
+    """
+    stops = recording.start_times + recording.bin_width * np.asarray(recording.lengths)
+    name = os.path.basename(recording.source)
+    return {"source": name, "starts": recording.start_times.tolist(), "stops": stops.tolist()}
+
+
+def trials_seen(model: UnitModel, recording: Recording) -> Bool[np.ndarray, " K"]:
+    """Trials that the model was fitted to at least half of, where names of files are the same."""
+    known, here = model.fitted, fitted_to(recording)
+    starts, stops = np.array(here["starts"]), np.array(here["stops"])
+    seen = np.zeros(len(starts))
+    if known is not None and known["source"] == here["source"]:
+        for start, stop in zip(known["starts"], known["stops"], strict=True):
+            seen += np.maximum(np.minimum(stop, stops) - np.maximum(start, starts), 0)
+    return seen >= (stops - starts) / 2
 
 
 def passes_for(recording: Recording) -> int:
@@ -134,7 +175,13 @@ def fit_recording(
     told = None if progress is None else lambda done: progress(done, passes)
     trials, masks = recording.split(recording.counts), recording.split(recording.masks)
     estimator.fit(trials, masks=masks, progress=told)
-    return UnitModel(*_parts(estimator), names(recording), recording.bin_width, estimator)
+    return UnitModel(
+        *_parts(estimator),
+        names(recording),
+        recording.bin_width,
+        estimator,
+        fitted_to(recording),
+    )
 
 
 def _parts(estimator: EVKF) -> tuple[Model, VariationalKalmanFilter]:
@@ -157,8 +204,8 @@ def infer(
     key = jax.random.key(0)
     found = filter_trials(model.filter, model.model, trials, key)
     beliefs = jax.tree.map(jnp.asarray, found.belief)
-    now, ahead = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
-    rates = np.asarray(now) / recording.bin_width
+    now, ahead, _ = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
+    rates = np.asarray(now) / model.per_rate
     return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
 
 

@@ -46,6 +46,11 @@ def test_wider_bins():
         wide.behaviour["position"][0], recording().behaviour["position"][:2].mean(axis=0)
     )
     assert recording().rebinned(4).lengths == (1, 1)
+    signals = recording().rebinned(2, signals=True).counts
+    np.testing.assert_allclose(signals, wide.counts / 2)
+    words = recording(behaviour={"state": np.full(10, "go")})
+    with pytest.raises(InputError, match="state of <U2, which has no mean"):
+        words.rebinned(2)
 
 
 def test_times_and_gaps():

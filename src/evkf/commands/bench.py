@@ -12,7 +12,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
-    claim,
+    check_free,
     console,
     emit,
     json_target,
@@ -73,7 +73,7 @@ def step(
     compiled again after the first step.
     """
     say = console(quiet, json_file)
-    claim(json_target(json_file), force)
+    check_free(json_target(json_file), force)
     calls = calls or (100 if quick else 1000)
     config = {
         "latents": latents or ([2] if quick else [2, 10]),

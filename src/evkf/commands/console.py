@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -76,11 +77,22 @@ def versions() -> dict[str, str]:
     return {"evkf": evkf.__version__, **libraries, "python": platform.python_version()}
 
 
-def claim(paths: Iterable[Path], force: bool) -> None:
-    """Before any work: refuse to overwrite unless forced, and make the folders."""
+def check_free(paths: Iterable[Path], force: bool) -> None:
+    """Before any work: refuse to overwrite unless forced, and places that cannot be written to."""
     for path in paths:
         if path.exists() and not force:
             raise InputError("file exists", str(path), "pass --force to overwrite it")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            what = f"{folder} is no folder to write into"
+            raise InputError(what, str(path), "name another place")
+
+
+def claim(paths: Iterable[Path], force: bool) -> None:
+    """Before writing: refuse to overwrite unless forced, and make the folders."""
+    paths = list(paths)
+    check_free(paths, force)
+    for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -98,8 +110,10 @@ def to_json(value: dict) -> str:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write JSON into a file."""
-    path.write_text(to_json(value) + "\n", encoding="utf-8")
+    """Write JSON into a file, in place of one that is there; it is complete or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, overwrite=True) as part:
+        part.write_text(to_json(value) + "\n", encoding="utf-8")
 
 
 def config_file(out: Path) -> Path:
@@ -108,14 +122,17 @@ def config_file(out: Path) -> Path:
 
 
 def write_config(out: Path, config: dict) -> None:
-    """Write the configuration behind an output beside it; the file is complete or not there."""
-    with replacing(config_file(out), overwrite=True) as part:
-        write_json(part, config)
+    """Write the configuration behind an output beside it."""
+    write_json(config_file(out), config)
 
 
-def json_target(file: Path | None) -> list[Path]:
-    """The file that `--json` names, if it names one."""
-    return [] if file is None or str(file) == "-" else [file]
+def json_target(file: Path | None, *others: Path) -> list[Path]:
+    """The file that `--json` names, if it names one; it may be none of the others."""
+    if file is None or str(file) == "-":
+        return []
+    if file.resolve() in {other.resolve() for other in others}:
+        raise InputError("a file of this command", f"--json {file}", "name another")
+    return [file]
 
 
 def emit(file: Path | None, result: dict) -> None:

@@ -13,13 +13,14 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
-    claim,
+    check_free,
     console,
     emit,
     json_target,
     versions,
     write_json,
 )
+from evkf.data.files import replacing
 
 
 def run_demo(
@@ -58,7 +59,7 @@ def run_demo(
     """
     files = {name: out / name for name in ("demo.png", "demo.svg", "summary.json", "config.json")}
     say = console(quiet, json_file)
-    claim([*files.values(), *json_target(json_file)], force)
+    check_free([*files.values(), *json_target(json_file, *files.values())], force)
     if realtime is None:
         realtime = say.is_terminal and not quiet
     options = {
@@ -81,8 +82,9 @@ def run_demo(
         files["config.json"], {"command": "demo", "options": options, "versions": versions()}
     )
     write_json(files["summary.json"], summary)
-    figure.savefig(files["demo.png"], dpi=200)
-    figure.savefig(files["demo.svg"])
+    for end in ("png", "svg"):
+        with replacing(files[f"demo.{end}"], overwrite=force) as part:
+            figure.savefig(part, format=end, dpi=200)
     say.print(f"\n{demo.describe(summary)}\n\nwritten: {', '.join(map(str, files.values()))}")
     emit(json_file, summary)
     if not demo.sound(summary):

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from evkf.commands.console import (
     Force,
     Json,
     Quiet,
+    check_free,
     claim,
     config_file,
     console,
@@ -26,6 +28,7 @@ from evkf.commands.options import (
     Align,
     File,
     Group,
+    LeaveOut,
     MinRate,
     ModelFile,
     ModelWidth,
@@ -41,12 +44,11 @@ from evkf.commands.options import (
 from evkf.data import Recording, Results, write_nwb
 from evkf.data.arrays import HDF5
 from evkf.data.estimates import write_estimates
-from evkf.data.files import check_file
+from evkf.data.files import check_file, unreadable
 from evkf.data.open import stream_recording
 from evkf.errors import InputError
-from evkf.likelihoods import Gaussian
 from evkf.session import filter_to_hdf5, infer_in_chunks, to_estimates
-from evkf.units import Inferred, map_units
+from evkf.units import Inferred, check_units, map_units
 
 
 def run_filter(
@@ -69,6 +71,7 @@ def run_filter(
     group: Group = None,
     units: Units = None,
     trials: Trials = None,
+    leave_out: LeaveOut = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -90,24 +93,29 @@ def run_filter(
     options = dict(locals())
     target = _target(file, out, in_place)
     overwrite = force or in_place
-    claim([target, config_file(target)], overwrite)
-    claim(json_target(json_file), force)
+    outputs = [target, config_file(target)]
+    check_free(outputs, overwrite)
+    check_free(json_target(json_file, file, model_file, *outputs), force)
     say = console(quiet, json_file)
     model = load_model(model_file)
-    signals = isinstance(model.model.likelihood, Gaussian)
     reading = Reading.of(options, model.bin_width)
     grows = target.suffix in HDF5 and unit_map is None
-    chunks = _chunks(file, reading, signals) if grows else None
+    chunks = _chunks(file, reading, model.signals) if grows else None
     if chunks is not None:
+        begin = list(islice(chunks, 1))  # a bad file is refused before a folder is made
+        for chunk in begin:
+            check_units(model, chunk)
+        claim(outputs, overwrite)
         with bar(say, "filtering") as tell:
-            bins, total = filter_to_hdf5(target, model, chunks, force, _count(tell))
+            bins, total = filter_to_hdf5(target, model, chain(begin, chunks), force, _count(tell))
     else:
-        recording = reading.read(say, file, signals)
+        recording = reading.read(say, file, model.signals)
         if unit_map is not None:
             model = map_units(model, recording, read_map(unit_map))
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
-        _write(target, recording, found, overwrite)
+        claim(outputs, overwrite)
+        _write(target, recording, found, overwrite, model.signals)
         bins, total = recording.num_bins, float(found.elbo.sum())
     resolved = result("filter", options | {"out": target, "bin_width": reading.bin_width})
     write_config(target, resolved)
@@ -134,6 +142,7 @@ def _chunks(file: Path, reading: Reading, signals: bool) -> Iterator[Recording] 
         return None
     units = parse_query(reading.units, "--units")
     stream = partial(stream_recording, file, reading.bin_width, units=units, signals=signals)
+    stream = partial(stream, leave_out=reading.leave_out or ())
     if file.suffix in HDF5:
         try:
             with closing(stream(chunk_bins=1)) as chunks:
@@ -155,11 +164,13 @@ def _count(tell: Callable[[int, int | None], None]) -> Callable[[Recording], Non
     return count
 
 
-def _write(target: Path, recording: Recording, found: Inferred, overwrite: bool) -> None:
+def _write(
+    target: Path, recording: Recording, found: Inferred, overwrite: bool, signals: bool
+) -> None:
     if target.suffix == ".nwb":
-        results = Results(
-            found.mean, found.cov, found.rates, found.elbo, {"counts": found.predicted}
-        )
+        predictions = {"signals" if signals else "counts": found.predicted}
+        results = Results(found.mean, found.cov, found.rates, found.elbo, predictions)
+        results = results._replace(rates_unit="a.u.") if signals else results
         write_nwb(target, recording, results, overwrite=overwrite)
     else:
         arrays = to_estimates(recording, recording.fresh, found)
@@ -168,20 +179,26 @@ def _write(target: Path, recording: Recording, found: Inferred, overwrite: bool)
 
 def read_map(file: Path) -> dict[str, str]:
     """Units of a recording to those of a model, from a CSV file."""
-    if not file.is_file():
-        raise InputError("no such file", str(file), "check the name")
-    with file.open(encoding="utf-8-sig", newline="") as text:
-        rows = csv.DictReader(text)
-        names = [name.strip() for name in rows.fieldnames or []]
-        if names != ["unit", "model_unit"]:
-            what = f"columns {', '.join(names) or '(none)'}"
-            raise InputError(what, f"{file}: line 1", "name them unit,model_unit")
-        same: dict[str, str] = {}
-        for row in rows:
-            unit, target = (str(row[name] or "").strip() for name in rows.fieldnames or [])
-            if not unit or not target or unit in same:
-                what = f"unit {unit!r} to {target!r}"
-                remedy = "name every unit once, with one of the model"
-                raise InputError(what, f"{file}: line {rows.line_num}", remedy)
-            same[unit] = target
+    check_file(file)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise unreadable(file, error) from error
+    names = rows[0][1] if rows else []
+    if names != ["unit", "model_unit"]:
+        what = f"columns {', '.join(names) or '(none)'}"
+        raise InputError(what, f"{file}: line 1", "name them unit,model_unit")
+    same: dict[str, str] = {}
+    for line, row in rows[1:]:
+        if not row:
+            continue
+        if len(row) != 2 or not all(row) or row[0] in same:
+            what, remedy = (
+                " to ".join(map(repr, row)),
+                "name every unit once, with one of the model",
+            )
+            raise InputError(f"unit {what}", f"{file}: line {line}", remedy)
+        same[row[0]] = row[1]
     return same

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from evkf.commands.console import (
@@ -11,6 +12,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
+    check_free,
     claim,
     config_file,
     console,
@@ -21,16 +23,17 @@ from evkf.commands.console import (
 from evkf.commands.console import progress_bar as bar
 from evkf.commands.options import (
     Align,
-    Behaviour,
     BinWidth,
     File,
     Group,
+    LeaveOut,
     MinRate,
     Reading,
     Trials,
     Units,
     Window,
     check_ending,
+    halved,
     result,
 )
 from evkf.dimension import suggest_latents
@@ -54,6 +57,9 @@ def fit(
         int | None,
         typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Leave out the trials that `evkf score` judges.")
+    ] = False,
     bin_width: BinWidth = None,
     align: Align = None,
     window: Window = None,
@@ -61,7 +67,7 @@ def fit(
     group: Group = None,
     units: Units = None,
     trials: Trials = None,
-    behaviour: Behaviour = None,
+    leave_out: LeaveOut = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -77,6 +83,7 @@ def fit(
     \b
     Examples:
       evkf fit day1.nwb --out model.safetensors --align move_onset_time --window -0.25 0.45
+      evkf fit day1.nwb --out model.safetensors --align start_time --held-out
       evkf fit counts.npz --out model.safetensors --latents 8 --likelihood negative_binomial
       evkf fit day1.nwb --config fit.toml
     """
@@ -85,9 +92,13 @@ def fit(
     if likelihood not in LIKELIHOODS:
         remedy = f"choose among {', '.join(LIKELIHOODS)}"
         raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
-    claim([out, config_file(out), *json_target(json_file)], force)
+    outputs = [out, config_file(out)]
+    check_free([*outputs, *json_target(json_file, file, *outputs)], force)
     say = console(quiet, json_file)
     recording = Reading.of(options).read(say, file, signals=likelihood == "gaussian")
+    if held_out:
+        blocks, judged = halved(recording)
+        recording = blocks.take(np.flatnonzero(~judged))
     scores: dict[int, float] = {}
     if latents is None:
         say.print("latents  held-out nats per bin")
@@ -114,6 +125,7 @@ def fit(
         )
     found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
     resolved = result("fit", options | found)
+    claim(outputs, force)
     model.save(out)
     write_config(out, resolved)
     size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -12,7 +13,10 @@ from evkf.commands.console import versions
 from evkf.data import NwbWarning, Recording
 from evkf.data.open import open_recording
 from evkf.errors import InputError
+from evkf.splits import held_out, in_blocks
 from evkf.units import UnitModel
+
+WIDTH = "the file's own; 0.02 for spike times; a CSV file needs it"
 
 File = Annotated[
     Path,
@@ -24,7 +28,7 @@ File = Annotated[
 ]
 BinWidth = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the file's own, or 0.02"),
+    typer.Option(metavar="SECONDS", help="Width of a bin.", show_default=WIDTH),
 ]
 ModelWidth = Annotated[
     float | None,
@@ -66,6 +70,13 @@ Trials = Annotated[
         help="Trials of an NWB file to take, such as split=train; repeatable.",
     ),
 ]
+LeaveOut = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Arrays of an .npz or .h5 file, or columns of a .csv file, not to read; repeatable.",
+    ),
+]
 Condition = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the trials that tells conditions.")
 ]
@@ -83,6 +94,7 @@ class Reading(NamedTuple):
     group: list[str] | None = None
     units: list[str] | None = None
     trials: list[str] | None = None
+    leave_out: list[str] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], bin_width: float | None = None) -> Self:
@@ -114,6 +126,7 @@ class Reading(NamedTuple):
                 parse_query(self.units, "--units"),
                 parse_query(self.trials, "--trials"),
                 signals,
+                self.leave_out or (),
             )
         for warning in caught:
             say.print(f"note: {warning.message}")
@@ -141,6 +154,25 @@ def load_model(file: Path) -> UnitModel:
     if not file.is_file():
         raise InputError("no such file", str(file), "check the name, or make it with `evkf fit`")
     return UnitModel.load(file)
+
+
+def check_spikes(model: UnitModel, file: Path) -> None:
+    """Refuse a model of continuous signals."""
+    if model.signals:
+        what, remedy = (
+            "a model of continuous signals",
+            "pass one of spikes; `evkf filter` takes both",
+        )
+        raise InputError(what, str(file), remedy)
+
+
+def halved(recording: Recording) -> tuple[Recording, np.ndarray]:
+    """The recording, in blocks if it is one trial, and True for the trials that `score` judges."""
+    recording = in_blocks(recording)
+    if recording.num_trials < 3:
+        what = f"{recording.num_trials} trials"
+        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
+    return recording, held_out(recording.num_trials, 2)
 
 
 def check_ending(path: Path, endings: Sequence[str]) -> None:

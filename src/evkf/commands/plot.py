@@ -14,6 +14,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
+    check_free,
     claim,
     console,
     emit,
@@ -26,6 +27,7 @@ from evkf.commands.options import (
     Condition,
     File,
     Group,
+    LeaveOut,
     MinRate,
     ModelFile,
     ModelWidth,
@@ -33,6 +35,7 @@ from evkf.commands.options import (
     Trials,
     Units,
     Window,
+    check_spikes,
     load_model,
     result,
 )
@@ -40,6 +43,7 @@ from evkf.data import Recording
 from evkf.data.files import replacing
 from evkf.decoding import decode, integrate
 from evkf.errors import InputError
+from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.recording_figures import (
     aligned_rates,
     calibration,
@@ -50,12 +54,18 @@ from evkf.recording_figures import (
     reaches,
 )
 from evkf.session import infer_in_chunks
-from evkf.spike_metrics import dispersion, dispersion_hint, pit
+from evkf.spike_metrics import Dispersion, dispersion, dispersion_hint, pit
 from evkf.splits import held_out, in_blocks
-from evkf.units import Inferred, check_units
+from evkf.units import Inferred, UnitModel, check_units
 
 SHOWN = 500
 """Bins that a raster shows at most."""
+KINDS: dict[type, str] = {
+    Poisson: "Poisson",
+    NegativeBinomial: "negative binomial",
+    Bernoulli: "Bernoulli",
+}
+"""Observations that are judged, in words."""
 
 
 def plot(
@@ -71,6 +81,7 @@ def plot(
     group: Group = None,
     units: Units = None,
     trials: Trials = None,
+    leave_out: LeaveOut = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -91,38 +102,53 @@ def plot(
     names = ["raster", "latents", "calibration", "dispersion"]
     names += ["rates"] * (condition is not None) + ["reaches"] * (behaviour is not None)
     files = [out / f"{name}{end}" for name in names for end in (".png", ".svg")]
-    claim([*files, *json_target(json_file)], force)
+    check_free([*files, *json_target(json_file, file, model_file, *files)], force)
     say = console(quiet, json_file)
     model = load_model(model_file)
+    check_spikes(model, model_file)
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
     labels = _labels(recording, condition)
     with bar(say, "filtering") as tell:
-        found = infer_in_chunks(model, recording, tell)
+        found = infer_in_chunks(model, recording, tell, variance=True)
     counts = np.where(recording.masks, recording.counts, 0)
-    spread = dispersion(counts, found.predicted, masks=recording.masks)
+    spread, values = judge(model, recording, found, seed)
+    kind = KINDS[type(model.model.likelihood)]
     rates = np.nan_to_num(recording.rates())
     axes = [
         _raster(recording, counts, found),
         latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found)),
-        calibration(new_axes(), pit(counts, found.predicted, recording.masks, seed)),
-        dispersion_check(new_axes(), spread, rates),
+        calibration(new_axes(), values),
+        dispersion_check(new_axes(), spread, rates, kind),
     ]
     if condition is not None:
         event = ("trial start", 0.0) if align is None else (align, -(window or (0.0, 0.0))[0])
         axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, behaviour))
+    claim(files, force)
     with bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
             for end in ("png", "svg"):
                 with replacing(out / f"{name}.{end}", overwrite=force) as part:
                     cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
             tell(done, len(names))
-    say.print(f"{dispersion_hint(spread)}\nwritten: {', '.join(map(str, files))}")
+    say.print(f"{dispersion_hint(spread, kind)}\nwritten: {', '.join(map(str, files))}")
     written = [str(path) for path in files]
     emit(json_file, result("plot", options | {"bin_width": reading.bin_width}, written=written))
+
+
+def judge(
+    model: UnitModel, recording: Recording, found: Inferred, seed: int
+) -> tuple[Dispersion, np.ndarray]:
+    """Dispersion of units and calibration of counts, by the mean and variance predicted of them."""
+    counts = np.where(recording.masks, recording.counts, 0)
+    mean, variance, masks = found.predicted, found.variance, recording.masks
+    spread = dispersion(counts, mean, variance, masks)
+    if isinstance(model.model.likelihood, Bernoulli):
+        return spread, pit(counts, np.stack([1 - mean, mean], axis=-1), masks, seed)
+    return spread, pit(counts, mean, masks, seed, variance)
 
 
 def _labels(recording: Recording, condition: str | None) -> np.ndarray:

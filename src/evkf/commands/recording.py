@@ -1,5 +1,6 @@
 """Commands on recordings: look at one, make one, get one."""
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,12 +16,13 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
+    check_free,
     claim,
     console,
     emit,
     json_target,
 )
-from evkf.commands.options import BinWidth, File, Group, check_ending, result
+from evkf.commands.options import BinWidth, File, Group, LeaveOut, check_ending, result
 from evkf.data import recording_to_nwb, write_arrays
 from evkf.data.arrays import HDF5
 from evkf.data.describe import describe
@@ -34,6 +36,7 @@ def info(
     file: File,
     bin_width: BinWidth = None,
     group: Group = None,
+    leave_out: LeaveOut = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -46,8 +49,9 @@ def info(
       evkf info day1.nwb
       evkf info counts.csv --bin-width 0.02 --json -
     """
-    claim(json_target(json_file), force)
-    found = describe(file, bin_width, group)
+    options = dict(locals())
+    check_free(json_target(json_file, file), force)
+    found = describe(file, bin_width, group, leave_out or ())
     say = console(quiet, json_file)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.items():
@@ -61,7 +65,7 @@ def info(
             value = f"{value:g} s"
         table.add_row(name.replace("_", " "), str(value) or "none")
     say.print(table)
-    emit(json_file, found)
+    emit(json_file, result("info", options, **found))
 
 
 def simulate(
@@ -94,8 +98,9 @@ def simulate(
     check_ending(out, (".nwb", ".npz", *HDF5))
     if not 0 < bin_width < float("inf"):
         raise InputError(f"{bin_width} s", "--bin-width", "pass seconds above zero")
-    claim([out, *json_target(json_file)], force)
+    check_free([out, *json_target(json_file, out)], force)
     recording = simulate_recording(neurons, latents, trials, bins, bin_width, seed)
+    claim([out], force)
     if out.suffix == ".nwb":
         recording_to_nwb(out, recording, seed, overwrite=force)
     else:
@@ -124,22 +129,26 @@ def data(
     """
     if name not in DANDI:
         raise InputError(f"no data set {name!r}", "NAME", f"choose among {', '.join(DANDI)}")
-    claim(json_target(json_file), force)
+    check_free(json_target(json_file), force)
     number, title = DANDI[name]
     say = console(quiet, json_file)
     say.print(f"{title}: https://dandiarchive.org/dandiset/{number}")
+    download = ["download", "--existing", "skip", "--output-dir", str(out), f"DANDI:{number}"]
     client = shutil.which("dandi")
     fetched = False
     if client is None:
         say.print("the DANDI client is not installed; to get the files:\n  pip install dandi")
     else:
         out.mkdir(parents=True, exist_ok=True)
-        command = [client, "download", "--output-dir", str(out), f"DANDI:{number}"]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [client, *download]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         fetched = done.returncode == 0
-        say.print(f"fetched into {out}" if fetched else "DANDI did not answer; try again later:")
+        said = done.stdout.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        say.print(f"fetched into {out}" if fetched else f"DANDI client: {said}\ntry again later:")
     if not fetched:
-        say.print(f"  dandi download --output-dir {out} DANDI:{number}")
+        say.print(f"  {shlex.join(['dandi', *download])}")
         say.print("or load sub-Jenkins_ses-large_desc-train_behavior+ecephys.nwb from that page")
     emit(json_file, result("data", {"name": name, "out": out}, fetched=fetched))
     if not fetched:

@@ -8,7 +8,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
-    claim,
+    check_free,
     console,
     emit,
     json_target,
@@ -20,6 +20,7 @@ from evkf.commands.options import (
     Condition,
     File,
     Group,
+    LeaveOut,
     MinRate,
     ModelFile,
     ModelWidth,
@@ -27,11 +28,13 @@ from evkf.commands.options import (
     Trials,
     Units,
     Window,
+    check_spikes,
+    halved,
     load_model,
     result,
 )
 from evkf.scoring import score_recording
-from evkf.units import check_units
+from evkf.units import check_units, trials_seen
 
 HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "rates R²", "latents R²")
 
@@ -48,6 +51,7 @@ def score(
     group: Group = None,
     units: Units = None,
     trials: Trials = None,
+    leave_out: LeaveOut = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -59,8 +63,8 @@ def score(
     One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
     units from the rest. Behaviour is decoded from rates and from latents. Baselines are the same
     filter with a random walk for dynamics, GPFA, a linear system, causal smoothing, a Wiener filter
-    and, with --condition, the average of the condition. If the model was fitted to these very
-    trials, its row is of what it has seen.
+    and, with --condition, the average of the condition. Trials judged that the model was fitted
+    to are counted and told: fit it with --held-out, or to another recording.
 
     \b
     Examples:
@@ -68,17 +72,27 @@ def score(
       evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
     """
     options = dict(locals())
-    claim(json_target(json_file), force)
+    check_free(json_target(json_file, file, model_file), force)
     say = console(quiet, json_file)
     model = load_model(model_file)
+    check_spikes(model, model_file)
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
+    blocks, judged = halved(recording)
+    seen = {
+        "judged_trials": int(judged.sum()),
+        "fitted_trials": int(trials_seen(model, blocks)[judged].sum()),
+    }
     with bar(say, "scoring") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
     table = Table(*HEADINGS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
     say.print(table)
+    if seen["fitted_trials"]:
+        share = f"{seen['fitted_trials']} of the {seen['judged_trials']} judged trials"
+        say.print(f"fitted to {share}: the row of eVKF is of what it has seen")
     scores = [row._asdict() for row in rows]
-    emit(json_file, result("score", options | {"bin_width": reading.bin_width}, scores=scores))
+    resolved = options | {"bin_width": reading.bin_width}
+    emit(json_file, result("score", resolved, **seen, scores=scores))

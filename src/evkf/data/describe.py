@@ -11,12 +11,14 @@ from evkf.data._nwb_file import open_nwb
 from evkf.data._nwb_units import Units
 from evkf.data.nwb import list_nwb
 from evkf.data.open import open_recording
+from evkf.errors import InputError
 
 
 def describe(
     path: str | os.PathLike,
     bin_width: float | None = None,
     groups: Collection[str] | None = None,
+    leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
     """Units, bins, trials, behaviour and rates, as text, numbers, lists and dictionaries.
 
@@ -24,8 +26,9 @@ def describe(
 
     Args:
         path: As for `open_recording`.
-        bin_width: As for `open_recording`.
+        bin_width: As for `open_recording`; not for NWB files, of which nothing is binned.
         groups: As for `open_recording`.
+        leave_out: As for `open_recording`.
 
     Example:
         >>> import tempfile
@@ -36,8 +39,13 @@ def describe(
         (2, 3.0, 2.0)
     """
     if Path(path).suffix == ".nwb":
+        given = {"bin width": bin_width, "groups": groups, "names to leave out": leave_out or None}
+        for name, value in given.items():
+            if value is not None:
+                remedy = "leave it out: an NWB file is described as it is"
+                raise InputError(f"{name} for an NWB file", str(path), remedy)
         return _describe_nwb(path)
-    recording = open_recording(path, bin_width, groups=groups)
+    recording = open_recording(path, bin_width, groups=groups, leave_out=leave_out)
     return {
         "path": str(path),
         "units": recording.num_units,

@@ -60,6 +60,16 @@ def check_file(path: Path) -> None:
         raise InputError("no such file", str(path), "check the name")
 
 
+def how_to_leave_out(name: str) -> str:
+    """The remedy for an array that is not needed.
+
+    Example:
+        >>> how_to_leave_out("events")
+        'leave it out with --leave-out events (leave_out in Python)'
+    """
+    return f"leave it out with --leave-out {name} (leave_out in Python)"
+
+
 @contextmanager
 def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
     """A place to write to, moved to `path` when all is written and removed when that fails.
@@ -125,7 +135,7 @@ def _member(content: Any, name: str, path: Path) -> np.ndarray:
 
 
 def _objects(path: str, name: str) -> InputError:
-    remedy = f"save numbers or text, or leave it out with leave_out=[{name!r}]"
+    remedy = f"save numbers or text, or {how_to_leave_out(name)}"
     return InputError("an array of Python objects or references", f"{path}: {name}", remedy)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from evkf.data.files import KINDS
+from evkf.data.files import KINDS, how_to_leave_out
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 
@@ -187,11 +187,11 @@ def place_columns(
         else:
             place = (_match(array.shape, shape, num_trials, name, source), name)
         if array.dtype.kind not in KINDS + "O":
-            remedy = "leave it out with leave_out"
-            raise InputError(f"an array of {array.dtype}", f"{source}: {name}", remedy)
+            what = f"an array of {array.dtype}"
+            raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
         if place in places.values():
             what = f"{place[0]} {place[1]!r} twice"
-            raise InputError(what, f"{source}: {name}", "leave one out with leave_out")
+            raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
         places[name] = place
     return places
 
@@ -207,7 +207,7 @@ def _match(
         return "units"
     axes = f"{' x '.join(map(str, counts[:-1]))} bins, {num_trials} trials or {counts[-1]} units"
     what = f"an array of shape {shape}, which fits neither {axes}"
-    raise InputError(what, f"{source}: {name}", f"leave it out with leave_out=[{name!r}]")
+    raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
 
 
 def check_counts(

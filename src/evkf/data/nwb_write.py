@@ -24,13 +24,15 @@ class Results(NamedTuple):
     latent_mean: Float[np.ndarray, "T L"]
     latent_cov: Float[np.ndarray, "T L L"]
     rates: Float[np.ndarray, "T N"]
-    """In Hz."""
+    """In Hz, unless `rates_unit` says otherwise."""
     elbo: Float[np.ndarray, " T"]
     """In nats."""
     predictions: Mapping[str, Float[np.ndarray, "T ..."]] | None = None
     """Decoded behaviour or the like, by name."""
     times: Float[np.ndarray, " T"] | None = None
     """When bins begin, in seconds; filled on reading."""
+    rates_unit: str = "Hz"
+    """For continuous signals such as "a.u."."""
 
 
 def write_nwb(
@@ -98,6 +100,7 @@ def read_results(path: str | os.PathLike) -> Results:
             what = f"no {names[0]} of evkf"
             raise InputError(what, f"{path}: processing/{MODULE}", "pass what write_nwb wrote")
         values = {name: series["data"][...] for name, series in module.items()}
+        unit = module["rates"]["data"].attrs["unit"]
         series = module["latent_mean"]
         even = clock(series)
         if even is None:
@@ -110,7 +113,7 @@ def read_results(path: str | os.PathLike) -> Results:
         for name, array in values.items()
         if name.startswith(PREDICTION)
     }
-    return Results(*fields, predictions=predictions or None, times=times)
+    return Results(*fields, predictions=predictions or None, times=times, rates_unit=str(unit))
 
 
 def recording_to_nwb(
@@ -216,7 +219,7 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
     rows = [
         ("latent_mean", "a.u.", "Mean of the latent state: time, dimension.", ""),
         ("latent_cov", "a.u.", "Covariance of the latent state: time, dimension, dimension.", ""),
-        ("rates", "Hz", "Expected rates: time, unit.", f"Columns are the units {ids}."),
+        ("rates", results.rates_unit, "Expected rates: time, unit.", f"Columns are units {ids}."),
         ("elbo", "nats", "Evidence lower bound of every bin.", ""),
     ]
     shared: dict[str, Any] = {}

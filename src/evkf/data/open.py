@@ -32,13 +32,14 @@ def open_recording(
     units: Query = None,
     trials: Query = None,
     signals: bool = False,
+    leave_out: Collection[str] = (),
 ) -> Recording:
     """Read a recording: an NWB, npz, HDF5 or CSV file, or a folder that Kilosort wrote.
 
     Args:
         path: What to read, known by its ending; a folder has spike_times.npy.
         bin_width: In seconds. 0.02 for spike times unless given; counts keep the bins of their
-            file, or are added up to a whole multiple of them.
+            file, or are added up to a whole multiple of them (signals are averaged).
         align: As for `read_nwb`; counts are in trials already.
         window: As for `read_nwb`.
         behaviour: Names of what must be there, finite; of an NWB file nothing else is read.
@@ -47,6 +48,7 @@ def open_recording(
         units: Which units of an NWB file to take, as for `read_nwb`.
         trials: Which trials of an NWB file to take, as for `read_nwb`.
         signals: Whether npz, HDF5 and CSV files hold continuous signals in place of counts.
+        leave_out: Names of arrays of npz and HDF5 files, or of columns of CSV files, not to read.
 
     Example:
         >>> import tempfile
@@ -60,6 +62,12 @@ def open_recording(
     if groups is not None and not folder:
         what = "groups for what is no Kilosort folder"
         raise InputError(what, str(path), "leave them out, or pass a folder")
+    if signals and min_rate > 0:
+        remedy = "leave it out: signals do not fire"
+        raise InputError("a least rate for signals", str(path), remedy)
+    if leave_out and (folder or place.suffix == ".nwb"):
+        what = "names to leave out of what is no npz, HDF5 or CSV file"
+        raise InputError(what, str(path), "choose units or trials instead")
     if place.suffix == ".nwb":
         width = BIN_WIDTH if bin_width is None else bin_width
         return read_nwb(place, width, align, window, behaviour, units, min_rate, trials=trials)
@@ -75,12 +83,12 @@ def open_recording(
         width = BIN_WIDTH if bin_width is None else bin_width
         recording = read_kilosort(place, width, groups or ("good",))
     elif place.suffix in (".npz", *HDF5):
-        recording = _rebinned(_read_counts(place, bin_width, signals), bin_width)
+        recording = _read_counts(place, bin_width, signals, leave_out)
+        recording = _rebinned(recording, bin_width, signals)
     else:
-        recording = read_arrays(place, bin_width, signals=signals)
+        recording = read_arrays(place, bin_width, signals=signals, leave_out=leave_out)
     _check_behaviour(recording, behaviour)
-    rates = recording.rates()
-    return recording if min_rate <= 0 else recording.pick(rates >= min_rate)
+    return recording if min_rate <= 0 else recording.pick(recording.rates() >= min_rate)
 
 
 def stream_recording(
@@ -89,6 +97,7 @@ def stream_recording(
     chunk_bins: int = 10_000,
     units: Query = None,
     signals: bool = False,
+    leave_out: Collection[str] = (),
 ) -> Generator[Recording, None, None]:
     """Read an NWB session or an HDF5 file in chunks that follow one another.
 
@@ -98,6 +107,7 @@ def stream_recording(
         chunk_bins: Bins of a chunk; the last may have fewer.
         units: As for `open_recording`.
         signals: As for `open_recording`.
+        leave_out: As for `open_recording`.
 
     Yields:
         Recordings with a column "trial": where the last trial of one and the first of the next have
@@ -121,21 +131,23 @@ def stream_recording(
         raise InputError(what, str(path), "leave them out, or pass an NWB file")
     else:
         # without the file's own names of trials, of which two may be the same
-        own = ("trial", "trials/trial")
+        own = ("trial", "trials/trial", *leave_out)
         yield from stream_arrays(place, chunk_bins, bin_width, signals=signals, leave_out=own)
 
 
-def _read_counts(path: Path, bin_width: float | None, signals: bool) -> Recording:
+def _read_counts(
+    path: Path, bin_width: float | None, signals: bool, leave_out: Collection[str]
+) -> Recording:
     if path.suffix == ".npz":
-        arrays = read_npz(path)
+        arrays = read_npz(path, leave_out)
     else:
-        with open_hdf5(path) as datasets:
+        with open_hdf5(path, leave_out) as datasets:
             arrays = {name: load(dataset) for name, dataset in datasets.items()}
     known = "bin_width" in arrays or "bin_ms" in arrays
     return from_arrays(arrays, str(path), None if known else bin_width, signals)
 
 
-def _rebinned(recording: Recording, bin_width: float | None) -> Recording:
+def _rebinned(recording: Recording, bin_width: float | None, signals: bool) -> Recording:
     if bin_width is None:
         return recording
     factor = bin_width / recording.bin_width
@@ -144,7 +156,7 @@ def _rebinned(recording: Recording, bin_width: float | None) -> Recording:
         what = f"bins of {recording.bin_width:g} s for a bin width of {bin_width:g} s"
         remedy = "pass a whole multiple of the file's own"
         raise InputError(what, f"{recording.source}: bin_width", remedy)
-    return recording if whole == 1 else recording.rebinned(whole)
+    return recording if whole == 1 else recording.rebinned(whole, signals)
 
 
 def _check_behaviour(recording: Recording, names: Sequence[str]) -> None:

@@ -180,8 +180,8 @@ class Recording:
             units={name: values[index] for name, values in self.units.items()},
         )
 
-    def rebinned(self, factor: int) -> Self:
-        """Bins `factor` times as wide: counts added, behaviour averaged.
+    def rebinned(self, factor: int, signals: bool = False) -> Self:
+        """Bins `factor` times as wide: counts added, or signals averaged; behaviour averaged.
 
         A wide bin of a unit is observed only if all its parts were. Bins at the end of a trial that
         do not fill a wide one are left out, which is why the trials' lengths should be multiples.
@@ -191,14 +191,20 @@ class Recording:
         if min(self.lengths) < factor:
             what = f"a trial of {min(self.lengths)} bins"
             self._refuse(what, "lengths", f"leave out trials of fewer than {factor} bins")
+        for name, values in self.behaviour.items():
+            if values.dtype.kind not in "biuf":
+                what = f"{name} of {values.dtype}, which has no mean"
+                remedy = "keep the bins, or leave the array out: --leave-out, leave_out in Python"
+                self._refuse(what, "behaviour", remedy)
         keep = np.concatenate([np.arange(n) < n - n % factor for n in self.lengths])
 
         def wide(array: np.ndarray) -> np.ndarray:
             return array[keep].reshape(-1, factor, *array.shape[1:])
 
+        counts = wide(self.counts)
         return replace(
             self,
-            counts=wide(self.counts).sum(axis=1),
+            counts=counts.mean(axis=1) if signals else counts.sum(axis=1),
             masks=wide(self.masks).all(axis=1),
             bin_width=self.bin_width * factor,
             lengths=tuple(n // factor for n in self.lengths),

@@ -1,0 +1,57 @@
+"""What `evkf plot` says of a model."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from evkf.commands.plot import KINDS, judge
+from evkf.data import Recording
+from evkf.dynamics import Linear
+from evkf.filters import VariationalKalmanFilter
+from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
+from evkf.model import Model, simulate
+from evkf.session import infer_in_chunks
+from evkf.spike_metrics import dispersion, dispersion_hint
+from evkf.units import Inferred, UnitModel
+from tests.quick import quick_compilation  # noqa: F401
+
+N, BINS, WIDTH = 20, 3000, 0.02
+ROTATION = 0.95 * np.array([[np.cos(0.2), -np.sin(0.2)], [np.sin(0.2), np.cos(0.2)]])
+C = np.random.default_rng(0).normal(size=(N, 2))
+MODELS = {
+    "poisson": Poisson(C, np.full(N, np.log(50.0)), WIDTH),
+    "softplus": Poisson(20 * C, np.full(N, 50.0), WIDTH, link="softplus"),
+    "negative binomial": NegativeBinomial(C, np.full(N, np.log(50.0)), 3.0, WIDTH),
+    "bernoulli": Bernoulli(C, np.full(N, np.log(50.0)), WIDTH),
+}
+
+
+def recorded(true: str, name: str) -> tuple[UnitModel, Recording, Inferred]:
+    """A recording of one model, and what another makes of it."""
+    behind, used = (
+        Model(Linear(ROTATION, noise=np.full(2, 0.1)), MODELS[each]) for each in (true, name)
+    )
+    counts = np.asarray(simulate(behind, jax.random.key(1), BINS)[1]).astype(int)
+    model = UnitModel(used, VariationalKalmanFilter(), tuple(map(str, range(N))), WIDTH)
+    recording = Recording(counts, WIDTH)
+    return model, recording, infer_in_chunks(model, recording, variance=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_behind_the_data_is_right(name):
+    model, recording, found = recorded(name, name)
+    spread, values = judge(model, recording, found, 0)
+    np.testing.assert_allclose(np.median(spread.value), 1, atol=0.05)
+    assert np.all(np.abs(spread.value - 1) < 5 * spread.error)
+    assert dispersion_hint(spread, KINDS[type(MODELS[name])]).endswith("it fits")
+    assert kstest(values.ravel(), "uniform").statistic < 0.02
+    if name == "poisson":  # what the mean alone would say
+        assert "negative binomial" in dispersion_hint(dispersion(recording.counts, found.predicted))
+
+
+def test_counts_that_are_not_poisson_are_found():
+    model, recording, found = recorded("negative binomial", "poisson")
+    spread, values = judge(model, recording, found, 0)
+    assert "try the negative binomial" in dispersion_hint(spread)
+    assert kstest(values.ravel(), "uniform").statistic > 0.02
