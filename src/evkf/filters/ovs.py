@@ -267,19 +267,22 @@ class OnlineVariationalSmoother(Filter):
         vector, build = learned_vector(now.model, self.parts)
 
         def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple]:
-            gain, last, value = reward(now, kernel, z[None], noise[None])
+            # Opposite draws of the kernel: what is linear in them cancels.
+            both = jnp.broadcast_to(z, (2, len(z)))
+            gain, last, value = reward(now, kernel, both, jnp.stack([noise, -noise]))
             log_q = log_normal(z - mean, jnp.log(std))
-            return gain[0] - log_q, (last[0], value[0])
+            return jnp.mean(gain) - log_q, (last, jnp.mean(value))
 
-        def joint(vector: Array, z: Vector, last: Vector) -> Scalar:
+        def joint(vector: Array, z: Vector, last: Cloud) -> Scalar:
             model = build(vector)
-            log_p = log_transition(model, z[None], last[None], now.u)[0]
-            return log_p + model.likelihood.log_prob(z, now.y, now.mask)
+            log_p = log_transition(model, jnp.broadcast_to(z, last.shape), last, now.u)
+            return jnp.mean(log_p) + model.likelihood.log_prob(z, now.y, now.mask)
 
         (total, (last, value)), slope = jax.vmap(jax.value_and_grad(worth, has_aux=True))(z, noise)
         targets = jnp.concatenate([(total + value)[:, None], std * slope], axis=1)
         if self.learn:
-            old = values(now.past, (last - now.last_mean) / now.last_std)[:, own:]
+            white = (last - now.last_mean) / now.last_std
+            old = jnp.mean(jax.vmap(values, (None, 0))(now.past, white), axis=1)[:, own:]
             scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
             targets = jnp.concatenate([targets, scores], axis=1)
         centre = jnp.mean(targets, axis=0)
