@@ -136,6 +136,11 @@ def test_in_place_only_on_request(place, tmp_path):
     assert invoke("filter", source, *model).code == 2
     run("filter", source, *model, "--in-place")
     assert read_results(source).elbo.shape == (180,)
+    there = digest(source)
+    again = invoke("filter", source, *model, "--in-place")
+    assert (again.code, digest(source)) == (2, there)
+    assert "--force" in again.err
+    run("filter", source, *model, "--in-place", "--force")
 
 
 def test_nothing_is_overwritten_without_force(place):

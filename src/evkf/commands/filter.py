@@ -94,8 +94,9 @@ def run_filter(
     target = _target(file, out, in_place)
     overwrite = force or in_place
     outputs = [target, config_file(target)]
-    check_free(outputs, overwrite)
-    check_free(json_target(json_file, file, model_file, *outputs), force)
+    check_free([target], overwrite)
+    # The configuration of an earlier run stands beside results that would be replaced.
+    check_free([outputs[1], *json_target(json_file, file, model_file, *outputs)], force)
     say = console(quiet, json_file)
     model = load_model(model_file)
     reading = Reading.of(options, model.bin_width)

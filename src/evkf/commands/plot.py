@@ -128,6 +128,10 @@ def plot(
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, behaviour))
     claim(files, force)
+    for ax in axes:
+        legend = ax.get_legend()
+        if legend is not None and condition is not None:
+            legend.set_title(condition)
     with bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
             for end in ("png", "svg"):
@@ -168,7 +172,8 @@ def _pair(found: Inferred) -> tuple[int, int]:
 def _raster(recording: Recording, counts: np.ndarray, found: Inferred) -> Axes:
     rows = slice(0, min(recording.lengths[0], SHOWN))
     width, start = recording.bin_width, float(recording.start_times[0])
-    return raster(new_axes(6.5, 4.0), counts[rows], found.rates[rows], width, start)
+    ids = recording.units["id"]
+    return raster(new_axes(6.5, 4.0), counts[rows], found.rates[rows], width, start, ids)
 
 
 def _aligned(

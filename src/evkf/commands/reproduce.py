@@ -14,6 +14,7 @@ from evkf.commands.console import (
     Force,
     Json,
     Quiet,
+    check_free,
     claim,
     console,
     emit,
@@ -72,7 +73,7 @@ def reaching(
     """
     files = {end: out / f"reaching.{end}" for end in ("json", "md", "png", "svg")}
     path = _find(data)
-    claim([*files.values(), *json_target(json_file)], force)
+    check_free([*files.values(), *json_target(json_file, path, *files.values())], force)
     say = console(quiet, json_file)
     reaches = _read(say, path, behaviour, condition)
     effort, num = (protocol.QUICK, 1) if quick else (protocol.FULL, seeds)
@@ -101,6 +102,7 @@ def reaching(
         "missed": missed,
     }
     text = report(means, reaches, num, quick)
+    claim(files.values(), force)
     for end, content in (("json", to_json(result) + "\n"), ("md", text)):
         with replacing(files[end], overwrite=force) as part:
             part.write_text(content, encoding="utf-8")

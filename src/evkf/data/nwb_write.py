@@ -226,8 +226,10 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
     for name, unit, text, more in rows:
         module.add(make_series(recording, shared, name, getattr(results, name), unit, text, more))
     for name, values in (results.predictions or {}).items():
-        text = f"Prediction of {name}, in its unit."
-        module.add(make_series(recording, shared, PREDICTION + name, values, "a.u.", text))
+        text = f"Expected {name}, before the bin was seen: time, unit."
+        unit = "counts" if name == "counts" else "a.u."
+        more = f"Columns are units {ids}."
+        module.add(make_series(recording, shared, PREDICTION + name, values, unit, text, more))
 
 
 def _whole(recording: Recording) -> np.ndarray:
