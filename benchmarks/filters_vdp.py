@@ -3,16 +3,14 @@
 3500 bins learned in one pass, readout known; then frozen and judged on 500 more. RMSE is that of a
 bin (root of the mean square over coordinates), averaged; "late" over the last 1000 learned bins.
 log q is of the 500 judged bins, oracle the filter of eVKF given the true dynamics. Dynamics are
-networks of 32 units, for SVMC of two layers of 32, for VJF radial basis functions. Times are of a
-compiled step with its learning. Prints its figures, last those that were missed, and exits non-zero
-if there are any.
+networks of 32 units, for SVMC of two layers of 32, for VJF radial basis functions. Prints its
+figures, last those that were missed, and exits non-zero if there are any.
 
     python benchmarks/filters_vdp.py [--quick] [--json FILE] [--methods NAME ...] [--seeds N]
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -34,13 +32,13 @@ from evkf.filters import (
     StreamingVMC,
     scan_filter,
 )
-from evkf.learning import CompiledLearner, Learner
+from evkf.learning import Learner
 from evkf.likelihoods import Likelihood
 from evkf.metrics import mean_log_density
 from evkf.model import Model
 from evkf.types import Belief
 
-LATE, SEEDS, TIMED = 1000, 5, 400
+LATE, SEEDS = 1000, 5
 
 
 class Ran(NamedTuple):
@@ -50,22 +48,13 @@ class Ran(NamedTuple):
     """Of the learned bins."""
     judged: Belief
     model: Model
-    step_ms: float
-    """A learned bin."""
 
 
 def evkf(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
     learner, model = Learner(), start(likelihood, seed)
     state, trace = learner.scan(learner.init(model), ys[:LEARNED])
     _, rest = scan_filter(FILTER, state.model, ys[LEARNED:], state=state.filter)
-    live, times = CompiledLearner(learner, model), []
-    for y in ys[:TIMED]:
-        begin = time.perf_counter_ns()
-        live.observe(y)
-        jax.block_until_ready(live.learn())
-        times.append(time.perf_counter_ns() - begin)
-    step_ms = float(np.median(times[TIMED // 2 :])) / 1e6
-    return Ran(trace.belief, rest.belief, state.model, step_ms)
+    return Ran(trace.belief, rest.belief, state.model)
 
 
 def learning_filter(make: Callable[[bool], Filter], model: Model, ys: np.ndarray, seed: int) -> Ran:
@@ -74,7 +63,7 @@ def learning_filter(make: Callable[[bool], Filter], model: Model, ys: np.ndarray
     ran = Streamed(learning, model)(model, ys[:LEARNED], seed)
     learned = ran.state.model
     rest = Streamed(frozen, learned)(learned, ys[LEARNED:], 1000 + seed, ran.state)
-    return Ran(ran.belief, rest.belief, learned, ran.step_ms)
+    return Ran(ran.belief, rest.belief, learned)
 
 
 def vjf(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
@@ -125,7 +114,6 @@ def figures(kind: str, method: str, seed: int) -> dict:
         "log_q": mean_log_density(family, ran.judged, states[LEARNED:]),
         "kl": judged["kl"],
         "chamfer_above_floor": judged["chamfer_above_floor"],
-        "step_ms": ran.step_ms,
     }
 
 

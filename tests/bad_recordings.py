@@ -42,5 +42,22 @@ def truncated(folder: Path) -> Path:
     return folder / "bad.h5"
 
 
+def truncated_nwb(folder: Path) -> Path:
+    whole = session(folder / "bad.nwb").read_bytes()
+    (folder / "bad.nwb").write_bytes(whole[: len(whole) // 2])
+    return folder / "bad.nwb"
+
+
+def empty_trial(folder: Path) -> Path:
+    np.savez(folder / "bad.npz", counts=np.ones((4, 2), int), lengths=[2, 0, 2], bin_width=0.02)
+    return folder / "bad.npz"
+
+
+def nan_for_behaviour(folder: Path) -> Path:
+    hand = np.where(np.arange(4) == 2, np.nan, 1.0)
+    np.savez(folder / "bad.npz", counts=np.ones((4, 2), int), hand=hand, bin_width=0.02)
+    return folder / "bad.npz"
+
+
 def not_there(folder: Path) -> Path:
     return folder / "bad.npz"

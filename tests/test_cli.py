@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 import evkf
-from evkf.cli import EXIT_CODES, insistent_interrupt, main, to_json
+from evkf.cli import EXIT_CODES, insistent_interrupt, main
+from evkf.commands.console import to_json
 from tests.quick import quick_compilation  # noqa: F401
 
 SMALL = ("--bins", "80", "--neurons", "20", "--seed", "3")

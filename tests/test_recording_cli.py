@@ -16,12 +16,15 @@ from evkf.data import read_nwb, read_results
 from evkf.units import UnitModel, infer
 from tests.bad_recordings import (
     before_the_session,
+    empty_trial,
+    nan_for_behaviour,
     no_trials,
     no_units,
     not_there,
     out_of_order,
     text_for_counts,
     truncated,
+    truncated_nwb,
     with_holes,
 )
 from tests.data.nwb_files import session
@@ -92,12 +95,15 @@ def test_filtered_nwb_is_what_infer_gives_and_the_source_is_untouched(place, tmp
     run("filter", source, "--model", model_file, "--out", out, *ALIGNED)
     recording = read_nwb(source, 0.02, "start_time")
     found, stored = infer(UnitModel.load(model_file), recording), read_results(out)
-    np.testing.assert_array_equal(stored.latent_mean, found.mean)
-    np.testing.assert_array_equal(stored.latent_cov, found.cov)
-    np.testing.assert_array_equal(stored.rates, found.rates)
-    np.testing.assert_array_equal(stored.elbo, found.elbo)
     assert stored.predictions is not None
-    np.testing.assert_array_equal(stored.predictions["counts"], found.predicted)
+    for got, want in (
+        (stored.latent_mean, found.mean),
+        (stored.latent_cov, found.cov),
+        (stored.rates, found.rates),
+        (stored.elbo, found.elbo),
+        (stored.predictions["counts"], found.predicted),
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(stored.times, recording.times)
     assert digest(source) == before
     np.testing.assert_array_equal(read_nwb(out, 0.02, "start_time").counts, recording.counts)
@@ -167,14 +173,17 @@ def test_score_has_the_baselines_beside_the_model(place):
     result = run("score", place / "made.nwb", "--model", place / "model.safetensors", *asked)
     rows = json.loads(result.out)["scores"]
     assert [row["method"] for row in rows] == [
-        "evkf",
+        "eVKF",
+        "random walk",
+        "GPFA (not causal)",
+        "linear dynamical system",
         "causal smoothing",
         "Wiener filter",
-        "linear dynamical system",
+        "average of the condition",
     ]
-    assert all(np.isfinite(row["one_step"]) and row["co_smoothing"] is not None for row in rows)
-    assert all(row["behaviour"] <= 1 for row in rows)
-    assert [row["psth"] is None for row in rows] == [False, False, True, False]
+    assert all(np.isfinite(row["co_smoothing"]) for row in rows)
+    assert all(row["rates_r2"] <= 1 for row in rows[:-1])
+    assert "latents R²" in result.err
 
 
 def test_plot_writes_every_figure_twice(place, tmp_path):
@@ -222,38 +231,96 @@ def test_a_file_of_options_that_is_wrong(place, tmp_path, text, says):
     assert "bad.toml" in result.err
 
 
+BAD = [
+    (no_units, (), "units", "pass a file"),
+    (no_trials, ALIGNED, "trials", "leave out align"),
+    (empty_trial, (), "lengths", "one or more"),
+    (out_of_order, (), "units/spike_times of unit 11, index 1", "sort them"),
+    (before_the_session, (), "units/spike_times of unit 10, index 0", "shift"),
+    (with_holes, ("--behaviour", "holes"), "acquisition/holes", "mend the file"),
+    (nan_for_behaviour, ("--behaviour", "hand"), "behaviour", "NaN in bin 2"),
+    (text_for_counts, ("--bin-width", "0.02"), "line 3, column 'b'", "pass a number"),
+    (truncated, (), "bad.h5", "is it complete?"),
+    (truncated_nwb, (), "bad.nwb", "is it complete?"),
+    (not_there, (), "bad.npz", "check the name"),
+]
+
+
+def assert_refused(command: str, bad: Path, *options: object, says: tuple[str, ...]) -> None:
+    """In one line, with the source as it was and no other file in its folder or below."""
+
+    def files() -> dict[Path, str]:
+        return {path: digest(path) for path in bad.parent.rglob("*") if path.is_file()}
+
+    before = files()
+    result = invoke(command, bad, *options)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result
+    for part in (str(bad), *says):
+        assert part in result.err
+    assert files() == before
+
+
+@pytest.mark.parametrize(("make", "options", "field", "remedy"), BAD)
+def test_bad_files_are_refused_in_one_line(tmp_path, make, options, field, remedy):
+    out = tmp_path / "out"
+    asked = ("--out", out / "model.safetensors", "--latents", 1, *options)
+    assert_refused("fit", make(tmp_path), *asked, says=(field, remedy))
+
+
 @pytest.mark.parametrize(
-    ("make", "options", "field", "remedy"),
+    ("command", "name"),
     [
-        (no_units, (), "units", "pass a file"),
-        (no_trials, ALIGNED, "trials", "leave out align"),
-        (out_of_order, (), "units/spike_times of unit 11", "sort them"),
-        (before_the_session, (), "units/spike_times of unit 10", "shift"),
-        (with_holes, ("--behaviour", "holes"), "acquisition/holes", "mend the file"),
-        (text_for_counts, ("--bin-width", "0.02"), "line 3, column 'b'", "pass a number"),
-        (truncated, (), "bad.h5", "is it complete?"),
-        (not_there, (), "bad.npz", "check the name"),
+        ("filter", "filtered.nwb"),
+        ("filter", "filtered.npz"),
+        ("filter", "filtered.h5"),
+        ("score", None),
+        ("plot", "figures"),
     ],
 )
-def test_bad_files_are_refused_in_one_line(tmp_path, make, options, field, remedy):
-    bad = make(tmp_path)
-    out = tmp_path / "out" / "model.safetensors"
-    result = invoke("fit", bad, "--out", out, "--latents", 1, *options)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result
-    for part in (str(bad), field, remedy):
-        assert part in result.err
-    assert not list(out.parent.iterdir())
+@pytest.mark.parametrize(("make", "options", "field", "remedy"), BAD)
+def test_no_command_takes_bad_files(place, tmp_path, make, options, field, remedy, command, name):
+    if command == "filter" and "--behaviour" in options:
+        pytest.skip("behaviour is not filtered")
+    out = tmp_path / "out"
+    asked = ("--model", place / "model.safetensors", *options)
+    asked += () if name is None else ("--out", out / name)
+    assert_refused(command, make(tmp_path), *asked, says=(field, remedy))
 
 
 @pytest.mark.parametrize("ending", [".nwb", ".npz", ".h5"])
 def test_units_of_another_model_are_refused_and_nothing_is_left(place, tmp_path, ending):
-    bad = session(tmp_path / "bad.nwb")
-    out = tmp_path / "out" / f"filtered{ending}"
-    result = invoke("filter", bad, "--model", place / "model.safetensors", "--out", out)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    for part in (str(bad), "units", "'10'", "unit map"):
-        assert part in result.err
-    assert not list(out.parent.iterdir())
+    out = tmp_path / "out"
+    asked = ("--model", place / "model.safetensors", "--out", out / f"filtered{ending}")
+    says = ("units", "'10'", "unit map")
+    assert_refused("filter", session(tmp_path / "bad.nwb"), *asked, says=says)
+
+
+def test_units_and_clusters_are_chosen(place, tmp_path):
+    out, path = tmp_path / "out", session(tmp_path / "bad.nwb")
+    asked = ("--model", place / "model.safetensors", "--out", out / "filtered.h5")
+    chosen = (*asked, "--units", "quality=bad")
+    assert_refused("filter", path, *chosen, says=("1 units that", "'12'"))
+    assert_refused("filter", path, *asked, "--group", "mua", says=("groups", "pass a folder"))
+    wrong = (*asked, "--units", "quality")
+    result = invoke("filter", path, *wrong)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--units" in result.err
+    assert "COLUMN=VALUE" in result.err
+
+
+def test_configuration_is_beside_the_output(place, tmp_path):
+    fitted = json.loads((place / "model.safetensors.config.json").read_text())
+    assert (fitted["command"], fitted["options"]["latents"]) == ("fit", 2)
+    assert (fitted["options"]["passes"], fitted["options"]["window"]) == (2, [0.0, 0.6])
+    model = ("--model", place / "model.safetensors")
+    (tmp_path / "a.h5.config.json").touch()
+    refused = invoke("filter", place / "made.nwb", *model, "--out", tmp_path / "a.h5")
+    assert (refused.code, "--force" in refused.err) == (2, True)
+    assert not (tmp_path / "a.h5").exists()
+    run("filter", place / "made.nwb", *model, "--out", tmp_path / "a.h5", "--force")
+    found = json.loads((tmp_path / "a.h5.config.json").read_text())
+    assert (found["command"], found["options"]["bin_width"]) == ("filter", 0.02)
+    assert "jax" in found["versions"]
 
 
 def test_a_file_that_goes_wrong_late_leaves_nothing(place, tmp_path):

@@ -64,6 +64,25 @@ def test_reaches_are_summed_up_from_where_they_began():
     assert "(cm)" in figures.reaches(figures.new_axes(), *args, unit="cm").get_xlabel()
 
 
+def test_hands_are_coloured_by_direction():
+    ways = np.array([[-1.0, -0.1], [0, 1], [1, 0], [1, 0]])
+    path = np.stack([0 * ways, ways], axis=1).reshape(-1, 2)
+    labels = ["left", "up", "right", "right"]
+    ax = drawn(figures.hand_paths(figures.new_axes(), path, (2,) * 4, labels, "cm"))
+    left, up, right, again = (line.get_color() for line in ax.lines[::2])
+    assert same_color(right, again)
+    assert len({left, up, right}) == 3
+    colours = figures.by_direction(path, (2,) * 4, labels)
+    assert list(colours) == ["left", "right", "up"]
+    given = dict.fromkeys(colours, "#ff0000")
+    for ax in (
+        figures.hand_paths(figures.new_axes(), path, (2,) * 4, labels, colours=given),
+        figures.latent_paths(figures.new_axes(), path, (2,) * 4, labels, colours=given),
+    ):
+        assert {line.get_color() for line in ax.lines} == {"#ff0000"}
+        assert ax.get_legend() is None
+
+
 def test_rates_are_aligned_to_the_event():
     """A step at the event of every trial is a step at zero of the average."""
     events = np.array([4, 6, 3]) * WIDTH

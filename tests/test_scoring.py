@@ -1,5 +1,7 @@
 """Scores: the true model beats what knows less."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -8,9 +10,11 @@ from evkf.data import Recording
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
+from evkf.halves import Pair, halve, spikes
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
-from evkf.scoring import score_recording
+from evkf.scoring import Score, condition_average, score_recording
+from evkf.spike_metrics import bits_per_spike
 from evkf.units import UnitModel
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -37,23 +41,105 @@ def truth() -> tuple[UnitModel, Recording]:
     return UnitModel(model, VariationalKalmanFilter(), units, 0.02), recording
 
 
-def test_the_truth_beats_the_baselines(truth):
-    own, *others = score_recording(*truth, condition="target", behaviour="hand")
-    assert own.one_step is not None
-    assert own.one_step > 0
-    assert own.behaviour is not None
-    assert own.behaviour > 0.7
-    for other in others:
-        assert own.one_step > other.one_step
-        assert own.co_smoothing > other.co_smoothing
-        assert own.behaviour > other.behaviour
-        assert other.psth is None or own.psth > other.psth
+METHODS = [
+    "eVKF",
+    "random walk",
+    "GPFA (not causal)",
+    "linear dynamical system",
+    "causal smoothing",
+    "Wiener filter",
+    "average of the condition",
+]
+
+
+@pytest.fixture(scope="module")
+def rows(truth) -> dict[str, Score]:
+    told = []
+    made = score_recording(
+        *truth, condition="target", behaviour="hand", progress=lambda *done: told.append(done)
+    )
+    assert told == [(k + 1, 7) for k in range(7)]
+    return {row.method: row for row in made}
+
+
+@pytest.mark.parametrize("column", ["one_step", "co_smoothing", "rates_r2", "latents_r2"])
+def test_the_truth_beats_the_baselines(rows, column):
+    assert list(rows) == METHODS
+    own = getattr(rows["eVKF"], column)
+    causal = [row for name, row in rows.items() if name not in ("eVKF", "GPFA (not causal)")]
+    others = [getattr(row, column) for row in causal]
+    assert own > max(value for value in others if value is not None)
+    assert own > 0.4
+
+
+def test_averages_of_conditions_are_found(rows):
+    assert rows["eVKF"].psth > rows["linear dynamical system"].psth
+    assert all(row.psth > 0.3 for row in rows.values() if row.psth is not None)
+
+
+def test_columns_that_do_not_apply_are_empty(rows):
+    empty = {
+        name: {column for column, value in row._asdict().items() if value is None}
+        for name, row in rows.items()
+    }
+    assert empty == {
+        "eVKF": set(),
+        "random walk": set(),
+        "GPFA (not causal)": {"one_step"},
+        "linear dynamical system": set(),
+        "causal smoothing": {"latents_r2"},
+        "Wiener filter": {"psth", "latents_r2"},
+        "average of the condition": {"rates_r2", "latents_r2"},
+    }
 
 
 def test_what_is_not_asked_is_not_told(truth):
     model, recording = truth
-    rows = score_recording(model, recording.take([0, 1, 2]))
-    assert {(row.psth, row.behaviour) for row in rows} == {(None, None)}
+    rows = score_recording(model, recording)
+    assert [row.method for row in rows] == METHODS[:-1]
+    assert {row[3:] for row in rows} == {(None, None, None)}
+
+
+def test_a_long_trial_with_gaps_and_a_silent_unit(truth):
+    model, recording = truth
+    counts, masks = recording.counts.copy(), np.ones(recording.counts.shape, bool)
+    counts[:, 3] = 0
+    masks[100:150], counts[100:150] = False, 7
+    behaviour = {"hand": recording.behaviour["hand"]}
+    one = Recording(counts, 0.02, masks=masks, behaviour=behaviour)
+    rows = score_recording(model, one, behaviour="hand")
+    assert [row.method for row in rows] == METHODS[:-1]
+    values = [value for row in rows for value in row[1:] if value is not None]
+    assert np.isfinite(values).all()
+
+
+def test_of_an_unknown_condition_the_mean_is_expected(truth):
+    _, recording = truth
+    each = replace(recording, trials={"target": np.arange(K)})
+    row = condition_average(halve(each, np.arange(5), np.arange(5, K), "target"))
+    assert abs(row.one_step) < 0.05
+
+
+def test_what_was_not_observed_does_not_count(truth):
+    _, recording = truth
+    masks = np.ones(recording.counts.shape, bool)
+    masks[::3] = False
+    odd = replace(recording, masks=masks, counts=np.where(masks, recording.counts, 99))
+    trials = np.arange(K)
+    first, second = (halve(half, trials[:5], trials[5:]) for half in (recording, odd))
+    assert spikes(second.test).max() < 99
+    expected = np.full(first.test.counts.shape, 0.5)
+    expected[second.test.masks] = 1.0
+    plain = bits_per_spike(first.test.counts, np.ones_like(expected), second.test.masks)
+    assert second.one_step(expected) == pytest.approx(plain)
+
+
+def test_the_very_target_is_decoded(truth):
+    _, recording = truth
+    halves = halve(recording, np.arange(5), np.arange(5, K), "target", "processing/hand")
+    hand = Pair(halves.train.behaviour["hand"], halves.test.behaviour["hand"])
+    assert halves.behaviour_r2(hand) == pytest.approx(1, abs=1e-3)
+    assert halves.hide.sum() == N // 4
 
 
 @pytest.mark.parametrize(

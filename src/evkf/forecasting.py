@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from evkf import families as fam
@@ -19,6 +19,7 @@ from evkf.errors import InputError
 from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
 from evkf.model import Model, draw_path, read_inputs
+from evkf.numerics import tree_where
 from evkf.product_expectations import can_tilt, tilt
 from evkf.quadrature import LEVELS, gauss_hermite
 from evkf.sites import choose_level
@@ -119,6 +120,30 @@ def expected_observation(model: Model, belief: Belief) -> Channels:
         7.3891
     """
     return _expected(model.family, model.likelihood, belief)
+
+
+@jax.jit
+def expected_counts(
+    filter: VariationalKalmanFilter, model: Model, beliefs: Belief, fresh: Bool[Array, " T"]
+) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
+    """Expected observations at the beliefs of bins, and at what those before foretold.
+
+    Args:
+        filter: What predicts.
+        model: The model.
+        beliefs: One a bin.
+        fresh: True where a trial begins, which is foretold from the initial state.
+    """
+    none = jnp.zeros(model.dynamics.num_inputs)
+
+    def each(bins: tuple) -> tuple[Array, Array]:
+        now, before, begins = bins
+        before = tree_where(begins, model.prior, before)
+        ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
+        return expected_observation(model, now), expected_observation(model, ahead)
+
+    before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
+    return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
 
 
 def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) -> Channels:

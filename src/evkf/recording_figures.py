@@ -4,9 +4,7 @@ Make axes by `new_axes` or any other way; the style is that of `evkf.figures`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib
 import numpy as np
 from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
@@ -14,6 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 
 from evkf.check_figures import calibration, dispersion_check
+from evkf.colours import Colours, Labels, Lengths, by_condition, by_direction
 from evkf.decoding import integrate
 from evkf.errors import InputError
 from evkf.figures import BAND, MUTED, TRUTH, new_axes, styled
@@ -21,36 +20,22 @@ from evkf.ragged import read_bins, slices
 
 __all__ = [
     "aligned_rates",
+    "by_direction",
     "calibration",
     "dispersion_check",
+    "hand_paths",
     "latent_paths",
     "new_axes",
     "raster",
     "reaches",
 ]
 
-OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#1a1a1a"]
-TOL = [
-    "#332288",
-    "#cc6677",
-    "#117733",
-    "#88ccee",
-    "#999933",
-    "#882255",
-    "#44aa99",
-    "#ddcc77",
-    "#aa4499",
-]
-"""Of conditions: Okabe and Ito's, or Tol's muted ones; still more are spread over `cividis`."""
 PATH = "#b8b8b8"
 """Of what was really done, under what was decoded."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
 NAMED = 12
 """Conditions that a legend has room for."""
-
-Lengths = Sequence[int] | np.ndarray
-Labels = Shaped[np.ndarray, " K"] | Sequence
 
 
 @styled
@@ -109,8 +94,17 @@ def latent_paths(
     lengths: Lengths,
     conditions: Labels,
     dimensions: tuple[int, int] = (0, 1),
+    colours: Colours | None = None,
 ) -> Axes:
     """Two latent dimensions of single trials, coloured by condition; a dot where each begins.
+
+    Args:
+        ax: Axes to draw into.
+        states: Latents of every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        dimensions: Which to draw.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
 
     Example:
         >>> states = np.random.default_rng(0).normal(size=(20, 2)).cumsum(axis=0)
@@ -119,14 +113,49 @@ def latent_paths(
     """
     x = read_bins(states, "states")
     pair = list(dimensions)
-    colours = _colours(conditions, len(lengths))
+    chosen = by_condition(conditions, len(lengths)) if colours is None else colours
     for trial, label in zip(slices(lengths, len(x)), np.asarray(conditions), strict=True):
         path = x[trial][:, pair]
-        ax.plot(*path.T, color=colours[label.item()], lw=0.8, alpha=0.65)
-        ax.plot(*path[0], "o", color=colours[label.item()], ms=2.6, mew=0)
+        ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
+        ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
     ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$", ylabel=f"$z_{{{pair[1] + 1}}}$")
     ax.set_title("Single trials, dots at their start")
-    _legend(ax, colours)
+    if colours is None:
+        _legend(ax, chosen)
+    return ax
+
+
+@styled
+def hand_paths(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """Reaches of single trials, coloured by condition; a dot where each ends.
+
+    Args:
+        ax: Axes to draw into.
+        positions: Of the hand, in every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        unit: Of the positions, for labels.
+        colours: Of the conditions; those of `by_direction` when left out.
+
+    Example:
+        >>> path = np.arange(20.0).reshape(10, 2)
+        >>> len(hand_paths(new_axes(), path, (5, 5), ["up", "down"]).lines)
+        4
+    """
+    path = read_bins(positions, "positions")
+    chosen = by_direction(path, lengths, conditions) if colours is None else colours
+    for trial, label in zip(slices(lengths, len(path)), np.asarray(conditions), strict=True):
+        ax.plot(*path[trial].T, color=chosen[label.item()], lw=0.8, alpha=0.75)
+        ax.plot(*path[trial][-1], "o", color=chosen[label.item()], ms=3, mew=0)
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches, dots at their end")
     return ax
 
 
@@ -161,7 +190,7 @@ def reaches(
     trials = slices(lengths, len(truth))
     starts = truth[[trial.start for trial in trials]]
     decoded = integrate(velocities, bin_width, lengths, starts)
-    colours = _colours(conditions, len(trials))
+    colours = by_condition(conditions, len(trials))
     for trial, label in zip(trials, np.asarray(conditions), strict=True):
         ax.plot(*truth[trial].T, color=PATH, lw=1.0, zorder=1)
         ax.plot(*decoded[trial].T, color=colours[label.item()], lw=0.9, alpha=0.85, zorder=2)
@@ -181,6 +210,7 @@ def aligned_rates(
     bin_width: float,
     events: Float[np.ndarray, " K"] | Sequence[float],
     event: str = "event",
+    colours: Colours | None = None,
 ) -> Axes:
     """Rates of one unit aligned to an event: single trials thin, condition averages thick.
 
@@ -194,6 +224,7 @@ def aligned_rates(
         bin_width: In seconds.
         events: When it happened in every trial, in seconds from the start of the trial.
         event: What it is called.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
 
     Example:
         >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, [0.1, 0.12], "go")
@@ -205,7 +236,8 @@ def aligned_rates(
     if when.shape != (len(trials),) or not np.isfinite(when).all():
         what = f"events of shape {when.shape}, or not finite"
         raise InputError(what, "events", f"pass seconds for every of {len(trials)} trials")
-    labels, colours = np.asarray(conditions), _colours(conditions, len(trials))
+    labels = np.asarray(conditions)
+    chosen = by_condition(conditions, len(trials)) if colours is None else colours
     shifts = np.round(when / bin_width).astype(int)
     ends = [trial.stop - trial.start for trial in trials]
     first, last = -shifts.max(), max(n - shift for n, shift in zip(ends, shifts, strict=True))
@@ -214,7 +246,7 @@ def aligned_rates(
         row[-first - shift :][: trial.stop - trial.start] = values[trial]
     times = bin_width * (np.arange(first, last) + 0.5)
     ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
-    for label, colour in colours.items():
+    for label, colour in chosen.items():
         own = grid[labels == label]
         there = np.isfinite(own).sum(axis=0)
         mean = np.nansum(own, axis=0) / np.maximum(there, 1)
@@ -222,25 +254,12 @@ def aligned_rates(
         ax.plot(times, np.where(2 * there >= len(own), mean, np.nan), color=colour, lw=2)
     ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
-    _legend(ax, colours)
+    if colours is None:
+        _legend(ax, chosen)
     return ax
 
 
-def _colours(conditions: Labels, trials: int) -> dict[Any, Any]:
-    """One of every condition."""
-    labels = np.asarray(conditions)
-    if labels.shape != (trials,):
-        what = f"conditions of shape {labels.shape}"
-        raise InputError(what, "conditions", f"pass one for every of {trials} trials")
-    # numbers in their order, names as they come
-    names = sorted(set(labels.tolist())) if labels.dtype.kind in "iuf" else labels.tolist()
-    names = list(dict.fromkeys(names))
-    spread = matplotlib.colormaps["cividis"](np.linspace(0, 0.95, len(names)))
-    enough = (colours for colours in (OKABE_ITO, TOL, spread) if len(colours) >= len(names))
-    return dict(zip(names, next(enough), strict=False))
-
-
-def _legend(ax: Axes, colours: dict[Any, Any]) -> None:
+def _legend(ax: Axes, colours: Colours) -> None:
     if 1 < len(colours) <= NAMED or "true" in colours:
         handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in colours.items()]
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)

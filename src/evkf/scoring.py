@@ -1,97 +1,57 @@
 """How a model does on a recording, beside what people use today.
 
-Everything is scored on half of the trials; baselines and decoders learn from the others. Where a
-column does not apply to a method there is None.
+Every method is one function, which makes its row of the table from the halves of a recording: all
+learn from the one and are judged on the other. Where a column does not apply to a method there is
+None.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Float
 
-from evkf.baselines import LinearDynamicalSystem, causal_smoothing, wiener_features
+from evkf.baselines import (
+    LinearDynamicalSystem,
+    TrialGPFA,
+    causal_smoothing,
+    condition_psth,
+    wiener_features,
+)
 from evkf.data import Recording
-from evkf.decoding import Ridge, decode, r2
+from evkf.dynamics import Linear
 from evkf.errors import InputError
-from evkf.spike_metrics import bits_per_spike, psth_r2
+from evkf.halves import LEAST, Halves, Pair, halve, spikes
+from evkf.spike_metrics import KERNEL_SD
 from evkf.splits import held_out, in_blocks
-from evkf.units import UnitModel, infer
+from evkf.units import UnitModel, fit_recording, infer
 
-KERNEL_SD, LAGS, EM_STEPS = 0.05, 7, 30
-"""Of the causal kernel in seconds, of the Wiener filter in bins, of the linear system."""
-ALPHAS = tuple(np.logspace(0, 5, 6))
-LEAST = 0.05
-"""Of a unit's mean count: what linear maps predict may not be less, for it may be negative."""
-HIDDEN = 0.25
-"""Share of the units left out for co-smoothing."""
+SMOOTHING, LAGS, EM_STEPS, PASSES = 0.08, 7, 30, 10
+"""Of the causal kernel in seconds, of the Wiener filter in bins, of GPFA and the linear system, of
+the random walk."""
+WALK = 0.04
+"""Variance of a step to start from."""
+STRETCH = 50
+"""Bins that GPFA is given at a time: its cost grows with their third power."""
 
 
 class Score(NamedTuple):
     """One row of the table."""
 
     method: str
-    one_step: float | None
+    one_step: float | None = None
     """Bits per spike of counts predicted one bin ahead."""
-    co_smoothing: float | None
+    co_smoothing: float | None = None
     """Bits per spike of units left out, from the others up to the present bin."""
-    psth: float | None
+    psth: float | None = None
     """R² of condition averages."""
-    behaviour: float | None
-    """R² of decoded behaviour."""
+    rates_r2: float | None = None
+    """R² of behaviour decoded from rates."""
+    latents_r2: float | None = None
+    """R² of behaviour decoded from latents."""
 
 
-class _Halves(NamedTuple):
-    """A recording, and what is asked of it."""
-
-    recording: Recording
-    counts: np.ndarray
-    """Zero where nothing was observed."""
-    test: Bool[np.ndarray, " T"]
-    groups: np.ndarray
-    hide: Bool[np.ndarray, " N"]
-    condition: str | None
-    behaviour: np.ndarray | None
-
-    @property
-    def mean(self) -> np.ndarray:
-        return np.maximum(self.counts[~self.test].mean(axis=0), 1e-6)
-
-    def bits(self, expected: np.ndarray, units: np.ndarray) -> float:
-        """Of some units in the test half."""
-        rows = self.test
-        seen = self.recording.masks[rows][:, units]
-        return bits_per_spike(self.counts[rows][:, units], expected[rows], seen)
-
-    def psth(self, expected: np.ndarray) -> float | None:
-        if self.condition is None:
-            return None
-        tested = self.recording.take(np.flatnonzero(held_out(self.recording.num_trials, 2)))
-        labels = tested.trials[self.condition]
-        return psth_r2(
-            self.counts[self.test],
-            expected[self.test],
-            tested.lengths,
-            labels,
-            self.recording.bin_width,
-        )
-
-    def decoded(self, features: np.ndarray) -> float | None:
-        if self.behaviour is None:
-            return None
-        train, test = ~self.test, self.test
-        found = decode(features[train], self.behaviour[train], self.groups[train], features[test])
-        return r2(self.behaviour[test], found)
-
-    def mapped(self, features: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Expected counts of some units, by ridge regression."""
-        train = ~self.test
-        ridge = Ridge(ALPHAS).fit(features[train], self.counts[train][:, units], self.groups[train])
-        return np.maximum(ridge.predict(features), LEAST * self.mean[units])
-
-    def before(self, features: np.ndarray) -> np.ndarray:
-        """Features of the bin before; zero where there is none in the trial."""
-        return np.where(self.recording.fresh[:, None], 0.0, np.roll(features, 1, axis=0))
+Progress = Callable[[int, int], None]
 
 
 def score_recording(
@@ -100,9 +60,9 @@ def score_recording(
     condition: str | None = None,
     behaviour: str | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Score]:
-    """The model's row, then those of causal smoothing, a Wiener filter and a linear system.
+    """The model's row, then those of its baselines.
 
     Args:
         model: The model.
@@ -112,27 +72,18 @@ def score_recording(
         seed: Of the units left out.
         progress: Told after every row how many of how many are done.
     """
-    asked = _read(in_blocks(recording), condition, behaviour, seed)
-    everyone = np.arange(recording.num_units)
-    found, width = infer(model, asked.recording), recording.bin_width
+    recording = in_blocks(recording)
+    if recording.num_trials < 3:
+        what = f"{recording.num_trials} trials"
+        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
+    held = held_out(recording.num_trials, 2)
+    train, test = np.flatnonzero(~held), np.flatnonzero(held)
+    halves = halve(recording, train, test, condition, behaviour, seed)
+    return told([lambda: evkf(halves, model), *baselines(halves, model)], progress)
 
-    def own() -> Score:
-        co = infer(model, asked.recording, asked.hide).rates[:, asked.hide] * width
-        return Score(
-            "evkf",
-            asked.bits(found.predicted, everyone),
-            asked.bits(co, np.flatnonzero(asked.hide)),
-            asked.psth(width * found.rates),
-            asked.decoded(found.mean),
-        )
 
-    latents = found.mean.shape[1]
-    makers = (
-        own,
-        lambda: _smoothing(asked),
-        lambda: _wiener(asked),
-        lambda: _linear(asked, latents),
-    )
+def told(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> list[Score]:
+    """Rows made one after another."""
     rows = []
     for make in makers:
         rows.append(make())
@@ -141,99 +92,211 @@ def score_recording(
     return rows
 
 
-def _read(recording: Recording, condition: str | None, behaviour: str | None, seed: int) -> _Halves:
-    if condition is not None and condition not in recording.trials:
-        there = ", ".join(recording.trials) or "none"
-        what = f"no column {condition!r}"
-        raise InputError(what, f"{recording.source}: trials", f"there are {there}")
-    values = None
-    if behaviour is not None:
-        name = behaviour.rpartition("/")[2]
-        values = np.asarray(recording.behaviour[name], float).reshape(recording.num_bins, -1)
-        if not np.isfinite(values).all():
-            remedy = "align to trials that it covers"
-            raise InputError("NaN", f"{recording.source}: behaviour {name!r}", remedy)
-    if recording.num_units < 2:
-        raise InputError("one unit", f"{recording.source}: units", "score two or more")
-    if recording.num_trials < 3:
-        what = f"{recording.num_trials} trials"
-        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
-    held = held_out(recording.num_trials, 2)
-    hide = np.zeros(recording.num_units, bool)
-    num = min(max(1, round(HIDDEN * len(hide))), len(hide) - 1)
-    hide[np.random.default_rng(seed).permutation(len(hide))[:num]] = True
-    return _Halves(
-        recording,
-        np.where(recording.masks, recording.counts, 0).astype(float),
-        np.repeat(held, recording.lengths),
-        np.repeat(np.arange(recording.num_trials), recording.lengths),
-        hide,
-        condition,
-        values,
-    )
+def baselines(
+    halves: Halves, model: UnitModel, passes: int | None = PASSES, em_steps: int = EM_STEPS
+) -> list[Callable[[], Score]]:
+    """What stands beside a model: functions that make the rows.
+
+    Args:
+        halves: The recording.
+        model: What they stand beside; the random walk begins with its readout, and latents are as
+            many.
+        passes: Of the random walk over the training half.
+        em_steps: Of GPFA and the linear system.
+    """
+    latents = model.model.dynamics.dim
+    makers = [
+        lambda: random_walk(halves, model, passes),
+        lambda: gpfa(halves, latents, em_steps),
+        lambda: linear_system(halves, latents, em_steps),
+        lambda: smoothing(halves),
+        lambda: wiener(halves),
+    ]
+    return makers + [lambda: condition_average(halves)] * (halves.condition is not None)
 
 
-def _smoothing(asked: _Halves) -> Score:
-    lengths, sd = asked.recording.lengths, KERNEL_SD / asked.recording.bin_width
-    smooth = causal_smoothing(asked.counts, lengths, sd)
-    rescaled = causal_smoothing(asked.counts, lengths, sd, rescaled=True)
-    return _linear_score("causal smoothing", asked, smooth, smooth[:, ~asked.hide], rescaled)
-
-
-def _wiener(asked: _Halves) -> Score:
-    lengths = asked.recording.lengths
-    features = wiener_features(asked.counts, lengths, LAGS)
-    known = wiener_features(asked.counts[:, ~asked.hide], lengths, LAGS)
-    return _linear_score("Wiener filter", asked, features, known, None)
-
-
-def _linear_score(
-    name: str,
-    asked: _Halves,
-    features: np.ndarray,
-    known: np.ndarray,
-    expected: np.ndarray | None,
-) -> Score:
-    everyone, hidden = np.arange(len(asked.hide)), np.flatnonzero(asked.hide)
+def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
+    """A model of ours, which learns nothing on the way."""
+    train, test = infer(model, halves.train), infer(model, halves.test)
+    seen, width = infer(model, halves.test, halves.hide), model.bin_width
     return Score(
-        name,
-        asked.bits(asked.mapped(asked.before(features), everyone), everyone),
-        asked.bits(asked.mapped(known, hidden), hidden),
-        None if expected is None else asked.psth(expected),
-        asked.decoded(features),
+        method,
+        halves.one_step(test.predicted),
+        halves.co_smoothing(width * seen.rates[:, halves.hide]),
+        halves.psth(width * test.rates),
+        halves.behaviour_r2(Pair(train.rates, test.rates)),
+        halves.behaviour_r2(Pair(train.mean, test.mean)),
     )
 
 
-def _linear(asked: _Halves, latents: int) -> Score:
-    everyone, hidden = np.arange(len(asked.hide)), np.flatnonzero(asked.hide)
-    lengths = asked.recording.lengths
-    lds, moving = _fit_linear(asked, everyone, latents)
+def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
+    """The same filter, whose dynamics say that nothing moves.
 
-    def whole(given: str) -> np.ndarray:
-        rates = np.tile(asked.mean, (len(asked.counts), 1))
-        rates[:, moving] = lds.rates(asked.counts[:, moving], lengths, given)  # type: ignore[arg-type]
-        return np.maximum(rates, LEAST * asked.mean)
+    Its readout begins as the model's; readout, noise and initial state learn from the training
+    half.
+    """
+    latents = model.model.dynamics.dim
+    still = Linear(np.eye(latents), noise=np.full(latents, WALK))
+    learn = ("noise", "readout", "prior")
+    readout = model.model.likelihood
+    walk = fit_recording(halves.train, latents, readout, still, learn=learn, passes=passes)
+    return evkf(halves, walk, "random walk")
 
-    some, known = _fit_linear(asked, np.flatnonzero(~asked.hide), latents)
-    states = some.states(asked.counts[:, known], lengths)
+
+def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
+    """Gaussian process factor analysis, which knows what comes later in a trial."""
+
+    def fit(units: np.ndarray) -> Fitted:
+        return fit_gpfa(halves, latents, iterations, units)
+
+    return _latent_score("GPFA (not causal)", halves, fit)
+
+
+def fit_gpfa(
+    halves: Halves, latents: int, iterations: int, units: np.ndarray | None = None
+) -> "Fitted":
+    """GPFA of units, all when left out, in stretches of at most `STRETCH` bins."""
+    moving = _moving(halves, halves.everyone if units is None else units)
+    method = TrialGPFA(min(latents, len(moving)), halves.train.bin_width, iterations)
+    train = halves.train
+    method.fit(spikes(train)[:, moving], stretches(train.lengths))
+    return Fitted(
+        moving,
+        lambda counts, lengths: method.states(counts, stretches(lengths)),
+        lambda counts, lengths: method.rates(counts, stretches(lengths)),
+    )
+
+
+def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
+    """A linear dynamical system, filtered."""
+
+    def fit(units: np.ndarray) -> Fitted:
+        moving = _moving(halves, units)
+        lds = LinearDynamicalSystem(min(latents, len(moving)), iterations=iterations)
+        lds.fit(spikes(halves.train)[:, moving], halves.train.lengths)
+
+        def ahead(counts: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+            return lds.rates(counts, lengths, "past")
+
+        return Fitted(moving, lds.states, lds.rates, ahead)
+
+    return _latent_score("linear dynamical system", halves, fit)
+
+
+def smoothing(halves: Halves) -> Score:
+    """Counts smoothed by the past half of a Gaussian."""
+    sd = SMOOTHING / halves.train.bin_width
+    smooth = halves.both(lambda counts, lengths: causal_smoothing(counts, lengths, sd))
+    known = Pair(smooth.train[:, ~halves.hide], smooth.test[:, ~halves.hide])
+    whole = causal_smoothing(spikes(halves.test), halves.test.lengths, sd, rescaled=True)
+    row = _linear_score("causal smoothing", halves, smooth, known)
+    return row._replace(psth=halves.psth(whole))
+
+
+def wiener(halves: Halves) -> Score:
+    """Counts of the last bins side by side."""
+    features = halves.both(lambda counts, lengths: wiener_features(counts, lengths, LAGS))
+    shown = np.tile(~halves.hide, LAGS)
+    known = Pair(features.train[:, shown], features.test[:, shown])
+    return _linear_score("Wiener filter", halves, features, known)
+
+
+def condition_average(halves: Halves) -> Score:
+    """What trials of the same condition did in the training half; of unknown ones, the mean."""
+    assert halves.condition is not None
+    train, test = halves.train, halves.test
+    labels, wanted = train.trials[halves.condition], test.trials[halves.condition]
+    known = np.isin(wanted, labels)
+    expected = np.tile(halves.mean, (test.num_bins, 1))
+    if known.any():
+        expected[np.repeat(known, test.lengths)] = condition_psth(
+            spikes(train),
+            train.lengths,
+            labels,
+            np.asarray(test.lengths)[known],
+            wanted[known],
+            sd_bins=KERNEL_SD / train.bin_width,
+        )
     return Score(
-        "linear dynamical system",
-        asked.bits(whole("past"), everyone),
-        asked.bits(asked.mapped(states, hidden), hidden),
-        asked.psth(whole("now")),
-        asked.decoded(lds.states(asked.counts[:, moving], lengths)),
+        "average of the condition",
+        halves.one_step(expected),
+        halves.co_smoothing(expected[:, halves.hide]),
+        halves.psth(expected),
     )
 
 
-def _fit_linear(
-    asked: _Halves, units: np.ndarray, latents: int
-) -> tuple[LinearDynamicalSystem, np.ndarray]:
-    """Fitted to the units that change in the training half, and which these are."""
-    train = asked.counts[~asked.test]
-    moving = units[np.ptp(train[:, units], axis=0) > 0]
+def stretches(lengths: Iterable[int], longest: int = STRETCH) -> list[int]:
+    """Trials cut into even parts that are not too long.
+
+    Example:
+        >>> stretches((30, 101), 50)
+        [30, 33, 34, 34]
+    """
+    parts = [np.linspace(0, num, -(-num // longest) + 1).astype(int) for num in lengths]
+    return np.concatenate([np.diff(edges) for edges in parts]).tolist()
+
+
+Made = Callable[[np.ndarray, Sequence[int]], np.ndarray]
+
+
+class Fitted(NamedTuple):
+    """A baseline with latents, fitted to units that change in the training half."""
+
+    units: np.ndarray
+    states: Made
+    rates: Made
+    """Expected counts of a bin."""
+    ahead: Made | None = None
+    """The same, before the bin was seen."""
+
+    def latents(self, halves: Halves) -> Pair:
+        return halves.both(lambda counts, lengths: self.states(counts[:, self.units], lengths))
+
+    def expected(self, halves: Halves, make: Made) -> Pair:
+        """Of all units; the others keep their mean."""
+
+        def whole(counts: np.ndarray, lengths: Sequence[int]) -> Float[np.ndarray, "T N"]:
+            rates = np.tile(halves.mean, (len(counts), 1))
+            rates[:, self.units] = make(counts[:, self.units], lengths)
+            return np.maximum(rates, LEAST * halves.mean)
+
+        return halves.both(whole)
+
+
+def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], Fitted]) -> Score:
+    every, some = fit(halves.everyone), fit(np.flatnonzero(~halves.hide))
+    rates, hidden = every.expected(halves, every.rates), np.flatnonzero(halves.hide)
+    ahead = None if every.ahead is None else every.expected(halves, every.ahead).test
+    return Score(
+        method,
+        None if ahead is None else halves.one_step(ahead),
+        halves.co_smoothing(halves.mapped(some.latents(halves), hidden)),
+        halves.psth(rates.test),
+        halves.behaviour_r2(rates),
+        halves.behaviour_r2(every.latents(halves)),
+    )
+
+
+def _linear_score(method: str, halves: Halves, features: Pair, known: Pair) -> Score:
+    hidden, everyone = np.flatnonzero(halves.hide), halves.everyone
+    before = Pair(*(_before(half, x) for half, x in zip(halves[:2], features, strict=True)))
+    return Score(
+        method,
+        halves.one_step(halves.mapped(before, everyone)),
+        halves.co_smoothing(halves.mapped(known, hidden)),
+        rates_r2=halves.behaviour_r2(features),
+    )
+
+
+def _before(recording: Recording, features: np.ndarray) -> np.ndarray:
+    """Features of the bin before; zero where there is none in the trial."""
+    return np.where(recording.fresh[:, None], 0.0, np.roll(features, 1, axis=0))
+
+
+def _moving(halves: Halves, units: np.ndarray) -> np.ndarray:
+    """Those of the units that change in the training half."""
+    moving = units[np.ptp(spikes(halves.train)[:, units], axis=0) > 0]
     if not len(moving):
-        where = f"{asked.recording.source}: units"
+        where = f"{halves.train.source}: units"
         raise InputError("no unit with spikes in the first half", where, "pass more trials")
-    taught = asked.recording.take(np.flatnonzero(~held_out(asked.recording.num_trials, 2)))
-    lds = LinearDynamicalSystem(min(latents, len(moving)), iterations=EM_STEPS)
-    return lds.fit(train[:, moving], taught.lengths), moving
+    return moving

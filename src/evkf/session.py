@@ -13,7 +13,11 @@ from evkf.data.estimates import growing_hdf5
 from evkf.data.files import Arrays
 from evkf.errors import InputError
 from evkf.filters import scan_filter
-from evkf.units import Inferred, UnitModel, check_units, expected_counts
+from evkf.forecasting import expected_counts
+from evkf.units import Inferred, UnitModel, check_units
+
+CHUNK = 10_000
+"""Bins filtered at a time."""
 
 
 def filter_chunks(
@@ -56,6 +60,27 @@ def filter_chunks(
         )
         first += chunk.num_bins
         yield chunk, fresh, Inferred(*map(np.asarray, found))
+
+
+def infer_in_chunks(
+    model: UnitModel,
+    recording: Recording,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inferred:
+    """What `infer` gives, told of as it comes.
+
+    Args:
+        model: The model.
+        recording: The recording.
+        progress: Told after every chunk how many of how many bins are done.
+    """
+    num, parts = recording.num_bins, []
+    chunks = (recording.cut(slice(k, min(k + CHUNK, num))) for k in range(0, num, CHUNK))
+    for chunk, _, found in filter_chunks(model, chunks):
+        parts.append(found)
+        if progress is not None:
+            progress(chunk.num_bins + CHUNK * (len(parts) - 1), num)
+    return Inferred(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def to_estimates(recording: Recording, fresh: np.ndarray, found: Inferred) -> Arrays:

@@ -195,8 +195,11 @@ def results(trials: Trials, mean: np.ndarray, cov: np.ndarray | None, as_xarray:
     return means if cov is None else (means, finished(cov, "cov"))
 
 
-def import_xarray() -> ModuleType:
+def import_xarray(where: str = "as_xarray") -> ModuleType:
     """xarray, or an error that says how to get it.
+
+    Args:
+        where: What asks for it, for the message.
 
     Example:
         >>> import_xarray().__name__
@@ -206,7 +209,7 @@ def import_xarray() -> ModuleType:
         import xarray
     except ModuleNotFoundError as error:
         what = "labelled arrays need xarray, which is not installed"
-        raise InputError(what, "as_xarray", 'pip install "evkf[xarray]"') from error
+        raise InputError(what, where, 'pip install "evkf[xarray]"') from error
     return xarray
 
 

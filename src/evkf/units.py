@@ -13,18 +13,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from evkf.data import Recording
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.estimator import EVKF
-from evkf.filters import State, VariationalKalmanFilter
-from evkf.forecasting import expected_observation
+from evkf.filters import VariationalKalmanFilter
+from evkf.forecasting import expected_counts
 from evkf.learning.warmup import fit_readout
 from evkf.likelihoods import Likelihood, NegativeBinomial, Poisson
 from evkf.model import Model
-from evkf.numerics import tree_where
 from evkf.storage import read_meta
 from evkf.trials import filter_trials, read_trials
 
@@ -82,10 +81,15 @@ def names(recording: Recording) -> tuple[str, ...]:
     return tuple(str(unit) for unit in recording.units["id"])
 
 
+def passes_for(recording: Recording) -> int:
+    """How often a recording is gone through unless told."""
+    return int(np.clip(BINS_OF_TRAINING // recording.num_bins, LEAST_PASSES, MOST_PASSES))
+
+
 def fit_recording(
     recording: Recording,
     latents: int,
-    likelihood: str = "poisson",
+    likelihood: str | Likelihood = "poisson",
     dynamics: str | Dynamics = "mlp",
     hidden: int = 64,
     learn: Sequence[str] | None = None,
@@ -98,7 +102,8 @@ def fit_recording(
     Args:
         recording: The recording; every trial begins at the initial state.
         latents: Latent dimensions.
-        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or one of
+            `evkf.likelihoods` to begin with, of which nothing is learned unless named in `learn`.
         dynamics: "mlp", a network; or one of `evkf.dynamics`.
         hidden: Hidden units of the network.
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior"; all
@@ -114,8 +119,7 @@ def fit_recording(
         >>> infer(model, Recording(counts, bin_width=0.02)).rates.shape
         (200, 5)
     """
-    if passes is None:
-        passes = int(np.clip(BINS_OF_TRAINING // recording.num_bins, LEAST_PASSES, MOST_PASSES))
+    passes = passes_for(recording) if passes is None else passes
     estimator = EVKF(
         latents=latents,
         likelihood=likelihood,
@@ -156,23 +160,6 @@ def infer(
     now, ahead = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
     rates = np.asarray(now) / recording.bin_width
     return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
-
-
-@jax.jit
-def expected_counts(
-    filter: VariationalKalmanFilter, model: Model, beliefs: Any, fresh: Bool[Array, " T"]
-) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
-    """Expected observations at the beliefs, and at what was predicted from those before."""
-    none = jnp.zeros(model.dynamics.num_inputs)
-
-    def each(bins: tuple) -> tuple[Array, Array]:
-        now, before, begins = bins
-        before = tree_where(begins, model.prior, before)
-        ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
-        return expected_observation(model, now), expected_observation(model, ahead)
-
-    before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
-    return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
 
 
 def check_units(model: UnitModel, recording: Recording) -> None:

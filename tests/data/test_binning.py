@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evkf.data.binning import bin_of, bin_spikes, check_spike_times, resample, whole_bins
+from evkf.data.binning import (
+    bin_index,
+    bin_spikes,
+    check_bin_width,
+    check_samples,
+    check_spike_times,
+    resample,
+    whole_bins,
+)
 from evkf.errors import InputError
 
 
@@ -20,7 +28,13 @@ def test_a_spike_on_an_edge_is_in_the_bin_that_begins_there(width, start):
         counts = bin_spikes([times], start, width, len(k))
         assert counts.dtype.kind == "i"
         np.testing.assert_array_equal(counts, 1)
-        np.testing.assert_array_equal(bin_of(times - 0.01 * width, start, width), k - 1)
+        np.testing.assert_array_equal(bin_index(times - 0.01 * width, start, width), k - 1)
+
+
+def test_edges_of_a_clock_that_began_long_ago():
+    k = np.arange(20_000)
+    times = np.array([float(Fraction(1_700_000_000) + int(i) * Fraction(1, 1000)) for i in k])
+    np.testing.assert_array_equal(bin_index(times, 1.7e9, 0.001), k)
 
 
 def test_times_as_people_write_them():
@@ -53,10 +67,10 @@ def test_whole_bins_between_two_times():
         assert whole_bins(0.1, 0.1 + 0.005 * k - 1e-6, 0.005) == k - 1
 
 
-@pytest.mark.parametrize(("width", "num"), [(0.0, 3), (np.nan, 3), (0.1, 0)])
-def test_bins_that_are_none(width, num):
-    with pytest.raises(InputError, match="bin"):
-        bin_spikes([], 0.0, width, num)
+@pytest.mark.parametrize("width", [0.0, np.nan, -0.1])
+def test_bins_that_are_none(width):
+    with pytest.raises(InputError, match="bin_width"):
+        check_bin_width(width)
 
 
 @pytest.mark.parametrize(
@@ -65,22 +79,27 @@ def test_bins_that_are_none(width, num):
         ([0.1, np.nan, 0.3], "index 1"),
         ([0.1, 0.2, np.inf], "index 2"),
         ([0.1, 0.3, 0.2, 0.4], "0.2 s after one at 0.3 s.*index 2"),
-        ([-0.1, 0.2], "1 spikes outside the session of 0.0 to 1.0 s.*index 0"),
-        ([0.5, 1.5, 2.5], "2 spikes outside.*1.5 s.*index 1.*same clock"),
+        ([-0.1, 0.2], "1 spikes outside the session of 0 to 1 s.*index 0"),
+        ([0.5, 1.5, 2.5], "2 spikes outside.*1.5 s.*index 1.*clock"),
         ([[0.1]], "one a spike"),
         (["0.1"], "pass seconds"),
     ],
 )
 def test_wrong_spike_times_are_named(times, says):
     with pytest.raises(InputError, match=says) as caught:
-        check_spike_times(np.array(times), "u7", "file.nwb", (0.0, 1.0))
-    assert "file.nwb: spike times of unit u7" in str(caught.value)
+        check_spike_times(np.array(times), "file.nwb: unit u7", (0.0, 1.0))
+    assert "file.nwb: unit u7" in str(caught.value)
 
 
 def test_right_spike_times_pass():
-    check_spike_times(np.array([0.0, 0.5, 0.5, 1.0]), 1, "f", (0.0, 1.0))
-    check_spike_times(np.array([-3.0, 9.0]), 1, "f")
-    check_spike_times(np.zeros(0), 1, "f", (0.0, 1.0))
+    check_spike_times(np.array([0.0, 0.5, 0.5, 1.0]), "f", (0.0, 1.0))
+    check_spike_times(np.array([-3.0, 9.0]), "f")
+    check_spike_times(np.zeros(0), "f", (0.0, 1.0), after=5.0)
+
+
+def test_parts_of_spike_times_are_checked_against_what_came_before():
+    with pytest.raises(InputError, match=r"0.1 s after one at 0.2 s \(in f, index 40\)"):
+        check_spike_times(np.array([0.1, 0.3]), "f", first=40, after=0.2)
 
 
 def test_behaviour_is_the_mean_of_the_samples_in_a_bin():
@@ -106,10 +125,8 @@ def test_bins_without_samples_are_interpolated():
 
 def test_a_bin_at_the_ends_of_the_samples():
     times, values = np.array([1.0, 2.0]), np.array([5.0, 7.0])
-    np.testing.assert_allclose(resample(times, values, np.array([0.8, 2.1]), 0.1), [5, 7])
-    for start in (0.75, 2.15):
-        with pytest.raises(InputError, match=f"bin at {start} s for samples from 1.0 to 2.0"):
-            resample(times, values, np.array([start]), 0.1)
+    binned = resample(times, values, np.array([0.75, 0.86, 2.04, 2.15]), 0.1)
+    np.testing.assert_allclose(binned, [np.nan, 5, 7, np.nan])
 
 
 @pytest.mark.parametrize(
@@ -126,5 +143,5 @@ def test_a_bin_at_the_ends_of_the_samples():
 )
 def test_wrong_behaviour_is_named(times, values, says):
     with pytest.raises(InputError, match=says) as caught:
-        resample(np.array(times, float), np.array(values), np.array([0.0]), 0.5, "f.nwb: hand")
+        check_samples(np.array(times, float), np.array(values), "f.nwb: hand")
     assert "f.nwb: hand" in str(caught.value)

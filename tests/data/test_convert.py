@@ -76,6 +76,9 @@ def test_what_pynapple_cannot_have_meant():
         from_pynapple([], 0.1)
     with pytest.raises(InputError, match=r"epochs.*pass a IntervalSet"):
         from_pynapple(group(), 0.1, [(0, 1)])
+    short = nap.Tsd(t=np.arange(0, 1, 0.01), d=np.zeros(100))
+    with pytest.raises(InputError, match=r"a bin at 2 s for samples.*behaviour\['x'\]"):
+        from_pynapple(group(), 0.1, nap.IntervalSet(2, 3), {"x": short})
     with pytest.raises(InputError, match=r"a dict .*behaviour\['x'\]"):
         from_pynapple(group(), 0.1, behaviour={"x": {}})
     with pytest.raises(InputError, match=r"holds no bin.*epochs 1"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evkf.data import NwbWarning, list_nwb, read_nlb, read_nwb, stream_nwb
 from evkf.data import nwb_stream as streaming
-from evkf.data._spikes import bin_spikes, bin_trials, inside, merged, resample
+from evkf.data.binning import bin_spikes, bin_trials, inside, merged, resample
 from evkf.errors import InputError
 from tests.data import nwb_files
 
@@ -32,10 +32,10 @@ def test_a_spike_on_an_edge_falls_into_the_bin_that_begins_there(k, width):
     for time in (k * width, np.nextafter(k * width, -1), float(f"{k * width:.9g}")):
         if abs(time - k * width) < 1e-7 * width:
             first = max(k - 1, 0)
-            counts = bin_spikes(np.array([time]), first * width, width, 3)
-            assert counts.tolist().index(1) == k - first
+            counts = bin_spikes([np.array([time])], first * width, width, 3)
+            assert counts[:, 0].tolist().index(1) == k - first
     late = np.array([(k + 0.999) * width])
-    assert bin_spikes(late, 0.0, width, k + 1)[-1] == 1
+    assert bin_spikes([late], k * width, width, 1).tolist() == [[1]]
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -155,8 +155,8 @@ def test_what_is_not_there_is_refused_with_what_there_is(path, arguments, messag
 @pytest.mark.parametrize(
     ("trains", "message"),
     [
-        ([[0.1, 0.3, 0.2]], "out of order at spike 2 .*unit 10"),
-        ([[0.1], [-0.5, 0.2]], "a spike at -0.5 s, before the session .*unit 11"),
+        ([[0.1, 0.3, 0.2]], "0.2 s after one at 0.3 s .*unit 10, index 2"),
+        ([[0.1], [-0.5, 0.2]], "1 spikes outside the session .* at -0.5 s .*unit 11, index 0"),
         ([[0.1, np.nan]], "not finite"),
         ([[], []], "no spikes"),
     ],
@@ -245,7 +245,7 @@ def test_a_stream_finds_disorder_across_blocks_and_after_the_last_bin(tmp_path, 
     for times, spike in (([0.1, 0.4, 0.3, 0.5], 2), ([0.1, 0.2, 5.0, 6.0, 0.35], 4)):
         file = nwb_files.add_units(nwb_files.empty(), [times])
         path = nwb_files.write(tmp_path / f"{spike}.nwb", file)
-        with pytest.raises(InputError, match=f"out of order at spike {spike}"):
+        with pytest.raises(InputError, match=f"after one at .*index {spike}"):
             list(stream_nwb(path, 0.1, 2))
 
 

@@ -231,7 +231,7 @@ def test_a_recording_is_what_it_was_after_a_round_trip(tmp_path, seed):
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.001, 0.01, 0.02, 1 / 3]))
 def test_spikes_are_found_in_the_bins_they_were_placed_in(seed, width):
-    from evkf.data._spikes import bin_spikes
+    from evkf.data.binning import bin_spikes
     from evkf.data.nwb_write import _place
 
     rng = np.random.default_rng(seed)
@@ -240,7 +240,7 @@ def test_spikes_are_found_in_the_bins_they_were_placed_in(seed, width):
     begins = start + width * np.arange(50)
     for source in (None, rng):
         times = _place(begins, counts, width, source)
-        np.testing.assert_array_equal(bin_spikes(times, start, width, 50), counts)
+        np.testing.assert_array_equal(bin_spikes([times], start, width, 50)[:, 0], counts)
 
 
 def test_an_unbroken_recording_is_read_back_as_one_session(tmp_path):

@@ -81,6 +81,7 @@ def test_kilosort_and_other_folders(tmp_path):
     np.save(tmp_path / "spike_clusters.npy", np.array([3, 3, 5], np.int32))
     assert open_recording(tmp_path).counts.tolist() == [[1], [1]]
     assert open_recording(tmp_path, groups=["mua"]).units["id"].tolist() == [5]
+    assert describe(tmp_path, groups=["mua", "good"])["units"] == 2
 
 
 def test_other_files(tmp_path):

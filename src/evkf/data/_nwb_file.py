@@ -97,7 +97,10 @@ def _rows(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def select(table: Columns, query: Query, where: str) -> np.ndarray:
-    """Rows of a table by a query: columns with their value or values, or ids; None takes all."""
+    """Rows of a table by a query: columns with their value or values, or ids; None takes all.
+
+    Text stands for numbers and booleans too, as Python writes them.
+    """
     if query is None:
         return np.arange(len(table["id"]))
     rows = _find(table, query, where)
@@ -121,7 +124,8 @@ def _find(table: Columns, query: Query, where: str) -> np.ndarray:
         column = table[name]
         if column.ndim != 1 or column.dtype == object:
             raise InputError(f"column {name!r} of lists", where, "choose by one of single values")
-        found = np.isin(column, np.atleast_1d(value))
+        wanted = np.atleast_1d(value)
+        found = np.isin(column.astype(str) if wanted.dtype.kind == "U" else column, wanted)
         if not found.any():
             remedy = f"there are {_some(column)}"
             raise InputError(f"no row with {name} = {value!r}", where, remedy)
@@ -186,9 +190,3 @@ def masked(recording: Recording, file: Any, blank: Any) -> Recording:
     """Without what the file and the caller want masked."""
     recording = recording.blanked(read_intervals(file, INVALID))
     return recording if blank is None else recording.blanked(blank)
-
-
-def check_bin_width(bin_width: float) -> None:
-    """Refuse what no bin can have."""
-    if not (np.isfinite(bin_width) and bin_width > 0):
-        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")

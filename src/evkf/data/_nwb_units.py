@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from evkf.data._nwb_file import read_table, read_values
-from evkf.data._spikes import inside, merged, whole_bins
+from evkf.data.binning import check_spike_times, inside, merged, whole_bins
 from evkf.data.recording import Columns
 from evkf.errors import InputError
 
@@ -65,21 +65,11 @@ class Units:
         """Where its spike times begin and end in the file."""
         return int(self.ends[unit - 1]) if unit else 0, int(self.ends[unit])
 
-    def read(self, unit: int, begin: int, end: int, after: float = 0.0) -> np.ndarray:
+    def read(self, unit: int, begin: int, end: int, after: float = -np.inf) -> np.ndarray:
         """Spike times from `begin` to `end` in the file, in order and not before `after`."""
         times = self.spikes[begin:end].astype(float)
-        where = f"units/spike_times of unit {self.table['id'][unit]}"
-        if not np.isfinite(times).all():
-            self.refuse("spike times that are not finite", where, "leave them out")
-        if not len(times):
-            return times
-        if times[0] < 0 and begin == self.bounds(unit)[0]:
-            remedy = "sessions begin at 0; shift the times or leave out the unit"
-            self.refuse(f"a spike at {times[0]:g} s, before the session", where, remedy)
-        if times[0] < after or np.any(np.diff(times) < 0):
-            wrong = np.flatnonzero(np.diff(times, prepend=after) < 0)[0]
-            what = f"spike times out of order at spike {begin + wrong - self.bounds(unit)[0]}"
-            self.refuse(what, where, "sort them")
+        where = f"{self.source}: units/spike_times of unit {self.table['id'][unit]}"
+        check_spike_times(times, where, (0.0, np.inf), begin - self.bounds(unit)[0], after)
         return times
 
     def masks(
@@ -111,7 +101,7 @@ class Units:
     def session(self, bin_width: float) -> tuple[float, int]:
         """When the session begins, and its bins: one more for the spike that ends it."""
         start, stop, open_end = self.span()
-        num = int(whole_bins(np.array([stop - start]), bin_width)[0]) + open_end
+        num = int(whole_bins(start, stop, bin_width)) + open_end
         if num < 1:
             what = f"no bin of {bin_width} s in a session of {stop - start:g} s"
             self.refuse(what, "units", "pass a smaller bin width")

@@ -17,7 +17,7 @@ from evkf.data.layout import (
     place_columns,
     to_arrays,
 )
-from evkf.data.recording import Recording
+from evkf.data.recording import Recording, cut_trials
 from evkf.data.tables import read_csv, write_csv
 from evkf.errors import InputError
 
@@ -168,19 +168,16 @@ def _stream(
             columns[table][column] = data if table == "behaviour" else load(data)
         columns["trials"].setdefault("trial", np.arange(len(lengths)))
         _check_whole(counts, lengths, head, columns, datasets, source)
-        ends = np.cumsum(lengths)
-        firsts = ends - lengths
-        starts = np.asarray(head.get("start_times", width * firsts))
+        starts = np.asarray(head.get("start_times", width * (np.cumsum(lengths) - lengths)))
         for begin in range(0, len(counts), chunk_bins):
             rows = slice(begin, min(begin + chunk_bins, len(counts)))
-            held = np.flatnonzero((firsts < rows.stop) & (ends > begin))
-            cut = np.maximum(firsts[held], begin)
+            held, parts, begins = cut_trials(lengths, starts, width, rows)
             masked = "masks" in datasets
             chunk = Recording(
                 load(counts, rows),
                 width,
-                tuple(np.minimum(ends[held], rows.stop) - cut),
-                starts[held] + width * (cut - firsts[held]),
+                parts,
+                begins,
                 **({"masks": load(datasets["masks"], rows)} if masked else {}),
                 behaviour={name: load(data, rows) for name, data in columns["behaviour"].items()},
                 trials={name: values[held] for name, values in columns["trials"].items()},

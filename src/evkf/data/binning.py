@@ -1,125 +1,148 @@
-"""Spike times to counts, and behaviour to the same bins."""
+"""Times become bins: spikes checked and counted, samples averaged, intervals marked."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
 
-SLACK = 8 * np.finfo(float).eps
-"""How far a time may be from an edge, relative to the times themselves, to be on it: what rounding
-k · bin_width, adding a start and taking it off again cost."""
+EDGE = 1e-6
+"""What a time may fall short of the edge of a bin and still be on it, in bins. Rounding of a time
+of days costs some 1e-8 of a bin of 1 ms; a rig's clock ticks every 1e-2."""
+ROUNDING = 8 * np.finfo(float).eps
+"""The same relative to the times, for clocks that began long ago."""
+
+
+def check_bin_width(bin_width: float) -> None:
+    """Refuse what no bin can have."""
+    if not (np.isfinite(bin_width) and bin_width > 0):
+        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
+
+
+def bin_index(times: ArrayLike, start: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
+    """The bin every time falls into, counted from `start`; below zero before it.
+
+    Bin k holds the times from start + k · bin_width up to the next edge, which is not in it; a time
+    that is on an edge but for rounding is on it.
+
+    Example:
+        >>> int(0.3 // 0.1), bin_index(np.array([0.3, 0.2999, -0.01]), 0.0, 0.1)
+        (2, array([ 3,  2, -1]))
+    """
+    times, start = np.asarray(times, float), np.asarray(start, float)
+    slack = np.maximum(EDGE, ROUNDING * (np.abs(times) + np.abs(start)) / bin_width)
+    return np.floor((times - start) / bin_width + slack).astype(np.int64)
+
+
+def whole_bins(start: ArrayLike, stop: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
+    """How many bins fit between two times.
+
+    Example:
+        >>> whole_bins(0.1, np.array([0.3, 0.39]), 0.1).tolist()
+        [2, 2]
+    """
+    return bin_index(stop, start, bin_width)
 
 
 def bin_spikes(
     times: Sequence[Float[np.ndarray, " S"]], start: float, bin_width: float, num_bins: int
 ) -> Int[np.ndarray, "T N"]:
-    """Spikes in every bin.
-
-    Bin k holds the times from start + k · bin_width up to the next edge, which is not in it; a time
-    that is on an edge but for rounding is on it. Spikes before the first and after the last bin are
-    not counted.
-
-    Args:
-        times: Of every unit, in seconds and in order; `check_spike_times` tells.
-        start: Of the first bin.
-        bin_width: In seconds.
-        num_bins: How many.
+    """Spikes of every unit in every bin from `start` on; those outside the bins are not counted.
 
     Example:
         >>> bin_spikes([np.array([0.0, 0.15, 0.16]), np.array([0.29, 0.3])], 0.0, 0.05, 6)[2:].T
         array([[0, 2, 0, 0],
                [0, 0, 0, 1]], dtype=int32)
     """
-    _check_bins(bin_width, num_bins)
     counts = np.zeros((num_bins, len(times)), np.int32)
-    # A bin more on either side: edges are decided by bin_of, not here.
-    reach = np.array([start - bin_width, start + (num_bins + 1) * bin_width])
     for unit, spikes in enumerate(times):
-        first, last = np.searchsorted(spikes, reach)
-        bins = bin_of(spikes[first:last], start, bin_width)
-        inside = bins[(bins >= 0) & (bins < num_bins)]
-        counts[:, unit] = np.bincount(inside, minlength=num_bins)
+        counts[:, unit] = bin_trials(spikes, np.array([start]), np.array([num_bins]), bin_width)
     return counts
 
 
-def bin_of(times: Float[np.ndarray, " S"], start: float, bin_width: float) -> Int[np.ndarray, " S"]:
-    """The bin every time falls in, counted from `start`; below zero before it.
+def bin_trials(
+    times: Float[np.ndarray, " S"],
+    starts: Float[np.ndarray, " K"],
+    lengths: Int[np.ndarray, " K"],
+    bin_width: float,
+) -> Int[np.ndarray, " T"]:
+    """Spikes of one unit in every bin of trials laid end to end; trials may overlap in time.
+
+    Args:
+        times: In seconds and in order; `check_spike_times` tells.
+        starts: When the first bin of every trial begins.
+        lengths: Bins of every trial.
+        bin_width: In seconds.
 
     Example:
-        >>> int(0.15 // 0.05), bin_of(np.array([0.15, 0.1499, -0.01]), 0.0, 0.05)
-        (2, array([ 3,  2, -1]))
+        >>> times = np.array([0.1, 0.2, 0.25, 0.3])
+        >>> bin_trials(times, np.array([0.0, 0.2]), np.array([2, 1]), 0.1).tolist()
+        [0, 1, 2]
     """
-    times = np.asarray(times, float)
-    place = (times - start) / bin_width
-    near = np.rint(place)
-    on_edge = np.abs(place - near) <= SLACK * (np.abs(times) + abs(start)) / bin_width
-    return np.where(on_edge, near, np.floor(place)).astype(np.int64)
-
-
-def whole_bins(start: float, stop: float, bin_width: float) -> int:
-    """Bins that lie between two times; an end that is on an edge but for rounding is on it.
-
-    Example:
-        >>> whole_bins(0.1, 0.3, 0.1), whole_bins(0.1, 0.39, 0.1)
-        (2, 2)
-    """
-    return int(bin_of(np.array([stop]), start, bin_width)[0])
+    # a bin more on either side: what does not belong is left out by its index
+    first = np.searchsorted(times, starts - bin_width)
+    last = np.searchsorted(times, starts + (lengths + 1) * bin_width)
+    found = last - first
+    trial = np.repeat(np.arange(len(starts)), found)
+    spike = np.arange(len(trial)) + np.repeat(first - (np.cumsum(found) - found), found)
+    index = bin_index(times[spike], starts[trial], bin_width)
+    within = (index >= 0) & (index < lengths[trial])
+    offset = np.cumsum(lengths) - lengths
+    return np.bincount((offset[trial] + index)[within], minlength=int(lengths.sum()))
 
 
 def check_spike_times(
     times: Float[np.ndarray, " S"],
-    unit: Any,
-    source: str,
-    bounds: tuple[float, float] | None = None,
+    where: str,
+    session: tuple[float, float] = (-np.inf, np.inf),
+    first: int = 0,
+    after: float = -np.inf,
 ) -> None:
     """Refuse spike times that are not finite, not in order, or outside the session.
 
     Args:
         times: Of one unit, in seconds.
-        unit: Its id, for the message.
-        source: The file it is from, for the message.
-        bounds: When the session begins and ends, if that is known.
+        where: File and unit, for the message.
+        session: When it begins and ends.
+        first: The number of the first of these spikes, if they are a part of all.
+        after: The time of the spike before.
 
     Raises:
         InputError: Naming the first spike that is wrong.
 
     Example:
-        >>> check_spike_times(np.array([0.1, 0.3, 0.2]), 7, "file.nwb")
+        >>> check_spike_times(np.array([0.1, 0.3, 0.2]), "file.nwb: spike times of unit 7")
         Traceback (most recent call last):
         ...
         evkf.errors.InputError: a spike at 0.2 s after one at 0.3 s (in file.nwb: spike times \
-of unit 7, index 2): sort the spike times of every unit
+of unit 7, index 2): sort them
     """
-    where = f"{source}: spike times of unit {unit}"
     times = np.asarray(times)
     if times.ndim != 1 or times.dtype.kind not in "iuf":
         what = f"spike times of {times.dtype} and shape {times.shape}"
         raise InputError(what, where, "pass seconds, one a spike")
     wrong = ~np.isfinite(times)
     if wrong.any():
-        first = int(np.argmax(wrong))
-        what = f"{wrong.sum()} spike times that are not finite, the first {times[first]}"
-        raise InputError(what, f"{where}, index {first}", "leave these spikes out")
-    wrong = times[1:] < times[:-1]
+        k = int(np.argmax(wrong))
+        what = f"{wrong.sum()} spike times that are not finite, the first {times[k]}"
+        raise InputError(what, f"{where}, index {first + k}", "leave these spikes out")
+    before = np.concatenate([[after], times[:-1]])
+    wrong = times < before[: len(times)]
     if wrong.any():
-        first = int(np.argmax(wrong)) + 1
-        what = f"a spike at {times[first]} s after one at {times[first - 1]} s"
-        raise InputError(what, f"{where}, index {first}", "sort the spike times of every unit")
-    if bounds is not None and len(times):
-        begin, end = bounds
-        slack = SLACK * max(abs(begin), abs(end))
-        wrong = (times < begin - slack) | (times > end + slack)
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            what = f"{wrong.sum()} spikes outside the session of {begin} to {end} s, "
-            raise InputError(
-                f"{what}the first at {times[first]} s",
-                f"{where}, index {first}",
-                "check that spike times and session are in seconds of the same clock",
-            )
+        k = int(np.argmax(wrong))
+        what = f"a spike at {times[k]:g} s after one at {before[k]:g} s"
+        raise InputError(what, f"{where}, index {first + k}", "sort them")
+    begin, end = session
+    slack = ROUNDING * np.abs(times)
+    wrong = (times < begin - slack) | (times > end + slack)
+    if wrong.any():
+        k = int(np.argmax(wrong))
+        what = f"{wrong.sum()} spikes outside the session of {begin:g} to {end:g} s"
+        what += f", the first at {times[k]:g} s"
+        remedy = "shift them to the clock of the session, or leave out the unit"
+        raise InputError(what, f"{where}, index {first + k}", remedy)
 
 
 def resample(
@@ -127,69 +150,88 @@ def resample(
     values: Shaped[np.ndarray, "S ..."],
     starts: Float[np.ndarray, " T"],
     bin_width: float,
-    source: str = "behaviour",
 ) -> Float[np.ndarray, "T ..."]:
-    """Behaviour in bins: the mean of the samples in each.
+    """Samples as one row a bin: the mean of those within it, else interpolated at its middle.
 
-    A bin without samples gets what a line between the samples around it gives at its centre; one
-    up to a bin away from the first or last sample gets that sample.
+    A bin without samples before the first or after the last is NaN, unless that is less than a bin
+    width away.
 
     Args:
-        times: Of the samples, in seconds and in order.
-        values: One row a sample; finite.
-        starts: When every bin begins; gaps are fine.
+        times: Of the samples, in order.
+        values: One row a sample.
+        starts: When every bin begins, in any order.
         bin_width: In seconds.
-        source: File and column, for messages.
 
     Example:
-        >>> resample(np.array([0.0, 0.1, 0.5]), np.array([1.0, 3.0, 6.0]), np.array([0, 0.2]), 0.2)
-        array([2. , 4.5])
+        >>> times, values = np.array([0.0, 0.05, 0.25]), np.array([1.0, 3.0, 6.0])
+        >>> resample(times, values, np.array([0.0, 0.1, 0.2, 0.6]), 0.1)
+        array([2. , 4.5, 6. , nan])
     """
-    times, starts = np.asarray(times, float), np.asarray(starts, float)
-    values = np.asarray(values)
-    _check_bins(bin_width, len(starts))
-    _check_samples(times, values, source)
-    away = np.maximum(times[0] - (starts + bin_width), starts - times[-1])
-    edge = SLACK * max(abs(times[0]), abs(times[-1]), abs(starts[0]), abs(starts[-1]))
-    if away.max() > bin_width + edge:
-        worst = int(np.argmax(away))
-        what = f"a bin at {starts[worst]} s for samples from {times[0]} to {times[-1]} s"
-        raise InputError(what, source, "leave out the bins that were not sampled, or the column")
-    shape = values.shape[1:]
-    values = values.astype(float).reshape(len(times), -1)
-    # Reduced over pairs (first, past the last); a row more lets the last pair end there.
-    pairs = np.searchsorted(times, np.stack([starts, starts + bin_width], axis=1) - edge)
-    held = pairs[:, 1] - pairs[:, 0]
-    padded = np.concatenate([values, np.zeros_like(values[:1])])
-    sums = np.add.reduceat(padded, pairs.ravel(), axis=0)[::2]
-    means = sums / np.maximum(held, 1)[:, None]
-    empty = held == 0
-    if empty.any():
-        centres = starts[empty] + bin_width / 2
-        for column in range(values.shape[1]):
-            means[empty, column] = np.interp(centres, times, values[:, column])
-    return means.reshape(len(starts), *shape)
+    first = np.searchsorted(times, starts - EDGE * bin_width)
+    last = np.searchsorted(times, starts + (1 - EDGE) * bin_width)
+    flat = np.asarray(values, float).reshape(len(times), -1)
+    # a row more, because the end of the last bin may be the end of the samples
+    padded = np.concatenate([flat, np.zeros((1, flat.shape[1]))])
+    sums = np.add.reduceat(padded, np.stack([first, last], axis=1).ravel(), axis=0)[::2]
+    found = last - first
+    out = sums / np.maximum(found, 1)[:, None]
+    none = found == 0
+    middle = starts[none] + bin_width / 2
+    far = (middle < times[0] - bin_width) | (middle > times[-1] + bin_width)
+    for column, series in zip(out.T, flat.T, strict=True):
+        column[none] = np.where(far, np.nan, np.interp(middle, times, series))
+    return out.reshape(len(starts), *np.shape(values)[1:])
 
 
-def _check_bins(bin_width: float, num_bins: int) -> None:
-    if not (np.isfinite(bin_width) and bin_width > 0):
-        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
-    if num_bins < 1:
-        raise InputError(f"{num_bins} bins", "num_bins", "ask for one or more")
+def check_samples(times: np.ndarray, values: np.ndarray, where: str) -> None:
+    """Refuse samples that are not numbers, not finite or not in order.
 
-
-def _check_samples(times: np.ndarray, values: np.ndarray, source: str) -> None:
+    Example:
+        >>> check_samples(np.array([0.0, 1.0]), np.array([2.0, 3.0]), "hand")
+    """
     if times.ndim != 1 or not len(times) or values.shape[:1] != times.shape:
         what = f"{times.shape} times for values of shape {values.shape}"
-        raise InputError(what, source, "pass one time for every row, and one row or more")
+        raise InputError(what, where, "pass one time for every row, and one row or more")
     if values.dtype.kind not in "biuf":
-        raise InputError(f"values of {values.dtype}", source, "pass numbers, or leave it out")
+        raise InputError(f"values of {values.dtype}", where, "pass numbers, or leave it out")
     if not np.isfinite(times).all() or np.any(times[1:] < times[:-1]):
         what = "sample times that are not finite or not in order"
-        raise InputError(what, source, "sort the samples by time, and leave out those without")
+        raise InputError(what, where, "sort the samples by time, and leave out those without")
     rows = ~np.isfinite(values.reshape(len(times), -1)).all(axis=1)
     if rows.any():
         first = int(np.argmax(rows))
         what = f"{rows.sum()} of {len(times)} samples with NaN or inf, "
         what += f"the first at index {first}, {times[first]} s"
-        raise InputError(what, source, "clean or interpolate them, or leave out the column")
+        raise InputError(what, where, "clean or interpolate them, or leave out the column")
+
+
+def merged(intervals: Float[np.ndarray, "W 2"]) -> Float[np.ndarray, "V 2"]:
+    """Intervals in order, those that touch or overlap made one.
+
+    Example:
+        >>> merged(np.array([[2.0, 3.0], [0.0, 1.0], [1.0, 1.5]])).tolist()
+        [[0.0, 1.5], [2.0, 3.0]]
+    """
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    if not len(ordered):
+        return ordered
+    ends = np.maximum.accumulate(ordered[:, 1])
+    fresh = np.concatenate([[True], ordered[1:, 0] > ends[:-1] + 1e-9])
+    final = np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(ordered) - 1]])
+    return np.stack([ordered[fresh, 0], ends[final]], axis=1)
+
+
+def inside(
+    starts: Float[np.ndarray, " T"], bin_width: float, intervals: Float[np.ndarray, "V 2"]
+) -> Bool[np.ndarray, " T"]:
+    """Whether a bin lies within one of the `merged` intervals.
+
+    Example:
+        >>> inside(np.array([0.0, 0.1, 0.2]), 0.1, np.array([[0.1, 0.3]])).tolist()
+        [False, True, True]
+    """
+    if not len(intervals):
+        return np.zeros(len(starts), bool)
+    slack = EDGE * bin_width
+    place = np.searchsorted(intervals[:, 0], starts + slack, side="right") - 1
+    return (place >= 0) & (starts + bin_width <= intervals[place, 1] + slack)

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from evkf.data.binning import bin_spikes, check_spike_times, resample, whole_bins
+from evkf.data.binning import (
+    bin_spikes,
+    check_bin_width,
+    check_samples,
+    check_spike_times,
+    resample,
+    whole_bins,
+)
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 
@@ -45,7 +52,7 @@ def from_pynapple(
     _check_type(epochs, nap.IntervalSet, "epochs")
     times = [np.asarray(tsgroup[unit].times()) for unit in tsgroup.index]
     for unit, spikes in zip(tsgroup.index, times, strict=True):
-        check_spike_times(spikes, unit, source)
+        check_spike_times(spikes, f"{source}: spike times of unit {unit}")
     spans = [(float(begin), float(end) + TOUCH) for begin, end in np.asarray(epochs.values)]
     counts, lengths = _bin_spans([times] * len(spans), spans, bin_width, "epochs")
     trials = {name: np.asarray(epochs.get_info(name)) for name in epochs.metadata_columns}
@@ -65,7 +72,7 @@ def from_pynapple(
         where = f"behaviour[{name!r}]"
         _check_type(values, (nap.Tsd, nap.TsdFrame, nap.TsdTensor), where)
         samples = np.asarray(values.times()), np.asarray(values.values)
-        given[name] = resample(*samples, bins, bin_width, where)
+        given[name] = _resampled(*samples, bins, bin_width, where)
     seen = np.zeros(len(bins), bool)
     for begin, end in np.asarray(tsgroup.time_support.values):
         seen |= (bins >= begin - TOUCH) & (bins + bin_width <= end + 2 * TOUCH)
@@ -139,7 +146,8 @@ def from_neo(block_or_segment: Any, bin_width: float) -> Recording:
         bounds = [(_seconds(train.t_start), _seconds(train.t_stop)) for train in trains]
         times = [_seconds(train.times) for train in trains]
         for unit, (train, span) in enumerate(zip(times, bounds, strict=True)):
-            check_spike_times(train, labels[unit] or unit, where, (float(span[0]), float(span[1])))
+            place = f"{where}: spike times of unit {labels[unit] or unit}"
+            check_spike_times(train, place, (float(span[0]), float(span[1])))
         spikes.append(times)
         spans.append((float(max(b for b, _ in bounds)), float(min(e for _, e in bounds))))
     if names is None:
@@ -219,6 +227,19 @@ def _check_values(recording: Recording, values: Any) -> np.ndarray:
     return values
 
 
+def _resampled(
+    times: np.ndarray, values: np.ndarray, bins: np.ndarray, bin_width: float, where: str
+) -> np.ndarray:
+    check_samples(times, values, where)
+    rows = resample(times, values, bins, bin_width)
+    missing = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
+    if missing.any():
+        first = bins[np.argmax(missing)]
+        what = f"a bin at {first:g} s for samples from {times[0]:g} to {times[-1]:g} s"
+        raise InputError(what, where, "leave out the bins that were not sampled, or the series")
+    return rows
+
+
 def _bin_spans(
     spikes: Sequence[list[np.ndarray]],
     spans: list[tuple[float, float]],
@@ -226,11 +247,10 @@ def _bin_spans(
     where: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Counts of all trials, end to end, and their lengths."""
-    if not (np.isfinite(bin_width) and bin_width > 0):
-        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
+    check_bin_width(bin_width)
     counts = []
     for number, (times, (begin, end)) in enumerate(zip(spikes, spans, strict=True)):
-        num = whole_bins(begin, end, bin_width)
+        num = int(whole_bins(begin, end, bin_width))
         if num < 1:
             what = f"{begin} to {end} s, which holds no bin of {bin_width} s"
             raise InputError(what, f"{where} {number}", "leave it out, or pass narrower bins")

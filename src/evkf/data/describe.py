@@ -1,6 +1,7 @@
 """What is in a file, before anything is done with it."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from evkf.data.nwb import list_nwb
 from evkf.data.open import open_recording
 
 
-def describe(path: str | os.PathLike, bin_width: float | None = None) -> dict[str, Any]:
+def describe(
+    path: str | os.PathLike,
+    bin_width: float | None = None,
+    groups: Collection[str] | None = None,
+) -> dict[str, Any]:
     """Units, bins, trials, behaviour and rates, as text, numbers, lists and dictionaries.
 
     Of an NWB file no spike times are read; its rates are spikes over the length of the session.
@@ -20,6 +25,7 @@ def describe(path: str | os.PathLike, bin_width: float | None = None) -> dict[st
     Args:
         path: As for `open_recording`.
         bin_width: As for `open_recording`.
+        groups: As for `open_recording`.
 
     Example:
         >>> import tempfile
@@ -31,7 +37,7 @@ def describe(path: str | os.PathLike, bin_width: float | None = None) -> dict[st
     """
     if Path(path).suffix == ".nwb":
         return _describe_nwb(path)
-    recording = open_recording(path, bin_width)
+    recording = open_recording(path, bin_width, groups=groups)
     return {
         "path": str(path),
         "units": recording.num_units,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.data.binning import bin_of, whole_bins
+from evkf.data.binning import bin_index, check_bin_width, whole_bins
 from evkf.data.files import BROKEN, check_file, unreadable
 from evkf.data.recording import Recording
 from evkf.errors import InputError
@@ -54,8 +54,7 @@ def read_kilosort(
     place = Path(folder)
     if not place.is_dir():
         raise InputError("no such folder", str(folder), "pass the folder that Kilosort wrote")
-    if not (np.isfinite(bin_width) and bin_width > 0):
-        raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
+    check_bin_width(bin_width)
     rate = _sample_rate(place / "params.py")
     samples, clusters = (_map(place / f"{name}.npy") for name in ("spike_times", "spike_clusters"))
     if len(samples) != len(clusters):
@@ -73,15 +72,15 @@ def read_kilosort(
         raise InputError(what, str(folder), "pass groups that are there, or label units in Phy")
     begin = 0.0 if start is None else float(start)
     if stop is None:
-        num_bins = int(bin_of(np.array([samples[-1] / rate]), begin, bin_width)[0]) + 1
+        num_bins = int(bin_index(samples[-1] / rate, begin, bin_width)) + 1
     else:
-        num_bins = whole_bins(begin, float(stop), bin_width)
+        num_bins = int(whole_bins(begin, float(stop), bin_width))
     if num_bins < 1:
         what = f"no whole bin of {bin_width} s from {begin} s to {stop or samples[-1] / rate} s"
         raise InputError(what, str(folder), "pass start and stop in seconds, further apart")
     counts = np.zeros((num_bins, len(ids)), np.int32)
     for rows in _chunks(len(samples)):
-        bins = bin_of(samples[rows] / rate, begin, bin_width)
+        bins = bin_index(samples[rows] / rate, begin, bin_width)
         units = np.minimum(np.searchsorted(ids, clusters[rows]), len(ids) - 1)
         taken = (ids[units] == clusters[rows]) & (bins >= 0) & (bins < num_bins)
         np.add.at(counts, (bins[taken], units[taken]), 1)

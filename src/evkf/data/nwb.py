@@ -12,7 +12,6 @@ from evkf.data._nwb_file import (
     INVALID,
     TRIALS,
     Query,
-    check_bin_width,
     clock,
     find_series,
     masked,
@@ -23,7 +22,7 @@ from evkf.data._nwb_file import (
     select,
 )
 from evkf.data._nwb_units import Units
-from evkf.data._spikes import bin_trials, resample, whole_bins
+from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
 from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
 
@@ -228,7 +227,7 @@ def _read_trials(
         if not known.any():
             raise InputError(what, where, "align to another column")
         warnings.warn(f"{source}: {what} and are left out", NwbWarning, stacklevel=3)
-    lengths = whole_bins(spans[known], bin_width)
+    lengths = whole_bins(0.0, spans[known], bin_width)
     if lengths.min() < 1:
         worst = int(np.argmin(lengths))
         what = f"no bin of {bin_width} s in trial {table['id'][known][worst]}"

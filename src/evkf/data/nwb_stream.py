@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from evkf.data._nwb_file import Query, check_bin_width, masked, open_nwb, select
+from evkf.data._nwb_file import Query, masked, open_nwb, select
 from evkf.data._nwb_units import Units
-from evkf.data._spikes import bin_index
+from evkf.data.binning import bin_index, check_bin_width
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 
@@ -83,7 +83,7 @@ class _Reader:
         self.table, self.unit, self.start, self.bin_width = table, unit, start, bin_width
         self.num, self.dtype = num, np.int32 if num < 2**31 else np.int64
         self.at, self.end = table.bounds(unit)
-        self.block, self.after = block, 0.0
+        self.block, self.after = block, -np.inf
         self.held = np.zeros(0, self.dtype)
 
     def _load(self) -> None:

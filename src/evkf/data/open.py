@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evkf.data._nwb_file import Query
 from evkf.data.arrays import HDF5, read_arrays, stream_arrays
 from evkf.data.files import load, open_hdf5, read_npz
 from evkf.data.kilosort import read_kilosort
@@ -27,7 +28,10 @@ def open_recording(
     window: tuple[float, float] | None = None,
     behaviour: Sequence[str] = (),
     min_rate: float = 0.0,
-    groups: Collection[str] = ("good",),
+    groups: Collection[str] | None = None,
+    units: Query = None,
+    trials: Query = None,
+    signals: bool = False,
 ) -> Recording:
     """Read a recording: an NWB, npz, HDF5 or CSV file, or a folder that Kilosort wrote.
 
@@ -39,7 +43,10 @@ def open_recording(
         window: As for `read_nwb`.
         behaviour: Names of what must be there, finite; of an NWB file nothing else is read.
         min_rate: Leave out units of fewer observed spikes per second.
-        groups: Labels of the clusters to take from a Kilosort folder.
+        groups: Labels of the clusters to take from a Kilosort folder; "good" unless given.
+        units: Which units of an NWB file to take, as for `read_nwb`.
+        trials: Which trials of an NWB file to take, as for `read_nwb`.
+        signals: Whether npz, HDF5 and CSV files hold continuous signals in place of counts.
 
     Example:
         >>> import tempfile
@@ -49,28 +56,39 @@ def open_recording(
         [[2, 2], [2, 2], [2, 2]]
     """
     place = Path(path)
+    folder = place.is_dir()
+    if groups is not None and not folder:
+        what = "groups for what is no Kilosort folder"
+        raise InputError(what, str(path), "leave them out, or pass a folder")
     if place.suffix == ".nwb":
         width = BIN_WIDTH if bin_width is None else bin_width
-        return read_nwb(place, width, align, window, behaviour, min_rate=min_rate)
-    if align is not None or window is not None:
-        what = "align or window for what has no times of events"
+        return read_nwb(place, width, align, window, behaviour, units, min_rate, trials=trials)
+    asked = {"align": align, "window": window, "units": units, "trials": trials}
+    given = [name for name, value in asked.items() if value is not None]
+    if given:
+        what = f"{', '.join(given)} for what is no NWB file"
         raise InputError(what, str(path), "leave them out, or pass an NWB file")
-    if place.is_dir():
+    if folder:
         if not (place / "spike_times.npy").is_file():
             what = "a folder without spike_times.npy"
             raise InputError(what, str(path), "pass a file, or the folder that Kilosort wrote")
-        recording = read_kilosort(place, BIN_WIDTH if bin_width is None else bin_width, groups)
+        width = BIN_WIDTH if bin_width is None else bin_width
+        recording = read_kilosort(place, width, groups or ("good",))
     elif place.suffix in (".npz", *HDF5):
-        recording = _rebinned(_read_counts(place, bin_width), bin_width)
+        recording = _rebinned(_read_counts(place, bin_width, signals), bin_width)
     else:
-        recording = read_arrays(place, bin_width)
+        recording = read_arrays(place, bin_width, signals=signals)
     _check_behaviour(recording, behaviour)
     rates = recording.rates()
     return recording if min_rate <= 0 else recording.pick(rates >= min_rate)
 
 
 def stream_recording(
-    path: str | os.PathLike, bin_width: float | None = None, chunk_bins: int = 10_000
+    path: str | os.PathLike,
+    bin_width: float | None = None,
+    chunk_bins: int = 10_000,
+    units: Query = None,
+    signals: bool = False,
 ) -> Generator[Recording, None, None]:
     """Read an NWB session or an HDF5 file in chunks that follow one another.
 
@@ -78,6 +96,8 @@ def stream_recording(
         path: Ends in .nwb, .h5 or .hdf5.
         bin_width: In seconds; of an HDF5 file, its own.
         chunk_bins: Bins of a chunk; the last may have fewer.
+        units: As for `open_recording`.
+        signals: As for `open_recording`.
 
     Yields:
         Recordings with a column "trial": where the last trial of one and the first of the next have
@@ -94,21 +114,25 @@ def stream_recording(
     place = Path(path)
     if place.suffix == ".nwb":
         width = BIN_WIDTH if bin_width is None else bin_width
-        for chunk in stream_nwb(place, width, chunk_bins):
+        for chunk in stream_nwb(place, width, chunk_bins, units):
             yield replace(chunk, trials={"trial": np.zeros(1, int)})
+    elif units is not None:
+        what = "units for what is no NWB file"
+        raise InputError(what, str(path), "leave them out, or pass an NWB file")
     else:
         # without the file's own names of trials, of which two may be the same
-        yield from stream_arrays(place, chunk_bins, bin_width, leave_out=("trial", "trials/trial"))
+        own = ("trial", "trials/trial")
+        yield from stream_arrays(place, chunk_bins, bin_width, signals=signals, leave_out=own)
 
 
-def _read_counts(path: Path, bin_width: float | None) -> Recording:
+def _read_counts(path: Path, bin_width: float | None, signals: bool) -> Recording:
     if path.suffix == ".npz":
         arrays = read_npz(path)
     else:
         with open_hdf5(path) as datasets:
             arrays = {name: load(dataset) for name, dataset in datasets.items()}
     known = "bin_width" in arrays or "bin_ms" in arrays
-    return from_arrays(arrays, str(path), None if known else bin_width)
+    return from_arrays(arrays, str(path), None if known else bin_width, signals)
 
 
 def _rebinned(recording: Recording, bin_width: float | None) -> Recording:

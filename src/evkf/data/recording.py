@@ -221,8 +221,41 @@ class Recording:
             hidden |= (begin < stop - slack) & (end > start + slack)
         return replace(self, masks=self.masks & ~hidden[:, None])
 
+    def cut(self, rows: slice) -> Self:
+        """These bins, with a column "trial" of the numbers of the trials they belong to."""
+        held, lengths, starts = cut_trials(self.lengths, self.start_times, self.bin_width, rows)
+        return replace(
+            self,
+            counts=self.counts[rows],
+            masks=self.masks[rows],
+            lengths=lengths,
+            start_times=starts,
+            behaviour={name: values[rows] for name, values in self.behaviour.items()},
+            trials={name: values[held] for name, values in self.trials.items()} | {"trial": held},
+        )
+
     def _refuse(self, what: str, where: str, remedy: str) -> None:
         raise InputError(what, f"{self.source}: {where}", remedy)
+
+
+def cut_trials(
+    lengths: Sequence[int],
+    start_times: Float[np.ndarray, " K"],
+    bin_width: float,
+    rows: slice,
+) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+    """Which trials a slice of the bins holds, how many bins of each, and when these begin.
+
+    Example:
+        >>> cut_trials((3, 2), np.array([0.0, 1.0]), 0.1, slice(2, 4))
+        (array([0, 1]), (1, 1), array([0.2, 1. ]))
+    """
+    ends = np.cumsum(lengths)
+    firsts = ends - lengths
+    held = np.flatnonzero((firsts < rows.stop) & (ends > rows.start))
+    cut = np.maximum(firsts[held], rows.start)
+    parts = tuple((np.minimum(ends[held], rows.stop) - cut).tolist())
+    return held, parts, start_times[held] + bin_width * (cut - firsts[held])
 
 
 def _columns(given: Mapping[str, Any]) -> Columns:

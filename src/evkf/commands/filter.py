@@ -1,34 +1,52 @@
 """The command that filters a recording, and how its results are written."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evkf.console import Config, Force, Json, Quiet, claim, console, emit, json_target
-from evkf.console import progress_bar as bar
-from evkf.data import Recording, Results, write_nwb
-from evkf.data.arrays import HDF5
-from evkf.data.estimates import write_estimates
-from evkf.data.open import stream_recording
-from evkf.errors import InputError
-from evkf.recording_options import (
+from evkf.commands.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    claim,
+    config_file,
+    console,
+    emit,
+    json_target,
+    write_config,
+)
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import (
     Align,
     File,
+    Group,
     MinRate,
     ModelFile,
     ModelWidth,
     Reading,
+    Trials,
+    Units,
     Window,
     check_ending,
     load_model,
+    parse_query,
     result,
 )
-from evkf.session import filter_to_hdf5, to_estimates
-from evkf.units import UnitModel, infer, map_units
+from evkf.data import Recording, Results, write_nwb
+from evkf.data.arrays import HDF5
+from evkf.data.estimates import write_estimates
+from evkf.data.files import check_file
+from evkf.data.open import stream_recording
+from evkf.errors import InputError
+from evkf.likelihoods import Gaussian
+from evkf.session import filter_to_hdf5, infer_in_chunks, to_estimates
+from evkf.units import Inferred, map_units
 
 
 def run_filter(
@@ -48,6 +66,9 @@ def run_filter(
     align: Align = None,
     window: Window = None,
     min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -56,8 +77,9 @@ def run_filter(
     """Infer latents, rates and one-step predictions of every bin; nothing is learned.
 
     To .nwb: a copy of the source with a processing module "evkf", or a new file. To .h5 from an
-    NWB session or an .h5 file: chunk by chunk, however long it is, unless --align, --min-rate or
-    --unit-map ask for all of it.
+    NWB session or an .h5 file: chunk by chunk, however long it is, unless --align, --trials,
+    --min-rate or --unit-map ask for all of it. The options are written beside OUT, to
+    OUT.config.json.
 
     \b
     Examples:
@@ -67,23 +89,30 @@ def run_filter(
     """
     options = dict(locals())
     target = _target(file, out, in_place)
-    claim(json_target(json_file) + ([] if in_place else [target]), force)
+    overwrite = force or in_place
+    claim([target, config_file(target)], overwrite)
+    claim(json_target(json_file), force)
     say = console(quiet, json_file)
     model = load_model(model_file)
-    width = model.bin_width if bin_width is None else bin_width
-    whole = align is not None or window is not None or min_rate > 0 or unit_map is not None
-    if target.suffix in HDF5 and _streams(file, width) and not whole:
+    signals = isinstance(model.model.likelihood, Gaussian)
+    reading = Reading.of(options, model.bin_width)
+    grows = target.suffix in HDF5 and unit_map is None
+    chunks = _chunks(file, reading, signals) if grows else None
+    if chunks is not None:
         with bar(say, "filtering") as tell:
-            chunks = stream_recording(file, width)
             bins, total = filter_to_hdf5(target, model, chunks, force, _count(tell))
     else:
-        recording = Reading(width, align, window, None, min_rate).read(say, file)
+        recording = reading.read(say, file, signals)
         if unit_map is not None:
             model = map_units(model, recording, read_map(unit_map))
-        bins, total = _filter_whole(target, model, recording, force or in_place)
+        with bar(say, "filtering") as tell:
+            found = infer_in_chunks(model, recording, tell)
+        _write(target, recording, found, overwrite)
+        bins, total = recording.num_bins, float(found.elbo.sum())
+    resolved = result("filter", options | {"out": target, "bin_width": reading.bin_width})
+    write_config(target, resolved)
     say.print(f"{bins} bins, {total / bins:.4f} nats per bin: {target}")
-    resolved = options | {"out": target, "bin_width": width}
-    emit(json_file, result("filter", resolved, bins=bins, elbo_per_bin=total / bins))
+    emit(json_file, resolved | {"bins": bins, "elbo_per_bin": total / bins})
 
 
 def _target(file: Path, out: Path | None, in_place: bool) -> Path:
@@ -91,23 +120,28 @@ def _target(file: Path, out: Path | None, in_place: bool) -> Path:
         raise InputError("--out and --in-place", "evkf filter", "pass one of them")
     target = file if out is None else out
     check_ending(target, (".nwb",) if in_place else (".nwb", ".npz", *HDF5))
-    if not in_place and target.resolve() == file.resolve():
+    if in_place:
+        check_file(file)
+    elif target.resolve() == file.resolve():
         remedy = "name another; --in-place adds to an NWB file"
         raise InputError("the source as output", str(target), remedy)
     return target
 
 
-def _streams(file: Path, width: float) -> bool:
-    """Whether a file can be read in chunks of these bins."""
-    if file.suffix not in HDF5:
-        return file.suffix == ".nwb"
-    try:
-        with closing(stream_recording(file, width, 1)) as chunks:
-            next(chunks)
-    except InputError:
-        # other bins, or trials side by side: what is wrong with the file is said on reading it
-        return False
-    return True
+def _chunks(file: Path, reading: Reading, signals: bool) -> Iterator[Recording] | None:
+    """The file in chunks, if it can be read so."""
+    if not reading.streams or file.suffix not in (".nwb", *HDF5):
+        return None
+    units = parse_query(reading.units, "--units")
+    stream = partial(stream_recording, file, reading.bin_width, units=units, signals=signals)
+    if file.suffix in HDF5:
+        try:
+            with closing(stream(chunk_bins=1)) as chunks:
+                next(chunks)
+        except InputError:
+            # other bins, or trials side by side: what is wrong with the file is said on reading it
+            return None
+    return stream()
 
 
 def _count(tell: Callable[[int, int | None], None]) -> Callable[[Recording], None]:
@@ -121,10 +155,7 @@ def _count(tell: Callable[[int, int | None], None]) -> Callable[[Recording], Non
     return count
 
 
-def _filter_whole(
-    target: Path, model: UnitModel, recording: Recording, overwrite: bool
-) -> tuple[int, float]:
-    found = infer(model, recording)
+def _write(target: Path, recording: Recording, found: Inferred, overwrite: bool) -> None:
     if target.suffix == ".nwb":
         results = Results(
             found.mean, found.cov, found.rates, found.elbo, {"counts": found.predicted}
@@ -133,7 +164,6 @@ def _filter_whole(
     else:
         arrays = to_estimates(recording, recording.fresh, found)
         write_estimates(target, recording, arrays, overwrite)
-    return recording.num_bins, float(found.elbo.sum())
 
 
 def read_map(file: Path) -> dict[str, str]:

@@ -15,7 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import evkf
+from evkf.data.files import replacing
 from evkf.errors import InputError
+
+FELL_SHORT = 1
+"""Exit code of what was done, but fell short of a check or a target."""
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -96,6 +100,17 @@ def to_json(value: dict) -> str:
 def write_json(path: Path, value: dict) -> None:
     """Write JSON into a file."""
     path.write_text(to_json(value) + "\n", encoding="utf-8")
+
+
+def config_file(out: Path) -> Path:
+    """Where the configuration behind an output is written."""
+    return out.with_name(f"{out.name}.config.json")
+
+
+def write_config(out: Path, config: dict) -> None:
+    """Write the configuration behind an output beside it; the file is complete or not there."""
+    with replacing(config_file(out), overwrite=True) as part:
+        write_json(part, config)
 
 
 def json_target(file: Path | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Commands on recordings: look at one, make one, fit a model, get data."""
+"""Commands on recordings: look at one, make one, get one."""
 
 import shutil
 import subprocess
@@ -8,43 +8,32 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from evkf.console import Config, Force, Json, Quiet, Seed, claim, console, emit, json_target
-from evkf.console import progress_bar as bar
+from evkf.commands.console import (
+    FELL_SHORT,
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    claim,
+    console,
+    emit,
+    json_target,
+)
+from evkf.commands.options import BinWidth, File, Group, check_ending, result
 from evkf.data import recording_to_nwb, write_arrays
 from evkf.data.arrays import HDF5
 from evkf.data.describe import describe
-from evkf.dimension import suggest_latents
 from evkf.errors import InputError
-from evkf.filter_cli import run_filter
-from evkf.recording_options import (
-    Align,
-    Behaviour,
-    BinWidth,
-    File,
-    MinRate,
-    Reading,
-    Window,
-    check_ending,
-    result,
-)
-from evkf.score_cli import plot, score
 from evkf.simulation import simulate_recording
-from evkf.units import fit_recording
 
-FELL_SHORT = 1
 DANDI = {"mc_maze_large": ("000138", "MC_Maze_Large of the Neural Latents Benchmark")}
-LIKELIHOODS = ("poisson", "negative_binomial", "bernoulli", "gaussian")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to an application."""
-    for command in (info, simulate, fit, run_filter, score, plot, data):
-        app.command(command.__name__.removeprefix("run_"))(command)
 
 
 def info(
     file: File,
     bin_width: BinWidth = None,
+    group: Group = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -58,7 +47,7 @@ def info(
       evkf info counts.csv --bin-width 0.02 --json -
     """
     claim(json_target(json_file), force)
-    found = describe(file, bin_width)
+    found = describe(file, bin_width, group)
     say = console(quiet, json_file)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.items():
@@ -114,80 +103,6 @@ def simulate(
     spikes = int(recording.counts.sum())
     console(quiet, json_file).print(f"{trials} trials, {neurons} neurons, {spikes} spikes: {out}")
     emit(json_file, result("simulate", options | {"out": out}, spikes=spikes))
-
-
-def fit(
-    file: File,
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")],
-    latents: Annotated[
-        int | None, typer.Option(min=1, help="Latent dimensions.", show_default="suggested")
-    ] = None,
-    likelihood: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(LIKELIHOODS)}.")
-    ] = "poisson",
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the dynamics.")] = 64,
-    passes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
-    ] = None,
-    bin_width: BinWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    behaviour: Behaviour = None,
-    seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
-) -> None:
-    """Learn a model of a recording: readout, dynamics, noise and initial state.
-
-    Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
-    passes, and the best is taken.
-
-    \b
-    Examples:
-      evkf fit day1.nwb --out model.safetensors --align move_onset_time --window -0.25 0.45
-      evkf fit counts.npz --out model.safetensors --latents 8 --likelihood negative_binomial
-      evkf fit day1.nwb --config fit.toml
-    """
-    options = dict(locals())
-    check_ending(out, (".safetensors",))
-    if likelihood not in LIKELIHOODS:
-        remedy = f"choose among {', '.join(LIKELIHOODS)}"
-        raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
-    claim([out, *json_target(json_file)], force)
-    say = console(quiet, json_file)
-    recording = Reading(bin_width, align, window, behaviour, min_rate).read(say, file)
-    scores: dict[int, float] = {}
-    if latents is None:
-        say.print("latents  held-out nats per bin")
-        few = None if passes is None else max(passes // 4, 1)
-        latents, scores = suggest_latents(
-            recording,
-            likelihood=likelihood,
-            hidden=hidden,
-            passes=few,
-            seed=seed,
-            progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
-        )
-        say.print(f"taking {latents} latents")
-    with bar(say, "fitting") as tell:
-        model = fit_recording(
-            recording,
-            latents,
-            likelihood,
-            hidden=hidden,
-            passes=passes,
-            seed=seed,
-            progress=tell,
-        )
-    model.save(out)
-    size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
-    say.print(f"{latents} latents of {size}: {out}")
-    resolved = options | {"latents": latents, "bin_width": recording.bin_width}
-    emit(json_file, result("fit", resolved, scores={str(k): x for k, x in scores.items()}))
 
 
 def data(

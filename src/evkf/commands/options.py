@@ -1,14 +1,14 @@
 """What commands on recordings share: how a file is read, and which model it is for."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import typer
 from rich.console import Console
 
-from evkf.console import versions
+from evkf.commands.console import versions
 from evkf.data import NwbWarning, Recording
 from evkf.data.open import open_recording
 from evkf.errors import InputError
@@ -44,6 +44,28 @@ MinRate = Annotated[
 Behaviour = Annotated[
     str | None, typer.Option(metavar="NAME", help="Series of the behaviour, such as hand_vel.")
 ]
+Group = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LABEL",
+        help="Clusters to take from a Kilosort folder; repeatable.",
+        show_default="good",
+    ),
+]
+Units = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=VALUE",
+        help="Units of an NWB file to take, such as quality=good or id=3; repeatable.",
+    ),
+]
+Trials = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=VALUE",
+        help="Trials of an NWB file to take, such as split=train; repeatable.",
+    ),
+]
 Condition = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the trials that tells conditions.")
 ]
@@ -51,25 +73,67 @@ ModelFile = Annotated[Path, typer.Option("--model", metavar="MODEL", help="What 
 
 
 class Reading(NamedTuple):
-    """How a file is to be read."""
+    """How a file is to be read: the options of that name."""
 
     bin_width: float | None = None
     align: str | None = None
     window: tuple[float, float] | None = None
     behaviour: str | None = None
     min_rate: float = 0.0
+    group: list[str] | None = None
+    units: list[str] | None = None
+    trials: list[str] | None = None
 
-    def read(self, say: Console, file: Path) -> Recording:
+    @classmethod
+    def of(cls, options: Mapping[str, Any], bin_width: float | None = None) -> Self:
+        """Of all options of a command, with this width of a bin if they do not say."""
+        given = {name: options[name] for name in cls._fields if name in options}
+        if given["bin_width"] is None:
+            given["bin_width"] = bin_width
+        return cls(**given)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a stream of chunks can be read so."""
+        asked = self.align, self.window, self.group, self.trials
+        return self.min_rate == 0 and all(x is None for x in asked)
+
+    def read(self, say: Console, file: Path, signals: bool = False) -> Recording:
         """The recording; what had to be left out is said."""
         names = () if self.behaviour is None else (self.behaviour,)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", NwbWarning)
             recording = open_recording(
-                file, self.bin_width, self.align, self.window, names, self.min_rate
+                file,
+                self.bin_width,
+                self.align,
+                self.window,
+                names,
+                self.min_rate,
+                self.group,
+                parse_query(self.units, "--units"),
+                parse_query(self.trials, "--trials"),
+                signals,
             )
         for warning in caught:
             say.print(f"note: {warning.message}")
         return recording
+
+
+def parse_query(given: Sequence[str] | None, option: str) -> dict[str, list[str]] | None:
+    """Columns with the values wanted of them: one of those of every column.
+
+    Example:
+        >>> parse_query(["area=M1", "area=PMd", "quality=good"], "--units")
+        {'area': ['M1', 'PMd'], 'quality': ['good']}
+    """
+    query: dict[str, list[str]] = {}
+    for each in given or ():
+        column, _, value = each.partition("=")
+        if not column or not value:
+            raise InputError(repr(each), option, "write COLUMN=VALUE, such as quality=good")
+        query.setdefault(column, []).append(value)
+    return query or None
 
 
 def load_model(file: Path) -> UnitModel:

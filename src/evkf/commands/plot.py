@@ -1,4 +1,4 @@
-"""Commands that judge a model on a recording: in numbers and in figures."""
+"""The command that judges a model on a recording in figures."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -7,10 +7,35 @@ import numpy as np
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 
-from evkf.console import Config, Force, Json, Quiet, Seed, claim, console, emit, json_target
-from evkf.console import progress_bar as bar
+from evkf.commands.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    claim,
+    console,
+    emit,
+    json_target,
+)
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import (
+    Align,
+    Behaviour,
+    Condition,
+    File,
+    Group,
+    MinRate,
+    ModelFile,
+    ModelWidth,
+    Reading,
+    Trials,
+    Units,
+    Window,
+    load_model,
+    result,
+)
 from evkf.data import Recording
 from evkf.data.files import replacing
 from evkf.decoding import decode, integrate
@@ -24,74 +49,13 @@ from evkf.recording_figures import (
     raster,
     reaches,
 )
-from evkf.recording_options import (
-    Align,
-    Behaviour,
-    Condition,
-    File,
-    MinRate,
-    ModelFile,
-    ModelWidth,
-    Reading,
-    Window,
-    load_model,
-    result,
-)
-from evkf.scoring import Score, score_recording
+from evkf.session import infer_in_chunks
 from evkf.spike_metrics import dispersion, dispersion_hint, pit
 from evkf.splits import held_out, in_blocks
-from evkf.units import Inferred, check_units, infer
+from evkf.units import Inferred, check_units
 
 SHOWN = 500
 """Bins that a raster shows at most."""
-HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "behaviour R²")
-
-
-def score(
-    file: File,
-    model_file: ModelFile,
-    condition: Condition = None,
-    behaviour: Behaviour = None,
-    bin_width: ModelWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
-) -> None:
-    """Score a model on half of the trials, beside baselines that learn from the others.
-
-    One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
-    units from the rest. Baselines are causal smoothing, a Wiener filter and a linear system. If the
-    model was fitted to these very trials, its row is of what it has seen.
-
-    \b
-    Examples:
-      evkf score day2.nwb --model model.safetensors
-      evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
-    """
-    options = dict(locals())
-    claim(json_target(json_file), force)
-    say = console(quiet, json_file)
-    model = load_model(model_file)
-    width = model.bin_width if bin_width is None else bin_width
-    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
-    check_units(model, recording)
-    with bar(say, "scoring") as tell:
-        rows = score_recording(model, recording, condition, behaviour, seed, tell)
-    table = Table(*HEADINGS, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
-    say.print(table)
-    scores = [_finite(row)._asdict() for row in rows]
-    emit(json_file, result("score", options | {"bin_width": width}, scores=scores))
-
-
-def _finite(row: Score) -> Score:
-    return Score(row.method, *(None if x is None else float(x) for x in row[1:]))
 
 
 def plot(
@@ -104,6 +68,9 @@ def plot(
     align: Align = None,
     window: Window = None,
     min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -127,11 +94,12 @@ def plot(
     claim([*files, *json_target(json_file)], force)
     say = console(quiet, json_file)
     model = load_model(model_file)
-    width = model.bin_width if bin_width is None else bin_width
-    recording = Reading(width, align, window, behaviour, min_rate).read(say, file)
+    reading = Reading.of(options, model.bin_width)
+    recording = reading.read(say, file)
     check_units(model, recording)
     labels = _labels(recording, condition)
-    found = infer(model, recording)
+    with bar(say, "filtering") as tell:
+        found = infer_in_chunks(model, recording, tell)
     counts = np.where(recording.masks, recording.counts, 0)
     spread = dispersion(counts, found.predicted, masks=recording.masks)
     rates = np.nan_to_num(recording.rates())
@@ -146,13 +114,15 @@ def plot(
         axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, behaviour))
-    for name, ax in zip(names, axes, strict=True):
-        for end in ("png", "svg"):
-            with replacing(out / f"{name}.{end}", overwrite=force) as part:
-                cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
+    with bar(say, "drawing") as tell:
+        for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
+            for end in ("png", "svg"):
+                with replacing(out / f"{name}.{end}", overwrite=force) as part:
+                    cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
+            tell(done, len(names))
     say.print(f"{dispersion_hint(spread)}\nwritten: {', '.join(map(str, files))}")
     written = [str(path) for path in files]
-    emit(json_file, result("plot", options | {"bin_width": width}, written=written))
+    emit(json_file, result("plot", options | {"bin_width": reading.bin_width}, written=written))
 
 
 def _labels(recording: Recording, condition: str | None) -> np.ndarray:

@@ -1,0 +1,121 @@
+"""The command that fits a model to a recording."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evkf.commands.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    claim,
+    config_file,
+    console,
+    emit,
+    json_target,
+    write_config,
+)
+from evkf.commands.console import progress_bar as bar
+from evkf.commands.options import (
+    Align,
+    Behaviour,
+    BinWidth,
+    File,
+    Group,
+    MinRate,
+    Reading,
+    Trials,
+    Units,
+    Window,
+    check_ending,
+    result,
+)
+from evkf.dimension import suggest_latents
+from evkf.errors import InputError
+from evkf.units import fit_recording, passes_for
+
+LIKELIHOODS = ("poisson", "negative_binomial", "bernoulli", "gaussian")
+
+
+def fit(
+    file: File,
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")],
+    latents: Annotated[
+        int | None, typer.Option(min=1, help="Latent dimensions.", show_default="suggested")
+    ] = None,
+    likelihood: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(LIKELIHOODS)}.")
+    ] = "poisson",
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the dynamics.")] = 64,
+    passes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
+    ] = None,
+    bin_width: BinWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
+    behaviour: Behaviour = None,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Learn a model of a recording: readout, dynamics, noise and initial state.
+
+    Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
+    passes, and the best is taken. The options behind the model are written beside it, to
+    MODEL.config.json.
+
+    \b
+    Examples:
+      evkf fit day1.nwb --out model.safetensors --align move_onset_time --window -0.25 0.45
+      evkf fit counts.npz --out model.safetensors --latents 8 --likelihood negative_binomial
+      evkf fit day1.nwb --config fit.toml
+    """
+    options = dict(locals())
+    check_ending(out, (".safetensors",))
+    if likelihood not in LIKELIHOODS:
+        remedy = f"choose among {', '.join(LIKELIHOODS)}"
+        raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
+    claim([out, config_file(out), *json_target(json_file)], force)
+    say = console(quiet, json_file)
+    recording = Reading.of(options).read(say, file, signals=likelihood == "gaussian")
+    scores: dict[int, float] = {}
+    if latents is None:
+        say.print("latents  held-out nats per bin")
+        few = None if passes is None else max(passes // 4, 1)
+        latents, scores = suggest_latents(
+            recording,
+            likelihood=likelihood,
+            hidden=hidden,
+            passes=few,
+            seed=seed,
+            progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
+        )
+        say.print(f"taking {latents} latents")
+    passes = passes_for(recording) if passes is None else passes
+    with bar(say, "fitting") as tell:
+        model = fit_recording(
+            recording,
+            latents,
+            likelihood,
+            hidden=hidden,
+            passes=passes,
+            seed=seed,
+            progress=tell,
+        )
+    found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
+    resolved = result("fit", options | found)
+    model.save(out)
+    write_config(out, resolved)
+    size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
+    say.print(f"{latents} latents of {size}: {out}")
+    emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})

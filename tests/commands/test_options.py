@@ -1,0 +1,52 @@
+"""How commands read files."""
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from evkf.commands.options import Reading, parse_query
+from evkf.errors import InputError
+from tests.data.nwb_files import session
+
+SILENT = Console(quiet=True)
+
+
+def test_units_and_trials_of_an_nwb_file(tmp_path):
+    path = session(tmp_path / "a.nwb")
+    chosen = Reading(0.1, "start_time", units=["quality=good"], trials=["target=a", "target=b"])
+    assert chosen.read(SILENT, path).units["id"].tolist() == [10, 11]
+    one = Reading(0.1, "start_time", units=["id=12", "id=10"], trials=["target=b", "id=3"])
+    recording = one.read(SILENT, path)
+    assert recording.units["id"].tolist() == [10, 12]
+    assert recording.trials["id"].tolist() == [3]
+    with pytest.raises(InputError, match="there are bad, good"):
+        Reading(0.1, units=["quality=best"]).read(SILENT, path)
+
+
+def test_clusters_of_a_kilosort_folder(tmp_path):
+    (tmp_path / "params.py").write_text("sample_rate = 1000.")
+    (tmp_path / "cluster_group.tsv").write_text("cluster_id\tgroup\n3\tgood\n5\tmua\n")
+    np.save(tmp_path / "spike_times.npy", np.array([1, 30, 35], np.uint64))
+    np.save(tmp_path / "spike_clusters.npy", np.array([3, 3, 5], np.int32))
+    for group, ids in ((None, [3]), (["mua"], [5]), (["mua", "good"], [3, 5])):
+        assert Reading(group=group).read(SILENT, tmp_path).units["id"].tolist() == ids
+    with pytest.raises(InputError, match="units for what is no NWB file"):
+        Reading(units=["id=3"]).read(SILENT, tmp_path)
+
+
+def test_signals_are_read_where_they_are_expected(tmp_path):
+    np.savez(tmp_path / "a.npz", counts=np.full((4, 2), -0.5), bin_width=0.02)
+    with pytest.raises(InputError, match=r"a count of -0\.5"):
+        Reading().read(SILENT, tmp_path / "a.npz")
+    assert Reading().read(SILENT, tmp_path / "a.npz", signals=True).counts[0, 0] == -0.5
+
+
+def test_the_width_of_the_model_is_taken_where_none_is_given():
+    assert Reading.of({"bin_width": None, "quiet": True}, 0.05) == Reading(0.05)
+    assert Reading.of({"bin_width": 0.1, "align": "go"}, 0.05) == Reading(0.1, "go")
+
+
+@pytest.mark.parametrize("given", ["quality", "=good", "quality="])
+def test_what_is_no_choice(given):
+    with pytest.raises(InputError, match="COLUMN=VALUE"):
+        parse_query([given], "--units")
