@@ -25,6 +25,8 @@ from evkf.quadrature import LEVELS, gauss_hermite
 from evkf.sites import choose_level
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
+GAUSSIANS = (fam.Gaussian, fam.LowRankGaussian, fam.DiagonalGaussian)
+
 
 class Forecast(NamedTuple):
     """Beliefs about the next H bins, the nearest first.
@@ -159,14 +161,21 @@ def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) ->
         if exponential and can_tilt(family):
             log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
             return likelihood.each_mean(likelihood.b + log_gain)
-        if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+        if isinstance(family, GAUSSIANS):
             a = likelihood.readout(family.mean(belief))
-            v = jnp.sum((likelihood.C @ family.cov(belief)) * likelihood.C, axis=-1)
+            v = _readout_variance(family, likelihood.C, belief)
             if exponential:
                 return likelihood.each_mean(a + 0.5 * v)
             return _quadrature(likelihood, a, v)
     points, weights = family.nodes(belief)
     return weights @ jax.vmap(likelihood.mean)(points)
+
+
+def _readout_variance(family: fam.Family, C: Float[Array, "N L"], belief: Belief) -> Channels:
+    if isinstance(family, fam.LowRankGaussian):
+        own = jnp.sum(C * C * belief.diagonal, axis=1)
+        return own + jnp.sum((C @ belief.factor) ** 2, axis=1)
+    return jnp.sum((C @ family.cov(belief)) * C, axis=-1)
 
 
 def _quadrature(likelihood: lik.ReadoutLikelihood, a: Channels, v: Channels) -> Channels:
@@ -274,7 +283,7 @@ def _log_prob(
     model: Model, belief: Belief, y: Observation, mask: Mask, key: Key, num: int
 ) -> Scalar:
     family = model.family
-    if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+    if isinstance(family, GAUSSIANS):
         half = family.sample(belief, key, num // 2)
         samples = jnp.concatenate([half, 2 * family.mean(belief) - half])
     else:

@@ -14,6 +14,8 @@ from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.low_rank import _back, update_low_rank
 from evkf.filters.predict import push_low_rank
+from evkf.forecasting import expected_observation
+from evkf.learning import Learner
 from evkf.model import Model, simulate
 from evkf.numerics import cholesky
 from tests.quick import quick_compilation  # noqa: F401
@@ -122,12 +124,22 @@ def test_near_the_full_gaussian_on_a_stream():
     assert abs(float(jnp.mean(found.info.elbo - wide.info.elbo))) < 0.3
 
 
+def test_expected_observations_are_the_full_gaussians():
+    likelihood, dynamics = lik.Poisson(C), dyn.Linear(np.eye(L), noise=0.1)
+    family = LowRankGaussian(L, R)
+    low, full = Model(dynamics, likelihood, family=family), Model(dynamics, likelihood)
+    wanted = expected_observation(full, family.dense(PREDICTION))
+    np.testing.assert_allclose(expected_observation(low, PREDICTION), wanted, rtol=1e-9)
+
+
 def test_what_it_cannot_do_is_refused():
     family = LowRankGaussian(L, R)
     full = Model(dyn.Linear(np.eye(L), noise=np.eye(L)), lik.Poisson(C), family=family)
     with pytest.raises(InputError, match="full noise matrix"):
         FILTER.predict(full, FILTER.init(full))
     model = Model(dyn.Linear(np.eye(L), noise=0.1), lik.Poisson(C), family=family)
+    with pytest.raises(InputError, match="LowRankGaussian"):
+        Learner().init(model)
     sampling = VariationalKalmanFilter("monte_carlo")
     with pytest.raises(InputError, match="monte_carlo"):
         sampling.predict(model, sampling.init(model), key=jax.random.key(0))
