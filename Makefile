@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Worker processes of the test run; JOBS=0 runs the tests in one process.
 JOBS ?= 2
+# Folder of the real recordings that long checks read; EVKF_DATA names it too.
+DATA ?= $(EVKF_DATA)
 # More for pytest, such as PYTEST_FLAGS="-k filter -x".
 PYTEST_FLAGS ?=
 # More for the resolver, such as LOCK_FLAGS=--upgrade or LOCK_FLAGS="--upgrade-package jax".
@@ -61,6 +63,9 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/filters_linear.py --json results/filters_linear.json
 	@$(BIN)/python benchmarks/filters_rnn.py --json results/filters_rnn.json
 	@$(BIN)/python benchmarks/filters_vdp.py --json results/filters_vdp.json
+	@$(BIN)/python benchmarks/nwb_memory.py --json results/nwb_memory.json
+	@$(BIN)/evkf reproduce reaching --data $(DATA) --out results/reaching --force
+	@$(BIN)/python benchmarks/centre_out.py $(DATA)/chewie_centre_out_100ms.npz --json results/centre_out.json
 
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"

@@ -57,7 +57,8 @@ def _differences(trials: int) -> str:
         "columns are added. All rows but GPFA are causal; the average is told the condition. While "
         "learning goes on the rates of a moment are those of its model, and the decoder is fitted "
         f"anew every {protocol.BLOCK} trials to what that model makes of the training half; with "
-        f"“{protocol.FIXED}” it stays as it was."
+        f"“{protocol.FIXED}” it stays as it was. PSTHs are of the judged trials themselves, with "
+        "the noise of few spikes: methods that stay close to single spikes come closest to them."
     )
 
 
