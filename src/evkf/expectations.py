@@ -69,7 +69,7 @@ def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
     if isinstance(likelihood, lik.Gaussian):
         return "closed form"
     if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(
-        family, fam.Gaussian | fam.DiagonalGaussian
+        family, fam.Gaussian | fam.LowRankGaussian | fam.DiagonalGaussian
     ):
         one = jnp.ones_like(likelihood.b)
         return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"

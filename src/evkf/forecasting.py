@@ -26,6 +26,8 @@ from evkf.quadrature import LEVELS, gauss_hermite
 from evkf.sites import choose_level
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
+GAUSSIANS = (fam.Gaussian, fam.LowRankGaussian, fam.DiagonalGaussian)
+
 
 class Forecast(NamedTuple):
     """Beliefs about the next H bins, the nearest first.
@@ -139,7 +141,7 @@ def observation_variance(model: Model, belief: Belief) -> Channels:
     """
     family, likelihood = model.family, model.likelihood
     readout = isinstance(likelihood, lik.ReadoutLikelihood)
-    if not (readout and isinstance(family, fam.Gaussian | fam.DiagonalGaussian)):
+    if not (readout and isinstance(family, GAUSSIANS)):
         what = f"{type(likelihood).__name__} observations of a {type(family).__name__} state"
         remedy = "take the variance of single channels behind a Gaussian state"
         raise InputError(what, "model", remedy)
@@ -200,7 +202,7 @@ def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) ->
         if exponential and can_tilt(family):
             log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
             return likelihood.each_mean(likelihood.b + log_gain)
-        if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+        if isinstance(family, GAUSSIANS):
             a, v = _readout_moments(family, likelihood, belief)
             if exponential:
                 return likelihood.each_mean(a + 0.5 * v)
@@ -217,11 +219,14 @@ def _exponential(likelihood: lik.ReadoutLikelihood) -> bool:
 
 
 def _readout_moments(
-    family: fam.Gaussian | fam.DiagonalGaussian, likelihood: lik.ReadoutLikelihood, belief: Belief
+    family: fam.Family, likelihood: lik.ReadoutLikelihood, belief: Belief
 ) -> tuple[Channels, Channels]:
     """Mean and variance of every readout."""
-    C = likelihood.C
-    return likelihood.readout(family.mean(belief)), jnp.sum((C @ family.cov(belief)) * C, axis=-1)
+    C, a = likelihood.C, likelihood.readout(family.mean(belief))
+    if isinstance(family, fam.LowRankGaussian):
+        own = jnp.sum(C * C * belief.diagonal, axis=1)
+        return a, own + jnp.sum((C @ belief.factor) ** 2, axis=1)
+    return a, jnp.sum((C @ family.cov(belief)) * C, axis=-1)
 
 
 def _quadrature(
@@ -334,7 +339,7 @@ def _log_prob(
     model: Model, belief: Belief, y: Observation, mask: Mask, key: Key, num: int
 ) -> Scalar:
     family = model.family
-    if isinstance(family, fam.Gaussian | fam.DiagonalGaussian):
+    if isinstance(family, GAUSSIANS):
         half = family.sample(belief, key, num // 2)
         samples = jnp.concatenate([half, 2 * family.mean(belief) - half])
     else:

@@ -11,7 +11,8 @@ from evkf.checks import real_numbers
 from evkf.covariance import positive_root
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief
+from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief, LowRankGaussian
+from evkf.families.low_rank import standard
 from evkf.likelihoods import Joint, Likelihood
 from evkf.types import Belief, Input, Key, Vector
 
@@ -26,7 +27,7 @@ class Model(eqx.Module):
             makes it; the family's standard member when left out (a standard normal for the
             Gaussian).
         family: The family in which the state is inferred; the dynamics' own when left out.
-            `DiagonalGaussian` may stand in for `Gaussian`.
+            `DiagonalGaussian` and `LowRankGaussian` may stand in for `Gaussian`.
 
     Example:
         >>> import jax
@@ -136,6 +137,8 @@ def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, 
 
 
 def _standard(family: Family) -> Belief:
+    if isinstance(family, LowRankGaussian):
+        return standard(family)
     if isinstance(family, Gaussian | DiagonalGaussian):
         return family.from_moments(jnp.zeros(family.dim), jnp.eye(family.dim))
     return family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
@@ -143,7 +146,7 @@ def _standard(family: Family) -> Belief:
 
 def _check_family(family: Family, dynamics: Dynamics) -> None:
     native = dynamics.family
-    stand_in = type(native) is Gaussian and type(family) is DiagonalGaussian
+    stand_in = type(native) is Gaussian and type(family) in (DiagonalGaussian, LowRankGaussian)
     if type(family) is not type(native) and not stand_in:
         raise InputError(
             f"{type(family).__name__} beliefs for {type(native).__name__} dynamics",

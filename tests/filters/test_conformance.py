@@ -139,6 +139,12 @@ def diagonal(keep):
     return poisson(keep, family=fam.DiagonalGaussian(2))
 
 
+def low_rank(keep):
+    weight = np.random.default_rng(2).normal(size=(5, 5)) / np.sqrt(5)
+    likelihood = lik.Poisson(*readout(5, keep))
+    return Model(dyn.ChaoticRNN(weight), likelihood, family=fam.LowRankGaussian(5, rank=2))
+
+
 def radial(keep):
     dynamics = dyn.ResidualRBF(2, 0.1, jax.random.key(0), num=5, num_inputs=U)
     likelihood = lik.Poisson(*readout(2, keep))
@@ -164,6 +170,7 @@ PAIRS = {
     "monte_carlo": Pair(VKF("monte_carlo", num_samples=16), poisson, random=True, slow=True),
     "moment_matching": Pair(VKF("moment_matching"), poisson, slow=True),
     "diagonal_gaussian": Pair(VKF(), diagonal, slow=True),
+    "low_rank": Pair(VKF(), low_rank, rounding=1e-9),
     "beta": Pair(VKF(), beta, rounding=1e-12, slow=True),
     "bernoulli": Pair(VKF(), bernoulli, rounding=1e-12, slow=True),
     "mixed": Pair(VKF(), mixed, rounding=1e-12, slow=True),

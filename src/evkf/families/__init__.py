@@ -6,6 +6,7 @@ samples and deterministic nodes, each accurate to rounding over the family's who
 | class | state | parameters per dimension | variance correction |
 |---|---|---|---|
 | `Gaussian` | real, correlated | mean and covariance | yes |
+| `LowRankGaussian` | real, many, correlated | mean, variances and a factor | yes |
 | `DiagonalGaussian` | real | $(m/v, -1/2v)$ | yes |
 | `Gamma` | positive | $(\\alpha - 1, -\\beta)$ | yes |
 | `Beta` | in (0, 1) | $(\\alpha - 1, \\beta - 1)$ | yes |
@@ -21,6 +22,7 @@ from evkf.families.continuous_bernoulli import ContinuousBernoulli
 from evkf.families.diagonal_gaussian import DiagonalGaussian
 from evkf.families.gamma import Gamma
 from evkf.families.gaussian import Gaussian, GaussianBelief, GaussianMean, GaussianNat
+from evkf.families.low_rank import LowRankBelief, LowRankGaussian
 from evkf.families.product import Product
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "GaussianBelief",
     "GaussianMean",
     "GaussianNat",
+    "LowRankBelief",
+    "LowRankGaussian",
     "Nodes",
     "Product",
     "Univariate",

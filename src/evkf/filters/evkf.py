@@ -13,9 +13,18 @@ from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
 from evkf.expectations import is_conjugate, way, whitened
-from evkf.families import Gaussian, GaussianBelief, Product, Univariate
+from evkf.families import (
+    Gaussian,
+    GaussianBelief,
+    LowRankBelief,
+    LowRankGaussian,
+    Product,
+    Univariate,
+)
+from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
 from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
+from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
@@ -24,6 +33,9 @@ from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
 SOLVERS = ("auto", "cvi", "newton")
+
+LOW_RANK_TOLERANCE = 1e-3
+"""Nats that an update of low rank may leave to be gained, before its last step."""
 
 
 class Updated(NamedTuple):
@@ -143,7 +155,11 @@ class VariationalKalmanFilter(PredictUpdate):
             key = read_key(key, "this likelihood is sampled")
         else:
             key = jax.random.key(0)
-        solve = self._gaussian if isinstance(model.family, Gaussian) else self._product
+        solve = self._product
+        if isinstance(model.family, Gaussian):
+            solve = self._gaussian
+        elif isinstance(model.family, LowRankGaussian):
+            solve = self._low_rank
         updated = solve(model, prediction, y, mask, key)
         return _settle(prediction, updated, mask)
 
@@ -180,6 +196,23 @@ class VariationalKalmanFilter(PredictUpdate):
             found.residual,
             found.converged,
             sound,
+        )
+
+    def _low_rank(
+        self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
+    ) -> Updated:
+        del key
+        limits = (self.max_evaluations, self.tolerance or LOW_RANK_TOLERANCE)
+        found = update_low_rank(model.likelihood, prediction.belief, y, mask, *limits)
+        gap = _low_rank_gap(model, prediction, found.belief)
+        return Updated(
+            found.belief,
+            found.elbo,
+            gap,
+            found.evaluations,
+            found.residual,
+            found.converged,
+            model.family.valid(found.belief) & jnp.isfinite(found.residual),
         )
 
     def _product(
@@ -222,6 +255,19 @@ def _gaussian_gap(
     predicted = log_det + 0.5 * (jnp.sum(found.root**2) + found.mean @ found.mean)
     shift = noise.whiten(belief.mean - cross.mean)
     square = jnp.sum(noise.whiten(spread) ** 2) + shift @ shift + cross.spread
+    return noise.log_det_root() + 0.5 * square - predicted
+
+
+def _low_rank_gap(model: Model, prediction: Prediction, belief: LowRankBelief) -> Scalar:
+    """The same for beliefs of low rank."""
+    cross, before = prediction.cross, prediction.belief
+    assert isinstance(cross, AdditiveCross)
+    known = inverse(*before[1:])
+    entropy = inverse(*belief[1:]).log_det_root + 0.5 * len(belief.mean)
+    predicted = divergence(belief, before.mean, known) + entropy
+    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
+    shift = noise.whiten(belief.mean - cross.mean)
+    square = jnp.sum(model.family.var(belief) / noise.var()) + shift @ shift + cross.spread
     return noise.log_det_root() + 0.5 * square - predicted
 
 

@@ -5,20 +5,34 @@ Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on un
 variance.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import GaussianDynamics
-from evkf.families import DiagonalGaussian, Gaussian, GaussianBelief, Nodes
+from evkf.errors import InputError
+from evkf.families import (
+    DiagonalGaussian,
+    Gaussian,
+    GaussianBelief,
+    LowRankBelief,
+    LowRankGaussian,
+    Nodes,
+)
 from evkf.families.gaussian import cubature
 from evkf.model import Model
 from evkf.numerics import cholesky, factorisable, symmetrize, tree_where
 from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
+
+PATTERNS = 16
+"""Sign patterns for latents that are independent in a belief of low rank; a power of two."""
 
 
 class AdditiveCross(NamedTuple):
@@ -72,6 +86,11 @@ def predict(
         new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
         mean, cov, capped = cap(*new, max_std)
         new = GaussianBelief(mean, cov)
+    elif isinstance(model.family, LowRankGaussian):
+        assert isinstance(model.dynamics, GaussianDynamics)
+        _check_low_rank(model.dynamics, rule)
+        new, cross = push_low_rank(model.dynamics, belief, u, rule, correct)
+        new, capped = _cap_low_rank(new, max_std)
     else:
         new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
     if isinstance(new, GaussianBelief):
@@ -79,6 +98,21 @@ def predict(
     failed = _has_nan(new)
     new = tree_where(failed, belief, new)
     return Prediction(new, cross, capped & ~failed, failed)
+
+
+def _check_low_rank(dynamics: GaussianDynamics, rule: str) -> None:
+    if not isinstance(dynamics.noise, DiagonalCovariance):
+        raise InputError(
+            f"{type(dynamics).__name__} with a full noise matrix",
+            "LowRankGaussian",
+            "pass one variance per latent, or use Gaussian states",
+        )
+    if rule == "monte_carlo":
+        raise InputError(
+            "rule='monte_carlo' for LowRankGaussian states",
+            "rule",
+            "use 'cubature' or 'moment_matching'",
+        )
 
 
 def _samples(points: Float[Array, "S L"]) -> Nodes:
@@ -114,6 +148,56 @@ def push_forward(
         moved = jax.vmap(push)(root.T)
         cov = cov + moved.T @ moved
     return GaussianBelief(mean, cov), AdditiveCross(mean, spread)
+
+
+def push_low_rank(
+    dynamics: GaussianDynamics, belief: LowRankBelief, u: Input, rule: str, correct: bool
+) -> tuple[LowRankBelief, AdditiveCross]:
+    """The prediction of a belief with covariance $D + UU^\\top$, as `push_forward`.
+
+    Points lie along the columns of U and along sign patterns of $\\sqrt D$. The patterns are rows
+    of a Hadamard matrix, so that sums over them give the diagonal of $MDM^\\top$ but for products
+    of latents that are `PATTERNS` apart; its other entries are dropped.
+    """
+    mean, diagonal, factor = belief
+    size, rank = factor.shape
+    patterns = _hadamard(min(PATTERNS, 1 << (size - 1).bit_length()))
+    signs = jnp.asarray(patterns[:, np.arange(size) % len(patterns)], mean.dtype)
+    rows = jnp.concatenate([factor.T, jnp.sqrt(diagonal) * signs / math.sqrt(len(patterns))])
+    reach = math.sqrt(len(rows))
+    step = jax.vmap(lambda z: dynamics.mean(z, u))
+    high, low = step(mean + reach * rows), step(mean - reach * rows)
+    new = 0.5 * (jnp.mean(high, axis=0) + jnp.mean(low, axis=0))
+    noise = dynamics.noise
+    off = jnp.concatenate([high, low]) - new
+    spread = jnp.sum(noise.whiten(off.T) ** 2) / len(off)
+    cross = AdditiveCross(new, spread)
+    if not correct:
+        return LowRankBelief(new, noise.var(), jnp.zeros_like(factor)), cross
+    if rule == "moment_matching":
+        moved = (high - low) / (2 * reach)
+    else:
+        moved = jax.vmap(jax.linearize(lambda z: dynamics.mean(z, u), mean)[1])(rows)
+    own = noise.var() + jnp.sum(moved[rank:] ** 2, axis=0)
+    return LowRankBelief(new, own, moved[:rank].T), cross
+
+
+def _hadamard(size: int) -> np.ndarray:
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+def _cap_low_rank(belief: LowRankBelief, max_std: float) -> tuple[LowRankBelief, Bool[Array, ""]]:
+    mean, diagonal, factor = belief
+    std = jnp.sqrt(diagonal + jnp.sum(factor**2, axis=1))
+    shrink = jnp.where(std > max_std, max_std / std, 1)
+    capped = jnp.any(std > max_std) | jnp.any(jnp.abs(mean) > max_std)
+    finite = jnp.isfinite(std)
+    factor = jnp.where(finite[:, None], factor * shrink[:, None], 0)
+    diagonal = jnp.where(finite, diagonal * shrink**2, max_std**2)
+    return LowRankBelief(jnp.clip(mean, -max_std, max_std), diagonal, factor), capped
 
 
 def _general(

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
+from evkf.families import LowRankGaussian
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.gauge import can_move, gauge, hold_gauge
@@ -120,6 +121,12 @@ class Learner(eqx.Module):
             model: Where learning starts.
             key: Randomness, for filters and likelihoods that sample.
         """
+        if isinstance(model.family, LowRankGaussian):
+            raise InputError(
+                "LowRankGaussian states",
+                "Learner",
+                "learn with Gaussian or DiagonalGaussian states, then filter with low rank",
+            )
         tree = free(model, self.parts)
         flat = ravel_pytree(split(tree, self.parts)[0])[0]
         if not flat.size:

@@ -1,0 +1,286 @@
+"""The update of Gaussian beliefs with covariance $D + UU^\\top$, in $O(NLR)$ a bin.
+
+With $J = \\bar P^{-1} + C^\\top W C$ the precision that CVI goes to, the bound is highest
+over covariances $D + UU^\\top$ where $(D + UU^\\top)^{-1}$ has the diagonal of $J$ and agrees with
+it on the columns of U. In units of $\\sqrt D$ these are the eigenvectors of $J$ with the smallest
+eigenvalues, found by a step of a block method (Rayleigh–Ritz on U and its residual) from where the
+last bin left them. The mean, on which the family puts no constraint, goes all the way: Newton's
+step by conjugate gradients. C is gone through in pieces that fit into a cache.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from evkf.errors import InputError
+from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse
+from evkf.likelihoods import Gaussian, Joint, Likelihood, ReadoutLikelihood
+from evkf.likelihoods.base import Channels, Site, safe
+from evkf.sites import choose_level, site
+from evkf.types import Mask, Observation, Scalar, Vector
+
+ROWS = 256
+"""Channels of a piece of C."""
+GRADIENTS = 4
+"""Iterations of conjugate gradients in a Newton step."""
+TINY = 1e-6
+"""Least variance along a column of U, in units of D, so that the directions are remembered."""
+
+Columns = Float[Array, "L R"]
+Readout = Float[Array, "N L"]
+
+
+class LowRankSolution(NamedTuple):
+    """Where an update ended, and how it got there."""
+
+    belief: LowRankBelief
+    elbo: Scalar
+    evaluations: Int[Array, ""]
+    residual: Scalar
+    """Nats left to gain from moving the mean."""
+    converged: Bool[Array, ""]
+
+
+class Point(NamedTuple):
+    """A belief, what was found there, and where to go."""
+
+    belief: LowRankBelief
+    elbo: Scalar
+    step: Vector
+    """Of the mean, by Newton."""
+    gain: Scalar
+    """What the bound will gain from it, to second order."""
+    diagonal: Vector
+    """Of the covariance to go to, as `factor`."""
+    factor: Columns
+
+
+class Data(NamedTuple):
+    """What the channels say at a belief."""
+
+    value: Scalar
+    grad: Vector
+    """$C^\\top g$"""
+    own: Vector
+    """Diagonal of $C^\\top W C$."""
+    along: Columns
+    """$C^\\top W C U$."""
+    weights: Channels
+
+
+class Channelled(NamedTuple):
+    """Observation models whose channels are independent given a linear readout."""
+
+    parts: tuple[ReadoutLikelihood | Gaussian, ...]
+    C: Readout
+    b: Channels
+
+    def sites(self, a: Channels, v: Channels, y: Channels, level: Array, first: bool) -> Site:
+        """Expectations of every channel; the first of an update may be tamer ones."""
+        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
+        found = []
+        for part, *given in zip(self.parts, *(jnp.split(x, ends) for x in (a, v, y)), strict=True):
+            if isinstance(part, Gaussian):
+                found.append(_gaussian_site(part, *given))
+                continue
+            each = site(part, *given, level)
+            found.append(part.each_start(each, *given) if first else each)
+        return Site(*(jnp.concatenate(terms) for terms in zip(*found, strict=True)))
+
+    def rest(self, y: Channels) -> Channels:
+        """Terms of the log density without the readout."""
+        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
+        pieces = zip(self.parts, jnp.split(y, ends), strict=True)
+        return jnp.concatenate(
+            [0 * y if isinstance(p, Gaussian) else p.each_rest(y) for p, y in pieces]
+        )
+
+    def level(self, v: Channels) -> Int[Array, ""]:
+        """Of quadrature, for the widest channel."""
+        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
+        pieces = zip(self.parts, jnp.split(v, ends), strict=True)
+        levels = [choose_level(p, v) for p, v in pieces if isinstance(p, ReadoutLikelihood)]
+        return jnp.max(jnp.stack(levels)) if levels else jnp.asarray(0)
+
+
+def channelled(likelihood: Likelihood) -> Channelled:
+    """Read an observation model, or refuse it."""
+    parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
+    for part in parts:
+        independent = isinstance(part, Gaussian) and part.independent
+        if not isinstance(part, ReadoutLikelihood) and not independent:
+            raise InputError(
+                f"{type(part).__name__} observations of LowRankGaussian states",
+                "LowRankGaussian",
+                "use a linear readout with independent noise, or Gaussian states",
+            )
+    C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
+    return Channelled(parts, C, b)
+
+
+def _gaussian_site(likelihood: Gaussian, a: Channels, v: Channels, y: Channels) -> Site:
+    precision = likelihood.bin_width / likelihood.noise.var()
+    off = y - a
+    value = -0.5 * (precision * (off**2 + v) - jnp.log(precision / (2 * math.pi)))
+    return Site(value, precision * off, -precision)
+
+
+def update_low_rank(
+    likelihood: Likelihood,
+    prediction: LowRankBelief,
+    y: Observation,
+    mask: Mask,
+    max_evaluations: int,
+    tolerance: float,
+) -> LowRankSolution:
+    """Climb the bound: a full step of the covariance, and of the mean one that climbs.
+
+    Args:
+        likelihood: The observation model.
+        prediction: The belief before the observation.
+        y: Observation.
+        mask: Which channels were observed.
+        max_evaluations: Bound on the times that the likelihood is looked at.
+        tolerance: Nats to gain at which to stop.
+    """
+    channels, before = channelled(likelihood), inverse(*prediction[1:])
+    C, observed = channels.C, safe(y, mask, channels.b)
+    level = channels.level(_variances(C, prediction.diagonal, C @ prediction.factor))
+    constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
+
+    def look(belief: LowRankBelief, first: bool = False) -> tuple[Scalar, Data]:
+        data = _read(channels, belief, observed, mask, level, first)
+        return data.value + constant - divergence(belief, prediction.mean, before), data
+
+    def point(belief: LowRankBelief, elbo: Scalar, data: Data) -> Point:
+        diagonal, factor = _covariance(C, before, belief, data)
+        grad = data.grad - before.times(belief.mean - prediction.mean)
+        step = _newton(C, before, data.weights, diagonal, factor, grad)
+        return Point(belief, elbo, step, 0.5 * grad @ step, diagonal, factor)
+
+    def keep_going(carry: tuple) -> Bool[Array, ""]:
+        here, _, evaluations = carry
+        return (here.gain > tolerance) & (evaluations < max_evaluations)
+
+    def body(carry: tuple) -> tuple:
+        here, rate, evaluations = carry
+        mean = here.belief.mean + rate * here.step
+        there = LowRankBelief(mean, here.diagonal, here.factor)
+        elbo, data = look(there)
+        climbs = (elbo >= here.elbo - 1e-3 * (1 + here.gain)) | ~jnp.isfinite(here.elbo)
+        here = lax.cond(climbs, lambda: point(there, elbo, data), lambda: here)
+        rate = jnp.where(climbs, jnp.minimum(1, 2 * rate), 0.3 * rate)
+        return here, rate, evaluations + 1
+
+    first = point(prediction, *look(prediction, True))
+    one = jnp.ones((), first.elbo.dtype)
+    # The first step is always looked at: it starts from the prediction, and may be far.
+    end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
+    found = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
+    converged = end.gain <= tolerance
+    last = jax.tree.map(lambda new, old: jnp.where(converged, new, old), found, end.belief)
+    return LowRankSolution(last, end.elbo + end.gain, evaluations, end.gain, converged)
+
+
+def _covariance(
+    C: Readout, before: Inverse, belief: LowRankBelief, data: Data
+) -> tuple[Vector, Columns]:
+    """One step towards the diagonal and the factor that the bound wants."""
+    rank = belief.factor.shape[1]
+    scale = jnp.sqrt(belief.diagonal)[:, None]
+    white = belief.factor / scale
+    pushed = scale * (before.times(belief.factor) + data.along)
+    # The residual of U as eigenvectors: JU less its part along U.
+    base = jnp.linalg.qr(white)[0]
+    rest = pushed - base @ (base.T @ pushed)
+    both = jnp.linalg.qr(jnp.concatenate([base, rest], axis=1))[0]
+    basis = scale * both
+    seen = C @ basis
+    square = basis.T @ before.times(basis) + (seen * data.weights[:, None]).T @ seen
+    values, vectors = jnp.linalg.eigh(0.5 * (square + square.T))
+    spread = jnp.maximum(1 / jnp.maximum(values[:rank], TINY) - 1, TINY)
+    factor = basis @ (vectors[:, :rank] * jnp.sqrt(spread))
+    wanted = before.var() + data.own
+    diagonal = belief.diagonal
+    for _ in range(2):
+        diagonal = 1 / (wanted + jnp.sum(inverse(diagonal, factor).factor ** 2, axis=1))
+    return diagonal, factor
+
+
+def _newton(
+    C: Readout,
+    before: Inverse,
+    weights: Channels,
+    diagonal: Vector,
+    factor: Columns,
+    grad: Vector,
+) -> Vector:
+    """$J^{-1} g$ by conjugate gradients, preconditioned by the covariance."""
+
+    def near(x: Vector) -> Vector:
+        return diagonal * x + factor @ (factor.T @ x)
+
+    def body(_: int, carry: tuple) -> tuple:
+        x, rest, along, size = carry
+        pushed = before.times(along) + (weights * (C @ along)) @ C
+        share = size / jnp.maximum(along @ pushed, tiny)
+        x, rest = x + share * along, rest - share * pushed
+        toward = near(rest)
+        new = rest @ toward
+        return x, rest, toward + new / jnp.maximum(size, tiny) * along, new
+
+    tiny = float(jnp.finfo(grad.dtype).tiny)
+    along = near(grad)
+    start = (jnp.zeros_like(grad), grad, along, grad @ along)
+    return lax.fori_loop(0, GRADIENTS, body, start)[0]
+
+
+def _read(
+    channels: Channelled,
+    belief: LowRankBelief,
+    y: Channels,
+    mask: Mask,
+    level: Int[Array, ""],
+    first: bool,
+) -> Data:
+    """Look at the likelihood; the first site of an update may be a tamer one."""
+    C = channels.C
+    a, loads = C @ belief.mean + channels.b, C @ belief.factor
+    v = _variances(C, belief.diagonal, loads)
+    found = channels.sites(a, v, y, level, first)
+    value, slope, curvature = (jnp.where(mask, term, 0) for term in found)
+    weights = jnp.maximum(-curvature, 0)
+    columns = jnp.concatenate([slope[:, None], weights[:, None] * loads], axis=1)
+    back, own = _back(C, columns, weights)
+    return Data(jnp.sum(value), back[:, 0], own, back[:, 1:], weights)
+
+
+def _variances(C: Readout, diagonal: Vector, loads: Float[Array, "N R"]) -> Channels:
+    return jnp.sum(C * C * diagonal, axis=1) + jnp.sum(loads**2, axis=1)
+
+
+def _back(
+    C: Readout, columns: Float[Array, "N K"], weights: Channels
+) -> tuple[Float[Array, "L K"], Vector]:
+    """$C^\\top$ times columns, and the diagonal of $C^\\top W C$, piece by piece."""
+    num, size = C.shape
+    rows = min(ROWS, num)
+
+    def body(i: Int[Array, ""], sums: tuple) -> tuple:
+        # The last piece begins earlier, and does not count again what was counted.
+        start = jnp.minimum(i * rows, num - rows)
+        new = start + jnp.arange(rows) >= i * rows
+        piece = lax.dynamic_slice(C, (start, 0), (rows, size))
+        some = lax.dynamic_slice(columns, (start, 0), (rows, columns.shape[1]))
+        weight = jnp.where(new, lax.dynamic_slice(weights, (start,), (rows,)), 0)
+        some = jnp.where(new[:, None], some, 0)
+        return sums[0] + some.T @ piece, sums[1] + weight @ (piece * piece)
+
+    none = jnp.zeros((columns.shape[1], size), C.dtype), jnp.zeros(size, C.dtype)
+    sums, own = lax.fori_loop(0, -(-num // rows), body, none)
+    return sums.T, own
