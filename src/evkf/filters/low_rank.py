@@ -83,13 +83,14 @@ class Channelled(NamedTuple):
     def sites(self, a: Channels, v: Channels, y: Channels, level: Array, first: bool) -> Site:
         """Expectations of every channel; the first of an update may be tamer ones."""
         ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
+        pieces = zip(self.parts, *(jnp.split(x, ends) for x in (a, v, y)), strict=True)
         found = []
-        for part, *given in zip(self.parts, *(jnp.split(x, ends) for x in (a, v, y)), strict=True):
+        for part, a, v, y in pieces:
             if isinstance(part, Gaussian):
-                found.append(_gaussian_site(part, *given))
+                found.append(_gaussian_site(part, a, v, y))
                 continue
-            each = site(part, *given, level)
-            found.append(part.each_start(each, *given) if first else each)
+            each = site(part, a, v, y, level)
+            found.append(part.each_start(each, a, v, y) if first else each)
         return Site(*(jnp.concatenate(terms) for terms in zip(*found, strict=True)))
 
     def rest(self, y: Channels) -> Channels:
@@ -110,17 +111,18 @@ class Channelled(NamedTuple):
 
 def channelled(likelihood: Likelihood) -> Channelled:
     """Read an observation model, or refuse it."""
-    parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
-    for part in parts:
-        independent = isinstance(part, Gaussian) and part.independent
-        if not isinstance(part, ReadoutLikelihood) and not independent:
+    parts: list[ReadoutLikelihood | Gaussian] = []
+    for part in likelihood.parts if isinstance(likelihood, Joint) else (likelihood,):
+        if isinstance(part, ReadoutLikelihood) or (isinstance(part, Gaussian) and part.independent):
+            parts.append(part)
+        else:
             raise InputError(
                 f"{type(part).__name__} observations of LowRankGaussian states",
                 "LowRankGaussian",
                 "use a linear readout with independent noise, or Gaussian states",
             )
     C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
-    return Channelled(parts, C, b)
+    return Channelled(tuple(parts), C, b)
 
 
 def _gaussian_site(likelihood: Gaussian, a: Channels, v: Channels, y: Channels) -> Site:
