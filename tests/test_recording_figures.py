@@ -30,12 +30,17 @@ def test_raster_has_a_mark_for_every_spike():
     marks = np.array(ax.collections[0].get_segments())
     assert len(marks) == COUNTS.sum()
     bins = np.floor((marks[:, 0, 0] - 5) / WIDTH + 1e-9).astype(int)
-    units = np.round(marks[:, :, 1].mean(axis=1)).astype(int) - 1
+    units = np.round(marks[:, :, 1].mean(axis=1)).astype(int)
     found = np.zeros_like(COUNTS)
     np.add.at(found, (bins, units), 1)
     np.testing.assert_array_equal(found, COUNTS)
     np.testing.assert_allclose(ax.images[0].get_array().T, COUNTS / WIDTH)
     drawn(figures.raster(figures.new_axes(), 0 * COUNTS, 0.0 * COUNTS, WIDTH))
+    ids = [f"u{n}" for n in range(COUNTS.shape[1])]
+    ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids))
+    assert {label.get_text() for label in ax.get_yticklabels()} - {""} <= set(ids)
+    with pytest.raises(InputError, match="units of shape"):
+        figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids[1:])
 
 
 def test_paths_are_coloured_by_condition():
