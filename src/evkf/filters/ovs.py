@@ -81,11 +81,11 @@ class OnlineVariationalSmoother(Filter):
 
     Densities of $q_t$ and $k_t$ are differentiated through the draws only, which is unbiased and
     free of noise at the optimum. For the regressions draws of $k_t$ come in opposite pairs: with
-    single ones the noise of $V$ adds up over bins where observations say little. Quantities that are known up to a constant ($V$ and the gradient
-    in the learned numbers) are centred under $q_t$, so that `info.elbo` is the growth of the bound,
-    an estimate of $\\log p(y_t | y_{<t})$. Where nothing is observed $q_t$ is the prediction.
-    While learning, the model in the state is the one in use, and the `model` of `step` only tells
-    the sizes.
+    single ones the noise of $V$ adds up over bins where observations say little. Quantities that
+    are known up to a constant ($V$ and the gradient in the learned numbers) are centred under
+    $q_t$, so that `info.elbo` is the growth of the bound, an estimate of $\\log p(y_t | y_{<t})$.
+    Where nothing is observed $q_t$ is the prediction. While learning, the model in the state is the
+    one in use, and the `model` of `step` only tells the sizes.
 
     Args:
         iterations: Gradient steps a bin on $q_t$ and $k_t$.
