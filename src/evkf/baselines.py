@@ -16,8 +16,8 @@ from scipy.signal import lfilter
 from evkf.decoding import lagged
 from evkf.errors import InputError
 from evkf.gpfa import GPFA
-from evkf.linear_system import Lengths, LinearDynamicalSystem
-from evkf.ragged import read_counts, slices
+from evkf.linear_system import LinearDynamicalSystem
+from evkf.ragged import Lengths, read_counts, slices
 from evkf.spike_metrics import smooth_trials
 
 __all__ = [

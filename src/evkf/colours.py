@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from matplotlib.colors import LinearSegmentedColormap
 
 from evkf.errors import InputError
-from evkf.ragged import read_bins, slices
+from evkf.ragged import Lengths, read_bins, slices
 
 OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#1a1a1a"]
 TOL = [
@@ -30,7 +30,6 @@ ROUND = LinearSegmentedColormap.from_list(
 )
 """Of directions; a step more than its end is its beginning."""
 
-Lengths = Sequence[int] | np.ndarray
 Labels = Shaped[np.ndarray, " K"] | Sequence
 Colours = Mapping[Any, Any]
 

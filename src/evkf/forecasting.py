@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.errors import InputError
+from evkf.families.low_rank import readout_var
 from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
 from evkf.model import Model, draw_path, read_inputs
@@ -224,8 +225,7 @@ def _readout_moments(
     """Mean and variance of every readout."""
     C, a = likelihood.C, likelihood.readout(family.mean(belief))
     if isinstance(family, fam.LowRankGaussian):
-        own = jnp.sum(C * C * belief.diagonal, axis=1)
-        return a, own + jnp.sum((C @ belief.factor) ** 2, axis=1)
+        return a, readout_var(C, belief.diagonal, C @ belief.factor)
     return a, jnp.sum((C @ family.cov(belief)) * C, axis=-1)
 
 

@@ -1,6 +1,5 @@
 """`LinearDynamicalSystem`: the linear baseline with dynamics, for people with arrays."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal, Self
 
@@ -14,9 +13,7 @@ from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.gpfa import FLOOR, factor_analysis
 from evkf.linear_gaussian import Given, Params, em_step, infer, log_lik
-from evkf.ragged import bins_of, read_counts, slices
-
-Lengths = Sequence[int] | np.ndarray
+from evkf.ragged import Lengths, bins_of, read_counts, slices
 
 DECAY = 0.9
 """Diagonal of the transition to start from."""

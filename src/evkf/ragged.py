@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike
 from evkf.checks import real_numbers
 from evkf.errors import InputError
 
+Lengths = Sequence[int] | np.ndarray
+"""Bins of every trial."""
+
 
 def read_bins(value: ArrayLike, where: str) -> Float[np.ndarray, "T N"]:
     """A user's finite array of one row a bin, in float64.

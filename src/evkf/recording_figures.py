@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evkf.check_figures import calibration, dispersion_check
-from evkf.colours import Colours, Labels, Lengths, by_condition, by_direction
+from evkf.colours import Colours, Labels, by_condition, by_direction
 from evkf.decoding import integrate
 from evkf.errors import InputError
 from evkf.figures import BAND, MUTED, TRUTH, new_axes, styled
-from evkf.ragged import read_bins, slices
+from evkf.ragged import Lengths, read_bins, slices
 
 __all__ = [
     "aligned_rates",

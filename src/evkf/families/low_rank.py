@@ -172,6 +172,13 @@ def divergence(belief: LowRankBelief, mean: Vector, other: Inverse) -> Scalar:
     return 0.5 * (spread - len(mean) + shift @ other.times(shift)) + other.log_det_root - own
 
 
+def readout_var(
+    C: Float[Array, "N L"], diagonal: Vector, loads: Float[Array, "N R"]
+) -> Float[Array, " N"]:
+    """Variances of $Cz$, given $CU$."""
+    return jnp.sum(C * C * diagonal, axis=1) + jnp.sum(loads**2, axis=1)
+
+
 def standard(family: LowRankGaussian) -> LowRankBelief:
     """Standard normal."""
     one = jnp.ones(family.dim)

@@ -9,16 +9,16 @@ step by conjugate gradients. C is gone through in pieces that fit into a cache.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.errors import InputError
-from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse
+from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse, readout_var
 from evkf.likelihoods import Gaussian, Joint, Likelihood, ReadoutLikelihood
 from evkf.likelihoods.base import Channels, Site, safe
 from evkf.sites import choose_level, site
@@ -76,53 +76,51 @@ class Data(NamedTuple):
 class Channelled(NamedTuple):
     """Observation models whose channels are independent given a linear readout."""
 
-    parts: tuple[ReadoutLikelihood | Gaussian, ...]
+    joint: Joint
     C: Readout
     b: Channels
 
+    def pieces(self, *arrays: Channels) -> Iterator[tuple]:
+        """Every model with its channels of the arrays."""
+        return zip(self.joint.parts, *map(self.joint.split, arrays), strict=True)
+
     def sites(self, a: Channels, v: Channels, y: Channels, level: Array, first: bool) -> Site:
         """Expectations of every channel; the first of an update may be tamer ones."""
-        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
-        pieces = zip(self.parts, *(jnp.split(x, ends) for x in (a, v, y)), strict=True)
         found = []
-        for part, a, v, y in pieces:
+        for part, mean, var, seen in self.pieces(a, v, y):
             if isinstance(part, Gaussian):
-                found.append(_gaussian_site(part, a, v, y))
+                found.append(_gaussian_site(part, mean, var, seen))
                 continue
-            each = site(part, a, v, y, level)
-            found.append(part.each_start(each, a, v, y) if first else each)
+            each = site(part, mean, var, seen, level)
+            found.append(part.each_start(each, mean, var, seen) if first else each)
         return Site(*(jnp.concatenate(terms) for terms in zip(*found, strict=True)))
 
     def rest(self, y: Channels) -> Channels:
         """Terms of the log density without the readout."""
-        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
-        pieces = zip(self.parts, jnp.split(y, ends), strict=True)
         return jnp.concatenate(
-            [0 * y if isinstance(p, Gaussian) else p.each_rest(y) for p, y in pieces]
+            [0 * y if isinstance(p, Gaussian) else p.each_rest(y) for p, y in self.pieces(y)]
         )
 
     def level(self, v: Channels) -> Int[Array, ""]:
         """Of quadrature, for the widest channel."""
-        ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
-        pieces = zip(self.parts, jnp.split(v, ends), strict=True)
+        pieces = self.pieces(v)
         levels = [choose_level(p, v) for p, v in pieces if isinstance(p, ReadoutLikelihood)]
         return jnp.max(jnp.stack(levels)) if levels else jnp.asarray(0)
 
 
 def channelled(likelihood: Likelihood) -> Channelled:
     """Read an observation model, or refuse it."""
-    parts: list[ReadoutLikelihood | Gaussian] = []
-    for part in likelihood.parts if isinstance(likelihood, Joint) else (likelihood,):
-        if isinstance(part, ReadoutLikelihood) or (isinstance(part, Gaussian) and part.independent):
-            parts.append(part)
-        else:
+    joint = likelihood if isinstance(likelihood, Joint) else Joint([likelihood])
+    for part in joint.parts:
+        independent = isinstance(part, Gaussian) and part.independent
+        if not isinstance(part, ReadoutLikelihood) and not independent:
             raise InputError(
                 f"{type(part).__name__} observations of LowRankGaussian states",
                 "LowRankGaussian",
                 "use a linear readout with independent noise, or Gaussian states",
             )
-    C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
-    return Channelled(tuple(parts), C, b)
+    C, b = (jnp.concatenate([getattr(part, name) for part in joint.parts]) for name in ("C", "b"))
+    return Channelled(joint, C, b)
 
 
 def _gaussian_site(likelihood: Gaussian, a: Channels, v: Channels, y: Channels) -> Site:
@@ -152,7 +150,7 @@ def update_low_rank(
     """
     channels, before = channelled(likelihood), inverse(*prediction[1:])
     C, observed = channels.C, safe(y, mask, channels.b)
-    level = channels.level(_variances(C, prediction.diagonal, C @ prediction.factor))
+    level = channels.level(readout_var(C, prediction.diagonal, C @ prediction.factor))
     constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
 
     def look(belief: LowRankBelief, first: bool = False) -> tuple[Scalar, Data]:
@@ -253,17 +251,13 @@ def _read(
     """Look at the likelihood; the first site of an update may be a tamer one."""
     C = channels.C
     a, loads = C @ belief.mean + channels.b, C @ belief.factor
-    v = _variances(C, belief.diagonal, loads)
+    v = readout_var(C, belief.diagonal, loads)
     found = channels.sites(a, v, y, level, first)
     value, slope, curvature = (jnp.where(mask, term, 0) for term in found)
     weights = jnp.maximum(-curvature, 0)
     columns = jnp.concatenate([slope[:, None], weights[:, None] * loads], axis=1)
     back, own = _back(C, columns, weights)
     return Data(jnp.sum(value), back[:, 0], own, back[:, 1:], weights)
-
-
-def _variances(C: Readout, diagonal: Vector, loads: Float[Array, "N R"]) -> Channels:
-    return jnp.sum(C * C * diagonal, axis=1) + jnp.sum(loads**2, axis=1)
 
 
 def _back(
