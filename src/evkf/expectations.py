@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
-from evkf.numerics import cholesky, inverse_lower, pack
+from evkf.numerics import cholesky, inverse_lower, pack, unpack
 from evkf.product_expectations import can_tilt, sums_exactly
 from evkf.sites import choose_level, site
 from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
@@ -158,21 +158,25 @@ def _readout(
 ) -> Whitened:
     observed = safe(y, mask, likelihood.b)
     centre = likelihood.readout(mean)
-    loads = jnp.where(mask[:, None], likelihood.C @ root, 0)
-    dim = len(mean)
-    project, gather = _packed(loads) if dim <= PACK else _unpacked(loads)
-    level = choose_level(likelihood, jnp.sum(loads**2, axis=-1))
+    project, gather = _packed(likelihood.C) if len(mean) <= PACK else _unpacked(likelihood.C)
+
+    def moments(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
+        shift, v = project(root @ u, root @ spread)
+        return centre + jnp.where(mask, shift, 0), jnp.where(mask, v, 0)
+
+    origin = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
+    level = choose_level(likelihood, moments(*origin)[1])
 
     def site_at(u: Vector, spread: Matrix) -> tuple[Site, Channels, Channels]:
-        shift, v = project(u, spread)
-        a = centre + shift
+        a, v = moments(u, spread)
         return site(likelihood, a, v, observed, level), a, v
 
     constant = jnp.sum(jnp.where(mask, likelihood.each_rest(observed), 0))
 
     def collect(terms: Site) -> Ell:
-        value, grad, curv = gather(Site(*(jnp.where(mask, term, 0) for term in terms)))
-        return Ell(value + constant, grad, curv)
+        value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
+        grad, curv = gather(slope, curvature)
+        return Ell(jnp.sum(value) + constant, grad @ root, pack(root.T @ curv @ root))
 
     def start(u: Vector, spread: Matrix) -> tuple[Ell, Bool[Array, ""]]:
         terms, a, v = site_at(u, spread)
@@ -186,40 +190,39 @@ def _readout(
     return Whitened(start, evaluate)
 
 
-def _unpacked(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
-    """From moments of u to means and variances of the readouts, and from sites back to sums over
-    them.
+Project = Callable[[Vector, Matrix], tuple[Channels, Channels]]
+Gather = Callable[[Channels, Channels], tuple[Vector, Matrix]]
+
+
+def _unpacked(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
+    """From a shift and a root of the covariance of z to those of the readouts and their variances;
+    and from slopes and curvatures back to $C^\\top g$ and $C^\\top W C$.
     """
 
-    def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        return loads @ u, jnp.sum((loads @ spread) ** 2, axis=-1)
+    def project(shift: Vector, spread: Matrix) -> tuple[Channels, Channels]:
+        return C @ shift, jnp.sum((C @ spread) ** 2, axis=-1)
 
-    def gather(terms: Site) -> Ell:
-        curv = (loads * terms.curvature[:, None]).T @ loads
-        return Ell(jnp.sum(terms.value), terms.slope @ loads, pack(curv))
+    def gather(slope: Channels, curvature: Channels) -> tuple[Vector, Matrix]:
+        return slope @ C, (C.T * curvature) @ C
 
     return project, gather
 
 
-def _packed(loads: Float[Array, "N L"]) -> tuple[Callable, Callable]:
-    """The same by two products with one matrix of $1$, $l_i$ and $l_i l_j$: fewer kernels and
-    flops.
+def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
+    """The same through the products $c_i c_j$, which depend on nothing that changes: made once for
+    a scan or for many sessions. Channels come last, which is what small products are fast with.
     """
-    size, dim = loads.shape
-    squares = pack(loads[:, :, None] * loads[:, None, :])
-    features = jnp.concatenate([jnp.ones((size, 1), loads.dtype), loads, squares], axis=1)
-    twice = jnp.asarray(2 - np.eye(dim)[np.tril_indices(dim)], loads.dtype)
+    rows, columns = np.tril_indices(C.shape[1])
+    turned = C.T
+    squares = turned[rows] * turned[columns]
+    twice = jnp.asarray(2 - (rows == columns), C.dtype)
 
-    def project(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
+    def project(shift: Vector, spread: Matrix) -> tuple[Channels, Channels]:
         quadratic = twice * pack(spread @ spread.T)
-        first = jnp.concatenate([jnp.zeros(1, u.dtype), u, jnp.zeros_like(quadratic)])
-        second = jnp.concatenate([jnp.zeros(1 + dim, u.dtype), quadratic])
-        both = features @ jnp.stack([first, second], axis=1)
-        return both[:, 0], jnp.maximum(both[:, 1], 0)
+        return shift @ turned, jnp.maximum(quadratic @ squares, 0)
 
-    def gather(terms: Site) -> Ell:
-        sums = features.T @ jnp.stack(terms, axis=1)
-        return Ell(sums[0, 0], sums[1 : 1 + dim, 1], sums[1 + dim :, 2])
+    def gather(slope: Channels, curvature: Channels) -> tuple[Vector, Matrix]:
+        return turned @ slope, unpack(squares @ curvature, len(turned))
 
     return project, gather
 

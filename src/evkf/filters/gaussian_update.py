@@ -210,11 +210,12 @@ def _extrapolate(
     weighted = changes * weight
     products, along = weighted @ changes.T, weighted @ gap
     sizes = jnp.diagonal(products)
-    ridge = jnp.where(sizes > 0, 1e-10 * sizes, 1)
+    ridge = jnp.where(sizes > 0, max(1e-10, 10 * jnp.finfo(gap.dtype).eps) * sizes, 1)
     if len(ridge) == 1:
         shares = along / (sizes + ridge)
     else:
-        shares = jnp.linalg.solve(products + jnp.diag(ridge), along)
+        inverse = inverse_lower(cholesky(products + jnp.diag(ridge)))
+        shares = inverse.T @ (inverse @ along)
     shares = jnp.where(direct & jnp.all(jnp.isfinite(shares)), shares, 0)
     return gap - shares @ (steps + changes)
 
