@@ -10,7 +10,7 @@ from scipy import stats
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations import is_conjugate, way, whitened
+from evkf.expectations import is_conjugate, rooted, way, whitened
 from evkf.numerics import unpack
 from evkf.product_expectations import MAX_SUM, feasible_start, product_ell
 from evkf.sites import choose_level, site
@@ -100,7 +100,7 @@ def gaussian_belief():
 
 @partial(jax.jit, static_argnums=6)
 def evaluate(likelihood, prior, belief, y, mask, key=KEY, num_samples=64):
-    return whitened(likelihood, *prior, y, mask, key, num_samples).evaluate(*belief)
+    return whitened(likelihood, *prior, y, mask, key, num_samples).evaluate(rooted(*belief))
 
 
 @jax.jit

@@ -39,6 +39,10 @@ class Covariance(eqx.Module):
         """The inverse Cholesky factor times a vector or the columns of a matrix."""
 
     @abstractmethod
+    def relative_trace(self, other: Matrix) -> Scalar:
+        """Trace of the inverse times another covariance."""
+
+    @abstractmethod
     def widened(self, log_factor: Scalar) -> Self:
         """With all standard deviations larger by a factor, given by its logarithm."""
 
@@ -62,6 +66,9 @@ class DiagonalCovariance(Covariance):
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return (columns.T * jnp.exp(-self.log_std)).T
+
+    def relative_trace(self, other: Matrix) -> Scalar:
+        return jnp.diagonal(other) @ jnp.exp(-2 * self.log_std)
 
     def widened(self, log_factor: Scalar) -> Self:
         return type(self)(self.log_std + log_factor)
@@ -88,6 +95,9 @@ class FullCovariance(Covariance):
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return solve_lower(self.root(), columns)
+
+    def relative_trace(self, other: Matrix) -> Scalar:
+        return jnp.trace(self.whiten(self.whiten(other).T))
 
     def widened(self, log_factor: Scalar) -> Self:
         return type(self)(self.log_diagonal + log_factor, self.lower * jnp.exp(log_factor))

@@ -42,15 +42,37 @@ class Ell(NamedTuple):
     """The lower triangle of the Hessian (see `evkf.numerics.pack`)."""
 
 
-Evaluate = Callable[[Vector, Matrix], Ell]
-Start = Callable[[Vector, Matrix], tuple[Ell, Bool[Array, ""]]]
+class Moments(NamedTuple):
+    """Of u; of root and covariance, what an expectation does not use is not computed."""
+
+    mean: Vector
+    cov: Matrix
+    root: Matrix
+    log_det: Scalar
+    """Of the covariance."""
+
+
+def standard(dim: int, dtype: jnp.dtype) -> Moments:
+    """The moments of u before the observation."""
+    identity = jnp.eye(dim, dtype=dtype)
+    return Moments(jnp.zeros(dim, dtype), identity, identity, jnp.zeros((), dtype))
+
+
+def rooted(mean: Vector, root: Matrix) -> Moments:
+    """The moments of a Gaussian with this root of its covariance, a triangular one."""
+    log_det = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
+    return Moments(mean, root @ root.T, root, log_det)
+
+
+Evaluate = Callable[[Moments], Ell]
+Start = Callable[[], tuple[Ell, Bool[Array, ""]]]
 
 
 class Whitened(NamedTuple):
     """The expected log-likelihood as a function of u with $z = \\bar m + \\bar S u$.
 
-    Both functions take the mean of u and a root of its covariance. `start` is `evaluate` for the
-    first site of an update (see `ReadoutLikelihood.each_start`).
+    `start` is `evaluate` at the prediction, with the first site of an update (see
+    `ReadoutLikelihood.each_start`), and whether that is the true one.
     """
 
     start: Start
@@ -120,20 +142,21 @@ def whitened(
         evaluate = _conjugate(likelihood, mean, root, y, mask)
     else:
         evaluate = _sampled(likelihood, mean, root, y, mask, key, num_samples)
-    return Whitened(lambda u, spread: (evaluate(u, spread), jnp.asarray(True)), evaluate)
+    origin = standard(len(mean), mean.dtype)
+    return Whitened(lambda: (evaluate(origin), jnp.asarray(True)), evaluate)
 
 
 def _total_start(parts: list[Start]) -> Start:
-    def start(u: Vector, spread: Matrix) -> tuple[Ell, Bool[Array, ""]]:
-        found, exact = zip(*[part(u, spread) for part in parts], strict=True)
+    def start() -> tuple[Ell, Bool[Array, ""]]:
+        found, exact = zip(*[part() for part in parts], strict=True)
         return jax.tree.map(lambda *terms: sum(terms), *found), jnp.all(jnp.stack(exact))
 
     return start
 
 
 def _total(parts: list[Evaluate]) -> Evaluate:
-    def evaluate(u: Vector, spread: Matrix) -> Ell:
-        return jax.tree.map(lambda *terms: sum(terms), *[part(u, spread) for part in parts])
+    def evaluate(at: Moments) -> Ell:
+        return jax.tree.map(lambda *terms: sum(terms), *[part(at) for part in parts])
 
     return evaluate
 
@@ -145,9 +168,9 @@ def _conjugate(
     white, loads, constant = likelihood.whiten(residual, likelihood.C @ root, mask)
     curv = pack(-loads.T @ loads)
 
-    def evaluate(u: Vector, spread: Matrix) -> Ell:
-        rest = white - loads @ u
-        value = constant - 0.5 * (rest @ rest + jnp.sum((loads @ spread) ** 2))
+    def evaluate(at: Moments) -> Ell:
+        rest = white - loads @ at.mean
+        value = constant - 0.5 * (rest @ rest + jnp.sum((loads @ at.root) ** 2))
         return Ell(value, loads.T @ rest, curv)
 
     return evaluate
@@ -157,53 +180,50 @@ def _readout(
     likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix, y: Observation, mask: Mask
 ) -> Whitened:
     observed = safe(y, mask, likelihood.b)
-    centre = likelihood.readout(mean)
+    centre, rest = likelihood.readout(mean), likelihood.each_rest(observed)
     project, gather = _packed(likelihood.C) if len(mean) <= PACK else _unpacked(likelihood.C)
-
-    def moments(u: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        shift, v = project(root @ u, root @ spread)
-        return centre + jnp.where(mask, shift, 0), jnp.where(mask, v, 0)
-
-    origin = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
-    level = choose_level(likelihood, moments(*origin)[1])
-
-    def site_at(u: Vector, spread: Matrix) -> tuple[Site, Channels, Channels]:
-        a, v = moments(u, spread)
-        return site(likelihood, a, v, observed, level), a, v
-
-    constant = jnp.sum(jnp.where(mask, likelihood.each_rest(observed), 0))
+    _, before = project(mean, root @ root.T, root)
+    before = jnp.where(mask, before, 0)
+    level = choose_level(likelihood, before)
 
     def collect(terms: Site) -> Ell:
-        value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
-        grad, curv = gather(slope, curvature)
-        return Ell(jnp.sum(value) + constant, grad @ root, pack(root.T @ curv @ root))
+        value, slope, curvature = (
+            jnp.where(mask, term, 0) for term in terms._replace(value=terms.value + rest)
+        )
+        total, grad, curv = gather(value, slope, curvature)
+        return Ell(total, grad @ root, pack(root.T @ curv @ root))
 
-    def start(u: Vector, spread: Matrix) -> tuple[Ell, Bool[Array, ""]]:
-        terms, a, v = site_at(u, spread)
-        first = likelihood.each_start(terms, a, v, observed)
+    def start() -> tuple[Ell, Bool[Array, ""]]:
+        terms = site(likelihood, centre, before, observed, level)
+        first = likelihood.each_start(terms, centre, before, observed)
         same = (first.slope == terms.slope) & (first.curvature == terms.curvature)
         return collect(first), jnp.all(same | ~mask)
 
-    def evaluate(u: Vector, spread: Matrix) -> Ell:
-        return collect(site_at(u, spread)[0])
+    def evaluate(at: Moments) -> Ell:
+        a, v = project(root @ at.mean, root @ at.cov @ root.T, root @ at.root)
+        a, v = centre + jnp.where(mask, a, 0), jnp.where(mask, v, 0)
+        return collect(site(likelihood, a, v, observed, level))
 
     return Whitened(start, evaluate)
 
 
-Project = Callable[[Vector, Matrix], tuple[Channels, Channels]]
-Gather = Callable[[Channels, Channels], tuple[Vector, Matrix]]
+Project = Callable[[Vector, Matrix, Matrix], tuple[Channels, Channels]]
+Gather = Callable[[Channels, Channels, Channels], tuple[Scalar, Vector, Matrix]]
 
 
 def _unpacked(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
-    """From a shift and a root of the covariance of z to those of the readouts and their variances;
-    and from slopes and curvatures back to $C^\\top g$ and $C^\\top W C$.
+    """From a shift of z, its covariance and a root of that to shifts and variances of the readouts;
+    and from values, slopes and curvatures back to their sum, $C^\\top g$ and $C^\\top W C$.
     """
 
-    def project(shift: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        return C @ shift, jnp.sum((C @ spread) ** 2, axis=-1)
+    def project(shift: Vector, cov: Matrix, root: Matrix) -> tuple[Channels, Channels]:
+        del cov
+        return C @ shift, jnp.sum((C @ root) ** 2, axis=-1)
 
-    def gather(slope: Channels, curvature: Channels) -> tuple[Vector, Matrix]:
-        return slope @ C, (C.T * curvature) @ C
+    def gather(
+        value: Channels, slope: Channels, curvature: Channels
+    ) -> tuple[Scalar, Vector, Matrix]:
+        return jnp.sum(value), slope @ C, (C.T * curvature) @ C
 
     return project, gather
 
@@ -212,17 +232,22 @@ def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
     """The same through the products $c_i c_j$, which depend on nothing that changes: made once for
     a scan or for many sessions. Channels come last, which is what small products are fast with.
     """
-    rows, columns = np.tril_indices(C.shape[1])
+    size, dim = C.shape
+    rows, columns = np.tril_indices(dim)
     turned = C.T
+    with_one = jnp.concatenate([jnp.ones((1, size), C.dtype), turned])
     squares = turned[rows] * turned[columns]
     twice = jnp.asarray(2 - (rows == columns), C.dtype)
 
-    def project(shift: Vector, spread: Matrix) -> tuple[Channels, Channels]:
-        quadratic = twice * pack(spread @ spread.T)
-        return shift @ turned, jnp.maximum(quadratic @ squares, 0)
+    def project(shift: Vector, cov: Matrix, root: Matrix) -> tuple[Channels, Channels]:
+        del root
+        return shift @ turned, jnp.maximum((twice * pack(cov)) @ squares, 0)
 
-    def gather(slope: Channels, curvature: Channels) -> tuple[Vector, Matrix]:
-        return turned @ slope, unpack(squares @ curvature, len(turned))
+    def gather(
+        value: Channels, slope: Channels, curvature: Channels
+    ) -> tuple[Scalar, Vector, Matrix]:
+        sums = jnp.stack([value, slope]) @ with_one.T
+        return sums[0, 0], sums[1, 1:], unpack(squares @ curvature, dim)
 
     return project, gather
 
@@ -244,9 +269,9 @@ def _sampled(
         points = mean + (u + noise @ spread.T) @ root.T
         return jnp.mean(jax.vmap(likelihood.log_prob, (0, None, None))(points, y, mask))
 
-    def evaluate(u: Vector, spread: Matrix) -> Ell:
+    def evaluate(at: Moments) -> Ell:
         # The derivatives of the sampled average itself, so that its maximum is the fixed point.
-        value, (grad, slope) = jax.value_and_grad(average, (0, 1))(u, spread @ spread.T)
+        value, (grad, slope) = jax.value_and_grad(average, (0, 1))(at.mean, at.cov)
         return Ell(value, grad, pack(slope + slope.T))
 
     return evaluate

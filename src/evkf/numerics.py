@@ -9,7 +9,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Bool, Float, PyTree
@@ -26,7 +26,7 @@ def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
 
 def all_finite(*trees: PyTree) -> Bool[Array, ""]:
     """Whether every number of every tree is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(trees)]))
+    return jnp.all(jnp.isfinite(ravel_pytree(trees)[0]))
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
@@ -43,8 +43,9 @@ def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
     """
     cov = symmetrize(cov)
     relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
-    sound = jnp.all(jnp.isfinite(cholesky(cov))) | ~jnp.all(jnp.isfinite(cov))
-    return lax.cond(sound, lambda c: c, lambda c: c + jnp.diag(relative * jnp.diagonal(c)), cov)
+    # A pivot that fails makes all after it NaN, so that the last one speaks for all.
+    sound = jnp.isfinite(cholesky(cov)[-1, -1])
+    return cov + jnp.diag(jnp.where(sound, 0, relative * jnp.diagonal(cov)))
 
 
 def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
@@ -125,10 +126,12 @@ def _lower(rows: list[list]) -> Float[Array, "L L"]:
     return jnp.stack([jnp.stack(row + [zero] * (size - len(row))) for row in rows])
 
 
-def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
+def pack(matrix: Float[Array, "L L"]) -> Float[Array, " D"]:
     """The lower triangle of a symmetric matrix as a vector, row by row."""
-    rows, columns = np.tril_indices(matrix.shape[-1])
-    return matrix[..., rows, columns]
+    size = matrix.shape[-1]
+    if size <= UNROLL:
+        return jnp.concatenate([matrix[i, : i + 1] for i in range(size)])
+    return matrix[np.tril_indices(size)]
 
 
 def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
@@ -136,4 +139,6 @@ def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
     rows, columns = np.tril_indices(size)
     index = np.zeros((size, size), int)
     index[rows, columns] = index[columns, rows] = np.arange(len(rows))
+    if size <= UNROLL:
+        return jnp.stack([vector[i] for i in index.ravel()]).reshape(size, size)
     return vector[index]

@@ -9,7 +9,7 @@ import pytest
 from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.errors import InputError
-from evkf.expectations import whitened
+from evkf.expectations import standard, whitened
 from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.low_rank import _back, update_low_rank
@@ -40,7 +40,7 @@ def best_bound(likelihood, y):
         ell = whitened(
             likelihood, mean, cholesky(family.cov(belief)), y, SEEN, jax.random.key(0), 2
         )
-        value = ell.evaluate(jnp.zeros(L), jnp.eye(L)).value
+        value = ell.evaluate(standard(L, mean.dtype)).value
         return family.kl(belief, PREDICTION) - value
 
     free = (PREDICTION.mean, jnp.log(PREDICTION.diagonal), PREDICTION.factor)

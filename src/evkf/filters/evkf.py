@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
-from evkf.expectations import is_conjugate, way, whitened
+from evkf.expectations import Moments, is_conjugate, way, whitened
 from evkf.families import (
     Gaussian,
     GaussianBelief,
@@ -23,12 +23,12 @@ from evkf.families import (
 )
 from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
-from evkf.filters.gaussian_update import Solution, conjugate_update, cvi_update
+from evkf.filters.gaussian_update import conjugate_update, cvi_update
 from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable, tree_where
+from evkf.numerics import all_finite, cholesky, factorisable, tree_where
 from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
@@ -183,11 +183,10 @@ class VariationalKalmanFilter(PredictUpdate):
             concave = model.likelihood.log_concave
             limits = (self.max_evaluations, self._tolerance(dtype))
             found = cvi_update(ell, dim, dtype, concave, *limits)
-        spread = root @ found.root
-        belief = GaussianBelief(mean + root @ found.mean, factorisable(spread @ spread.T))
-        sound = jnp.all(jnp.isfinite(belief.mean)) & jnp.all(jnp.isfinite(spread))
-        sound = sound & jnp.isfinite(found.residual)
-        gap = _gaussian_gap(model, prediction, root, found, belief, spread)
+        spread = root @ found.moments.root
+        belief = GaussianBelief(mean + root @ found.moments.mean, factorisable(spread @ spread.T))
+        sound = all_finite(belief, found.residual)
+        gap = _gaussian_gap(model, prediction, root, found.moments, belief)
         return Updated(
             belief,
             found.elbo,
@@ -242,9 +241,8 @@ def _gaussian_gap(
     model: Model,
     prediction: Prediction,
     root: Array,
-    found: Solution,
+    found: Moments,
     belief: GaussianBelief,
-    spread: Array,
 ) -> Scalar:
     """$L_t - M_t = E_q[\\log \\bar q] - E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$."""
     cross = prediction.cross
@@ -252,9 +250,9 @@ def _gaussian_gap(
         return _natural_gap(model, prediction, model.family.nat(belief))
     noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
     log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-    predicted = log_det + 0.5 * (jnp.sum(found.root**2) + found.mean @ found.mean)
-    shift = noise.whiten(belief.mean - cross.mean)
-    square = jnp.sum(noise.whiten(spread) ** 2) + shift @ shift + cross.spread
+    predicted = log_det + 0.5 * jnp.sum(jnp.diagonal(found.cov) + found.mean**2)
+    shift = belief.mean - cross.mean
+    square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
     return noise.log_det_root() + 0.5 * square - predicted
 
 

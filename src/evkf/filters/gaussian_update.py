@@ -17,11 +17,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations import Ell, Evaluate, Whitened
-from evkf.numerics import cholesky, inverse_lower, pack, tree_where, unpack
-from evkf.types import Matrix, Scalar, Vector
+from evkf.expectations import Ell, Moments, Whitened, standard
+from evkf.numerics import UNROLL, cholesky, inverse_lower, inverse_positive, pack, unpack
+from evkf.types import Matrix, Scalar
 
 NEAR = 0.3
 """Residual below which steps are extrapolated."""
@@ -32,10 +33,9 @@ Packed = Float[Array, " D"]
 
 
 class Solution(NamedTuple):
-    """Where an update ended: mean and root of the covariance of u, and how it got there."""
+    """Where an update ended: the moments of u, and how it got there."""
 
-    mean: Vector
-    root: Matrix
+    moments: Moments
     elbo: Scalar
     evaluations: Int[Array, ""]
     residual: Scalar
@@ -43,43 +43,38 @@ class Solution(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A belief over u and what was found there."""
+    """A belief over u, what was found there, and how it was reached."""
 
     nat: Packed
     gap: Packed
     """From here to where CVI at rate 1 goes."""
+    cov: Matrix
     elbo: Scalar
     size: Scalar
     """Magnitude of the terms of the bound, which sets its rounding error."""
     gain: Scalar
     """What the bound will gain from moving the mean, to second order."""
-    root: Matrix
-    """Root of the covariance."""
-
-
-class Carry(NamedTuple):
-    point: Point
+    residual: Scalar
+    foretold: Scalar
+    """Residual after the next step."""
+    exact: Scalar
+    """One where the gap is the true one, zero where it is that of a tamed first site."""
+    rate: Scalar
+    """Of the next step."""
     steps: Float[Array, "M D"]
     """The last steps taken, newest first."""
     changes: Float[Array, "M D"]
     """How the gap changed along each."""
-    rate: Scalar
-    evaluations: Int[Array, ""]
-    residual: Scalar
-    foretold: Scalar
-    exact: Bool[Array, ""]
-    """Whether the gap at the point is the true one, not that of a tamed first site."""
 
 
 def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> Solution:
     """The exact posterior when the expected log-likelihood is quadratic: one step."""
-    identity = jnp.eye(dim, dtype=dtype)
-    first = ell.evaluate(jnp.zeros(dim, dtype), identity)
-    nat = jnp.concatenate([first.grad, pack(identity) - first.curv])
-    mean, root = _moments(nat, dim)
-    elbo = ell.evaluate(mean, root).value - _divergence(mean, root)
+    first = ell.evaluate(standard(dim, dtype))
+    nat = jnp.concatenate([first.grad, pack(jnp.eye(dim, dtype=dtype)) - first.curv])
+    found = _moments(nat, dim)
+    elbo = ell.evaluate(found).value - _divergence(found)
     zero = jnp.zeros((), dtype)
-    return Solution(mean, root, elbo, jnp.asarray(1), zero, jnp.asarray(True))
+    return Solution(found, elbo, jnp.asarray(1), zero, jnp.asarray(True))
 
 
 def cvi_update(
@@ -109,94 +104,108 @@ def cvi_update(
         tolerance: Relative residual at which to stop.
     """
     # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
-    weight = jnp.asarray(
-        np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
-    )
-    weight = weight.astype(dtype)
-
+    weight = np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
+    weight = jnp.asarray(weight, dtype)
     eps = float(jnp.finfo(dtype).eps)
 
-    def norm(x: Packed) -> Scalar:
-        return jnp.sqrt(jnp.sum(weight * x**2))
+    found, exact = ell.start()
+    identity, one = jnp.eye(dim, dtype=dtype), jnp.ones((), dtype)
+    none = jnp.zeros((1 if log_concave else 3, len(weight)), dtype)
+    nat = jnp.concatenate([jnp.zeros(dim, dtype), pack(identity)])
+    gap = jnp.concatenate([found.grad, -found.curv])
+    squares = jnp.stack([gap, nat]) ** 2 @ weight
+    left = jnp.sqrt(squares[0] / squares[1])
+    first = Point(
+        nat,
+        gap,
+        identity,
+        elbo=found.value,
+        size=jnp.abs(found.value),
+        gain=0.5 * found.grad @ found.grad,
+        residual=left,
+        foretold=jnp.where(exact, left, jnp.inf),
+        exact=exact.astype(dtype),
+        rate=one,
+        steps=none,
+        changes=none,
+    )
+    # One vector: every array that a loop carries costs a copy and a choice of its own.
+    start, unravel = ravel_pytree((one, first))
 
-    def keep_going(carry: Carry) -> Bool[Array, ""]:
-        return (carry.foretold > tolerance) & (carry.evaluations < max_evaluations)
+    def keep_going(flat: Array) -> Bool[Array, ""]:
+        evaluations, here = unravel(flat)
+        return (here.foretold > tolerance) & (evaluations < max_evaluations)
 
-    def body(carry: Carry) -> Carry:
-        here, rate = carry.point, carry.rate
-        direct = (rate == 1) & (carry.residual < NEAR)
-        toward = _extrapolate(here.gap, carry.steps, carry.changes, weight, direct)
+    def body(flat: Array) -> Array:
+        evaluations, here = unravel(flat)
+        rate = here.rate
+        direct = (rate == 1) & (here.residual < NEAR)
+        toward = _extrapolate(here.gap, here.steps, here.changes, weight, direct)
         nat = here.nat + rate * toward
         if not log_concave:
-            nat = _into_cone(nat, here.root, rate * toward)
-        there = _look(nat, dim, ell.evaluate)
-        left = norm(there.gap) / norm(there.nat)
+            nat = _into_cone(nat, here.cov, rate * toward)
+        at = _moments(nat, dim)
+        value, grad, curv = ell.evaluate(at)
+        gap = jnp.concatenate([grad - unpack(curv, dim) @ at.mean, pack(identity) - curv]) - nat
+        step, change = nat - here.nat, gap - here.gap
+        squares = jnp.stack([gap, nat, step + change, step]) ** 2 @ weight
+        left = jnp.sqrt(squares[0] / squares[1])
+        contraction = jnp.sqrt(squares[2] / jnp.maximum(squares[3], eps**2))
+        force = grad - at.mean
+        divergence, gain = _divergence(at), 0.5 * force @ at.cov @ force
+        elbo, size = value - divergence, jnp.abs(value) + jnp.abs(divergence)
         # A step that halves the residual may lose what rounding or quadrature make of the bound.
-        halves = 2 * left < carry.residual
+        halves = 2 * left < here.residual
         rounding = 8 * eps * (here.size + 1)
-        slack = rounding + jnp.where(halves, jnp.minimum(carry.residual, 0.1) ** 2, 0)
-        climbs = there.elbo >= here.elbo - slack
-        taken = climbs | (jnp.isfinite(there.elbo) & ~jnp.isfinite(here.elbo))
-        step, change = there.nat - here.nat, there.gap - here.gap
-        contraction = norm(step + change) / jnp.maximum(norm(step), eps)
-        decay = jnp.clip(left / carry.residual, contraction, 1)
-        foretold = jnp.where(carry.exact & (there.gain < SETTLED), left * decay, left)
+        slack = rounding + jnp.where(halves, jnp.minimum(here.residual, 0.1) ** 2, 0)
+        climbs = elbo >= here.elbo - slack
+        taken = climbs | (jnp.isfinite(elbo) & ~jnp.isfinite(here.elbo))
+        decay = jnp.clip(left / here.residual, contraction, 1)
+        foretold = jnp.where((here.exact > 0) & (gain < SETTLED), left * decay, left)
         # Nothing to gain but rounding: in float32 the residual itself may never get small enough.
-        finished = (there.gain < rounding) & (left < 10 * math.sqrt(eps))
-        foretold = jnp.where(finished, 0, foretold)
-        return Carry(
-            tree_where(taken, there, here),
-            jnp.where(taken, _push(carry.steps, step), carry.steps),
-            jnp.where(taken, _push(carry.changes, change), carry.changes),
-            jnp.where(taken, jnp.minimum(1, 2 * rate), 0.3 * rate),
-            carry.evaluations + 1,
-            jnp.where(taken, left, carry.residual),
-            jnp.where(taken, foretold, carry.foretold),
-            carry.exact | taken,
+        finished = (gain < rounding) & (left < 10 * math.sqrt(eps))
+        there = Point(
+            nat,
+            gap,
+            at.cov,
+            elbo,
+            size,
+            gain,
+            residual=left,
+            foretold=jnp.where(finished, 0, foretold),
+            exact=one,
+            rate=jnp.minimum(1, 2 * rate),
+            steps=_push(here.steps, step),
+            changes=_push(here.changes, change),
         )
+        back = here._replace(rate=0.3 * rate)
+        both = (ravel_pytree((evaluations + 1, point))[0] for point in (there, back))
+        return jnp.where(taken, *both)
 
-    zero, identity = jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype)
-    origin = jnp.concatenate([zero, pack(identity)])
-    found, exact = ell.start(zero, identity)
-    first = _point(origin, zero, identity, found)
-    left = norm(first.gap) / norm(first.nat)
-    foretold = jnp.where(exact, left, jnp.inf)
-    none = jnp.zeros((3, len(origin)), dtype)
-    start = Carry(first, none, none, jnp.ones((), dtype), jnp.asarray(1), left, foretold, exact)
-    end = lax.while_loop(keep_going, body, start)
-    point, converged = end.point, end.foretold <= tolerance
-    nat = jnp.where(converged, point.nat + point.gap, point.nat)
-    spread = point.root.T @ unpack(point.gap[dim:], dim) @ point.root
-    gain = point.gain + 0.25 * jnp.sum(spread**2)
-    elbo = jnp.where(converged, point.elbo + gain, point.elbo)
-    mean, root = _moments(nat, dim)
-    return Solution(mean, root, elbo, end.evaluations, end.foretold, converged)
+    evaluations, end = unravel(lax.while_loop(keep_going, body, start))
+    converged = end.foretold <= tolerance
+    spread = end.cov @ unpack(end.gap[dim:], dim)
+    gain = end.gain + 0.25 * jnp.sum(spread * spread.T)
+    elbo = jnp.where(converged, end.elbo + gain, end.elbo)
+    at = _moments(jnp.where(converged, end.nat + end.gap, end.nat), dim)
+    return Solution(at, elbo, evaluations.astype(int), end.foretold, converged)
 
 
-def _moments(nat: Packed, dim: int) -> tuple[Vector, Matrix]:
-    """Mean, and an upper triangular root of the covariance."""
-    root = inverse_lower(cholesky(unpack(nat[dim:], dim))).T
-    return root @ (nat[:dim] @ root), root
+def _moments(nat: Packed, dim: int) -> Moments:
+    """From natural parameters; up to three dimensions by cofactors."""
+    precision = unpack(nat[dim:], dim)
+    if dim <= UNROLL:
+        cov, log_det = inverse_positive(precision)
+        return Moments(cov @ nat[:dim], cov, cholesky(cov), -log_det)
+    root = inverse_lower(cholesky(precision)).T
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
+    return Moments(root @ (nat[:dim] @ root), root @ root.T, root, log_det)
 
 
-def _divergence(mean: Vector, root: Matrix) -> Scalar:
-    """KL from N(mean, root root') to the standard normal."""
-    square = jnp.sum(root**2) + mean @ mean - mean.shape[0]
-    return 0.5 * square - jnp.sum(jnp.log(jnp.diagonal(root)))
-
-
-def _look(nat: Packed, dim: int, evaluate: Evaluate) -> Point:
-    mean, root = _moments(nat, dim)
-    return _point(nat, mean, root, evaluate(mean, root))
-
-
-def _point(nat: Packed, mean: Vector, root: Matrix, ell: Ell) -> Point:
-    value, grad, curv = ell
-    dim, kl = len(mean), _divergence(mean, root)
-    identity = pack(jnp.eye(dim, dtype=mean.dtype))
-    gap = jnp.concatenate([grad - unpack(curv, dim) @ mean, identity - curv]) - nat
-    force = (grad - mean) @ root
-    return Point(nat, gap, value - kl, jnp.abs(value) + jnp.abs(kl), 0.5 * force @ force, root)
+def _divergence(moments: Moments) -> Scalar:
+    """KL to the standard normal."""
+    mean, cov, _, log_det = moments
+    return 0.5 * (jnp.sum(jnp.diagonal(cov) + mean**2 - 1) - log_det)
 
 
 def _extrapolate(
@@ -207,8 +216,8 @@ def _extrapolate(
     direct: Bool[Array, ""],
 ) -> Packed:
     """Anderson's step: the gap, less what the last steps say will be left of it."""
-    weighted = changes * weight
-    products, along = weighted @ changes.T, weighted @ gap
+    products = jnp.concatenate([changes, gap[None]]) @ (changes * weight).T
+    products, along = products[:-1], products[-1]
     sizes = jnp.diagonal(products)
     ridge = jnp.where(sizes > 0, max(1e-10, 10 * jnp.finfo(gap.dtype).eps) * sizes, 1)
     if len(ridge) == 1:
@@ -216,7 +225,7 @@ def _extrapolate(
     else:
         inverse = inverse_lower(cholesky(products + jnp.diag(ridge)))
         shares = inverse.T @ (inverse @ along)
-    shares = jnp.where(direct & jnp.all(jnp.isfinite(shares)), shares, 0)
+    shares = jnp.where(direct & jnp.isfinite(jnp.sum(shares)), shares, 0)
     return gap - shares @ (steps + changes)
 
 
@@ -224,12 +233,12 @@ def _push(stack: Float[Array, "M D"], newest: Packed) -> Float[Array, "M D"]:
     return jnp.concatenate([newest[None], stack[:-1]])
 
 
-def _into_cone(nat: Packed, root: Matrix, step: Packed) -> Packed:
+def _into_cone(nat: Packed, cov: Matrix, step: Packed) -> Packed:
     """Replace $J + S$ by $J + S + \\tfrac12 S J^{-1} S$, always positive definite, where it is
     not.
     """
-    dim = len(root)
+    dim = len(cov)
     definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
-    bent = unpack(step[dim:], dim) @ root
-    more = jnp.where(definite, 0, 0.5 * pack(bent @ bent.T))
+    bent = unpack(step[dim:], dim)
+    more = jnp.where(definite, 0, 0.5 * pack(bent @ cov @ bent))
     return jnp.concatenate([nat[:dim], nat[dim:] + more])

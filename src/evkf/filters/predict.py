@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from evkf.covariance import DiagonalCovariance
@@ -247,21 +248,18 @@ def _general(
 
 
 def _has_nan(tree: Belief) -> Bool[Array, ""]:
-    return jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]))
+    return jnp.any(jnp.isnan(ravel_pytree(tree)[0]))
 
 
 def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
     """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
 
-    Where the covariance overflowed its correlations are lost, and it becomes diagonal.
+    A latent whose variance overflowed loses its correlations.
     """
     var = jnp.diagonal(cov)
     over = var > max_std**2
-    far = jnp.abs(mean) > max_std
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
-    finite = jnp.all(jnp.isfinite(cov) | jnp.isnan(cov))
-    shrunk = jnp.where(
-        finite, cov * shrink[:, None] * shrink, jnp.diag(jnp.minimum(var, max_std**2))
-    )
-    capped = jnp.any(over) | jnp.any(far)
-    return jnp.clip(mean, -max_std, max_std), jnp.where(capped, shrunk, cov), capped
+    lost = jnp.diag(jnp.where(jnp.isinf(var), max_std**2, 0))
+    shrunk = jnp.where(jnp.isinf(cov), 0, cov) * shrink[:, None] * shrink + lost
+    capped = jnp.any(over | (jnp.abs(mean) > max_std))
+    return jnp.clip(mean, -max_std, max_std), shrunk, capped

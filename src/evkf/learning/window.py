@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from evkf import likelihoods as lik
 from evkf.dynamics import GaussianDynamics
-from evkf.expectations import PACK, whitened
+from evkf.expectations import PACK, rooted, whitened
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.predict import push_forward
@@ -55,7 +55,7 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
     def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
         ell = whitened(likelihood, origin, unit, y, mask, key, num_samples)
-        value, grad, curv = ell.evaluate(mean, cholesky(cov))
+        value, grad, curv = ell.evaluate(rooted(mean, cholesky(cov)))
         return value, grad, unpack(curv, len(mean))
 
     return in_general
