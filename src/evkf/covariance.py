@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import real_numbers
 from evkf.errors import InputError
-from evkf.numerics import solve_lower
+from evkf.numerics import diagonal, solve_lower, total
 from evkf.types import Matrix, Scalar, Vector
 
 
@@ -62,13 +62,13 @@ class DiagonalCovariance(Covariance):
         return jnp.exp(2 * self.log_std)
 
     def log_det_root(self) -> Scalar:
-        return jnp.sum(self.log_std)
+        return total(self.log_std)
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return (columns.T * jnp.exp(-self.log_std)).T
 
     def relative_trace(self, other: Matrix) -> Scalar:
-        return jnp.diagonal(other) @ jnp.exp(-2 * self.log_std)
+        return total(diagonal(other) * jnp.exp(-2 * self.log_std))
 
     def widened(self, log_factor: Scalar) -> Self:
         return type(self)(self.log_std + log_factor)
@@ -91,7 +91,7 @@ class FullCovariance(Covariance):
         return jnp.sum(self.root() ** 2, axis=-1)
 
     def log_det_root(self) -> Scalar:
-        return jnp.sum(self.log_diagonal)
+        return total(self.log_diagonal)
 
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         return solve_lower(self.root(), columns)

@@ -232,10 +232,9 @@ def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
     """The same through the products $c_i c_j$, which depend on nothing that changes: made once for
     a scan or for many sessions. Channels come last, which is what small products are fast with.
     """
-    size, dim = C.shape
+    dim = C.shape[1]
     rows, columns = np.tril_indices(dim)
     turned = C.T
-    with_one = jnp.concatenate([jnp.ones((1, size), C.dtype), turned])
     squares = turned[rows] * turned[columns]
     twice = jnp.asarray(2 - (rows == columns), C.dtype)
 
@@ -246,8 +245,7 @@ def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
     def gather(
         value: Channels, slope: Channels, curvature: Channels
     ) -> tuple[Scalar, Vector, Matrix]:
-        sums = jnp.stack([value, slope]) @ with_one.T
-        return sums[0, 0], sums[1, 1:], unpack(squares @ curvature, dim)
+        return jnp.sum(value), turned @ slope, unpack(squares @ curvature, dim)
 
     return project, gather
 

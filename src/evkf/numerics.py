@@ -4,17 +4,22 @@ LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the fa
 written out, so that XLA fuses them with their surroundings.
 """
 
+from functools import reduce
+from operator import or_
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.lax.linalg import cholesky as lapack_cholesky
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Bool, Float, PyTree
 
 UNROLL = 3
+FEW = 16
+"""Most entries that are reduced one by one."""
 
 Tree = TypeVar("Tree")
 
@@ -24,9 +29,23 @@ def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+def total(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The sum of all entries.
+
+    A few are added one by one: XLA prepares memory for every reduction in every call, which at
+    these sizes costs more than the sum.
+    """
+    return sum(jnp.ravel(values)) if values.size <= FEW else jnp.sum(values)
+
+
+def any_true(values: Bool[Array, "..."]) -> Bool[Array, ""]:
+    """Whether any entry is true; as `total`."""
+    return reduce(or_, jnp.ravel(values)) if values.size <= FEW else jnp.any(values)
+
+
 def all_finite(*trees: PyTree) -> Bool[Array, ""]:
     """Whether every number of every tree is finite."""
-    return jnp.all(jnp.isfinite(ravel_pytree(trees)[0]))
+    return ~any_true(~jnp.isfinite(ravel_pytree(trees)[0]))
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
@@ -43,9 +62,27 @@ def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
     """
     cov = symmetrize(cov)
     relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
-    # A pivot that fails makes all after it NaN, so that the last one speaks for all.
-    sound = jnp.isfinite(cholesky(cov)[-1, -1])
-    return cov + jnp.diag(jnp.where(sound, 0, relative * jnp.diagonal(cov)))
+    raised = cov * (1 + relative * jnp.eye(cov.shape[-1], dtype=cov.dtype))
+    return jnp.where(_definite(cov), cov, raised)
+
+
+def _definite(matrix: Float[Array, "L L"]) -> Bool[Array, ""]:
+    """Whether there is a Cholesky factor; for sure if it says so, for tiny matrices by minors."""
+    size = matrix.shape[-1]
+    if size > UNROLL:
+        # A pivot that fails makes all after it NaN, so that the last one speaks for all.
+        return jnp.isfinite(cholesky(matrix)[-1, -1])
+    margin = 16 * jnp.finfo(matrix.dtype).eps
+    (a, *_), *_ = matrix
+    definite = a > 0
+    if size > 1:
+        b, d = matrix[1, 0], matrix[1, 1]
+        definite &= a * d - b * b > margin * a * d
+    if size > 2:
+        c, e, f = matrix[2]
+        minor = a * (d * f - e * e) - b * (b * f - c * e) + c * (b * e - c * d)
+        definite &= minor > margin * a * d * f
+    return definite
 
 
 def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
@@ -54,12 +91,16 @@ def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
     if size > UNROLL:
         return lapack_cholesky(matrix, symmetrize_input=False)
     rows: list[list] = []
+    pivots: list = []
     for i in range(size):
         row: list = []
         for j in range(i):
             dot = sum(row[k] * rows[j][k] for k in range(j))
-            row.append((matrix[i, j] - dot) / rows[j][j])
-        row.append(jnp.sqrt(matrix[i, i] - sum(x * x for x in row)))
+            # Products of reciprocals, which XLA fuses; a quotient that is used twice it does not.
+            row.append((matrix[i, j] - dot) * pivots[j])
+        pivot = matrix[i, i] - sum(x * x for x in row)
+        pivots.append(lax.rsqrt(pivot))
+        row.append(jnp.sqrt(pivot))
         rows.append(row)
     return _lower(rows)
 
@@ -78,6 +119,14 @@ def inverse_lower(root: Float[Array, "L L"]) -> Float[Array, "L L"]:
         row.append(1 / root[i, i])
         rows.append(row)
     return _lower(rows)
+
+
+def diagonal(matrix: Float[Array, "L L"]) -> Float[Array, " L"]:
+    """The diagonal of a matrix."""
+    size = matrix.shape[-1]
+    if size <= UNROLL:
+        return jnp.stack([matrix[i, i] for i in range(size)])
+    return jnp.diagonal(matrix)
 
 
 def inverse_positive(

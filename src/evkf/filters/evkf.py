@@ -28,7 +28,7 @@ from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import all_finite, cholesky, factorisable, tree_where
+from evkf.numerics import all_finite, cholesky, diagonal, factorisable, total, tree_where
 from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
@@ -249,8 +249,8 @@ def _gaussian_gap(
     if not isinstance(cross, AdditiveCross):
         return _natural_gap(model, prediction, model.family.nat(belief))
     noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-    predicted = log_det + 0.5 * jnp.sum(jnp.diagonal(found.cov) + found.mean**2)
+    second = diagonal(found.cov) + found.mean**2
+    predicted = total(jnp.log(diagonal(root)) + 0.5 * second)
     shift = belief.mean - cross.mean
     square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
     return noise.log_det_root() + 0.5 * square - predicted

@@ -14,6 +14,7 @@ Paper: eq:variational_update.
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,7 +22,16 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.expectations import Ell, Moments, Whitened, standard
-from evkf.numerics import UNROLL, cholesky, inverse_lower, inverse_positive, pack, unpack
+from evkf.numerics import (
+    UNROLL,
+    cholesky,
+    diagonal,
+    inverse_lower,
+    inverse_positive,
+    pack,
+    total,
+    unpack,
+)
 from evkf.types import Matrix, Scalar
 
 NEAR = 0.3
@@ -105,32 +115,35 @@ def cvi_update(
     """
     # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
     weight = np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
-    weight = jnp.asarray(weight, dtype)
+    weight = weight.astype(dtype)
     eps = float(jnp.finfo(dtype).eps)
 
     found, exact = ell.start()
-    identity, one = jnp.eye(dim, dtype=dtype), jnp.ones((), dtype)
-    none = jnp.zeros((1 if log_concave else 3, len(weight)), dtype)
-    nat = jnp.concatenate([jnp.zeros(dim, dtype), pack(identity)])
+    identity, one = np.eye(dim, dtype=dtype), np.ones((), dtype)
+    none = np.zeros((1 if log_concave else 3, len(weight)), dtype)
+    nat = np.concatenate([np.zeros(dim, dtype), identity[np.tril_indices(dim)]])
     gap = jnp.concatenate([found.grad, -found.curv])
-    squares = jnp.stack([gap, nat]) ** 2 @ weight
-    left = jnp.sqrt(squares[0] / squares[1])
+    left = jnp.sqrt(total(weight * gap**2) / (nat**2 @ weight))
+    # One vector: every array that a loop carries costs a copy and a choice of its own. What is
+    # known of it is added as one constant.
+    zero = jnp.zeros((), dtype)
     first = Point(
-        nat,
+        jnp.zeros_like(gap),
         gap,
-        identity,
+        jnp.zeros_like(identity),
         elbo=found.value,
         size=jnp.abs(found.value),
-        gain=0.5 * found.grad @ found.grad,
+        gain=0.5 * total(found.grad**2),
         residual=left,
         foretold=jnp.where(exact, left, jnp.inf),
         exact=exact.astype(dtype),
-        rate=one,
-        steps=none,
-        changes=none,
+        rate=zero,
+        steps=jnp.zeros_like(none),
+        changes=jnp.zeros_like(none),
     )
-    # One vector: every array that a loop carries costs a copy and a choice of its own.
-    start, unravel = ravel_pytree((one, first))
+    start, unravel = ravel_pytree((zero, first))
+    known = Point(nat, 0 * nat, identity, *[0 * one] * 6, rate=one, steps=none, changes=none)
+    start = start + np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((one, known))])
 
     def keep_going(flat: Array) -> Bool[Array, ""]:
         evaluations, here = unravel(flat)
@@ -146,13 +159,14 @@ def cvi_update(
             nat = _into_cone(nat, here.cov, rate * toward)
         at = _moments(nat, dim)
         value, grad, curv = ell.evaluate(at)
-        gap = jnp.concatenate([grad - unpack(curv, dim) @ at.mean, pack(identity) - curv]) - nat
+        moved = grad - unpack(curv, dim) @ at.mean
+        gap = jnp.concatenate([moved, identity[np.tril_indices(dim)] - curv]) - nat
         step, change = nat - here.nat, gap - here.gap
         squares = jnp.stack([gap, nat, step + change, step]) ** 2 @ weight
         left = jnp.sqrt(squares[0] / squares[1])
         contraction = jnp.sqrt(squares[2] / jnp.maximum(squares[3], eps**2))
         force = grad - at.mean
-        divergence, gain = _divergence(at), 0.5 * force @ at.cov @ force
+        divergence, gain = _divergence(at), 0.5 * total((at.cov @ force) * force)
         elbo, size = value - divergence, jnp.abs(value) + jnp.abs(divergence)
         # A step that halves the residual may lose what rounding or quadrature make of the bound.
         halves = 2 * left < here.residual
@@ -173,7 +187,7 @@ def cvi_update(
             gain,
             residual=left,
             foretold=jnp.where(finished, 0, foretold),
-            exact=one,
+            exact=jnp.asarray(one),
             rate=jnp.minimum(1, 2 * rate),
             steps=_push(here.steps, step),
             changes=_push(here.changes, change),
@@ -185,7 +199,7 @@ def cvi_update(
     evaluations, end = unravel(lax.while_loop(keep_going, body, start))
     converged = end.foretold <= tolerance
     spread = end.cov @ unpack(end.gap[dim:], dim)
-    gain = end.gain + 0.25 * jnp.sum(spread * spread.T)
+    gain = end.gain + 0.25 * total(spread * spread.T)
     elbo = jnp.where(converged, end.elbo + gain, end.elbo)
     at = _moments(jnp.where(converged, end.nat + end.gap, end.nat), dim)
     return Solution(at, elbo, evaluations.astype(int), end.foretold, converged)
@@ -198,14 +212,14 @@ def _moments(nat: Packed, dim: int) -> Moments:
         cov, log_det = inverse_positive(precision)
         return Moments(cov @ nat[:dim], cov, cholesky(cov), -log_det)
     root = inverse_lower(cholesky(precision)).T
-    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
+    log_det = 2 * total(jnp.log(diagonal(root)))
     return Moments(root @ (nat[:dim] @ root), root @ root.T, root, log_det)
 
 
 def _divergence(moments: Moments) -> Scalar:
     """KL to the standard normal."""
     mean, cov, _, log_det = moments
-    return 0.5 * (jnp.sum(jnp.diagonal(cov) + mean**2 - 1) - log_det)
+    return 0.5 * (total(diagonal(cov) + mean**2 - 1) - log_det)
 
 
 def _extrapolate(
@@ -225,7 +239,7 @@ def _extrapolate(
     else:
         inverse = inverse_lower(cholesky(products + jnp.diag(ridge)))
         shares = inverse.T @ (inverse @ along)
-    shares = jnp.where(direct & jnp.isfinite(jnp.sum(shares)), shares, 0)
+    shares = jnp.where(direct & jnp.isfinite(total(shares)), shares, 0)
     return gap - shares @ (steps + changes)
 
 

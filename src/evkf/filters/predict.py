@@ -27,7 +27,15 @@ from evkf.families import (
 )
 from evkf.families.gaussian import cubature
 from evkf.model import Model
-from evkf.numerics import cholesky, factorisable, symmetrize, tree_where
+from evkf.numerics import (
+    any_true,
+    cholesky,
+    diagonal,
+    factorisable,
+    symmetrize,
+    total,
+    tree_where,
+)
 from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
@@ -139,7 +147,7 @@ def push_forward(
     images = jax.vmap(dynamics.mean, in_axes=(0, None))(nodes.points, u)
     mean = nodes.weights @ images
     deviations = (images - mean) * jnp.sqrt(nodes.weights)[:, None]
-    spread = jnp.sum(noise.whiten(deviations.T) ** 2)
+    spread = total(noise.whiten(deviations.T) ** 2)
     cov = noise.matrix()
     if rule == "moment_matching":
         cov = cov + deviations.T @ deviations
@@ -248,7 +256,7 @@ def _general(
 
 
 def _has_nan(tree: Belief) -> Bool[Array, ""]:
-    return jnp.any(jnp.isnan(ravel_pytree(tree)[0]))
+    return any_true(jnp.isnan(ravel_pytree(tree)[0]))
 
 
 def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
@@ -256,10 +264,10 @@ def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool
 
     A latent whose variance overflowed loses its correlations.
     """
-    var = jnp.diagonal(cov)
+    var = diagonal(cov)
     over = var > max_std**2
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
-    lost = jnp.diag(jnp.where(jnp.isinf(var), max_std**2, 0))
+    lost = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(jnp.isinf(var), max_std**2, 0)
     shrunk = jnp.where(jnp.isinf(cov), 0, cov) * shrink[:, None] * shrink + lost
-    capped = jnp.any(over | (jnp.abs(mean) > max_std))
+    capped = any_true(over | (jnp.abs(mean) > max_std))
     return jnp.clip(mean, -max_std, max_std), shrunk, capped
