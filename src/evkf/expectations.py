@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
-from evkf.numerics import cholesky, inverse_lower, pack, unpack
+from evkf.numerics import cholesky, inverse_lower, pack, total_of_many, unpack
 from evkf.product_expectations import can_tilt, sums_exactly
 from evkf.sites import choose_level, site
 from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
@@ -197,7 +197,8 @@ def _readout(
         terms = site(likelihood, centre, before, observed, level)
         first = likelihood.each_start(terms, centre, before, observed)
         same = (first.slope == terms.slope) & (first.curvature == terms.curvature)
-        return collect(first), jnp.all(same | ~mask)
+        others = jnp.where(same | ~mask, 0, 1).astype(mean.dtype)
+        return collect(first), total_of_many(others) == 0
 
     def evaluate(at: Moments) -> Ell:
         a, v = project(root @ at.mean, root @ at.cov @ root.T, root @ at.root)
@@ -245,7 +246,7 @@ def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
     def gather(
         value: Channels, slope: Channels, curvature: Channels
     ) -> tuple[Scalar, Vector, Matrix]:
-        return jnp.sum(value), turned @ slope, unpack(squares @ curvature, dim)
+        return total_of_many(value), turned @ slope, unpack(squares @ curvature, dim)
 
     return project, gather
 

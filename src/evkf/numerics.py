@@ -38,6 +38,11 @@ def total(values: Float[Array, "..."]) -> Float[Array, ""]:
     return sum(jnp.ravel(values)) if values.size <= FEW else jnp.sum(values)
 
 
+def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:
+    """The same for a long vector, as a product for the same reason."""
+    return (jnp.stack([values, values]) @ jnp.ones_like(values))[0]
+
+
 def any_true(values: Bool[Array, "..."]) -> Bool[Array, ""]:
     """Whether any entry is true; as `total`."""
     return reduce(or_, jnp.ravel(values)) if values.size <= FEW else jnp.any(values)
@@ -175,12 +180,13 @@ def _lower(rows: list[list]) -> Float[Array, "L L"]:
     return jnp.stack([jnp.stack(row + [zero] * (size - len(row))) for row in rows])
 
 
-def pack(matrix: Float[Array, "L L"]) -> Float[Array, " D"]:
+def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
     """The lower triangle of a symmetric matrix as a vector, row by row."""
     size = matrix.shape[-1]
     if size <= UNROLL:
-        return jnp.concatenate([matrix[i, : i + 1] for i in range(size)])
-    return matrix[np.tril_indices(size)]
+        return jnp.concatenate([matrix[..., i, : i + 1] for i in range(size)], axis=-1)
+    rows, columns = np.tril_indices(size)
+    return matrix[..., rows, columns]
 
 
 def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:

@@ -28,7 +28,7 @@ from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import all_finite, cholesky, diagonal, factorisable, total, tree_where
+from evkf.numerics import all_finite, cholesky, diagonal, factorisable, total, total_of_many, tree_where
 from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 
@@ -280,7 +280,7 @@ def _natural_gap(model: Model, prediction: Prediction, nat: Belief) -> Scalar:
 
 def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State, Info]:
     """Keep the update if it is sound, else the prediction; say what happened."""
-    seen = jnp.any(mask)
+    seen = total_of_many(mask.astype(updated.elbo.dtype)) > 0
     sound = updated.sound & jnp.isfinite(updated.elbo)
     keep = sound & seen
     belief = tree_where(keep, updated.belief, prediction.belief)
