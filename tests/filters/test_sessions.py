@@ -63,7 +63,7 @@ def test_few_sizes_and_little_filled_up():
     for spread in (0.1, 1.0, 3.0):
         lengths = np.exp(rng.normal(6, spread, size=200)).astype(int)
         groups = group_lengths(lengths)
-        assert sorted(sum(groups, [])) == list(range(200))
+        assert sorted(i for group in groups for i in group) == list(range(200))
         least = np.maximum(lengths, SHORTEST)
         work = sum(filled(least[group].max()) * len(group) for group in groups)
         assert work <= MOST_WORK * least.sum()

@@ -111,10 +111,10 @@ def read_session(
     Example:
         >>> from evkf.dynamics import VanDerPol
         >>> from evkf.likelihoods import Poisson
-        >>> read_session(Model(VanDerPol(), Poisson([[1.0, 0.0]])), [[1], [-2]], None, None, 3)
-        Traceback (most recent call last):
-        ...
-        evkf.errors.InputError: count -2 (in ys[3][1, 0]): pass counts, or mask the bin
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> session = read_session(model, [[1], [0], [2]], [True, False, True], None, index=3)
+        >>> session.masks.tolist()
+        [[True], [False], [True]]
     """
     try:
         observed, seen = check_observations(model, ys, masks)
@@ -177,7 +177,7 @@ def _scan_many(
         new, info = filter.step(model, state, y, mask, own, u)
         return tree_where(left > 0, new, state), info
 
-    def body(carry: tuple, bins: tuple) -> tuple:
+    def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
         states, past = carry
         states, infos = jax.vmap(step)(states, *bins, lengths - past, firsts + past, keys)
         return (states, past + 1), Trace(states.belief, infos)
