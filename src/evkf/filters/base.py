@@ -1,7 +1,7 @@
 """What every filter offers: one `step`, and a scan of it over a sequence.
 
 `step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the
-next step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
+next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `scan_sessions`.
 """
 
 from abc import abstractmethod
