@@ -15,7 +15,7 @@ import pytest
 
 from evkf.cli import main
 from evkf.commands.filter import read_map
-from evkf.data import read_nwb, read_results
+from evkf.data import open_recording, read_nwb, read_results
 from evkf.errors import InputError
 from evkf.halves import halve
 from evkf.scoring import evkf as evkf_row
@@ -436,6 +436,86 @@ def test_a_file_that_goes_wrong_late_leaves_nothing(place, tmp_path):
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "counts[179, 3]" in result.err
     assert not out.parent.exists()
+
+
+@pytest.fixture(scope="module")
+def days(place) -> list[Path]:
+    """A session and parts of it, in files of other kinds."""
+    counts = read_nwb(place / "made.nwb", 0.02).counts
+    np.savez(place / "day2.npz", counts=counts[:70], bin_width=0.02, lengths=[50, 20])
+    with h5py.File(place / "day3.hdf5", "w") as file:
+        file["counts"], file["bin_width"] = counts[100:], 0.02
+    return [place / name for name in ("made.nwb", "day2.npz", "day3.hdf5")]
+
+
+def test_a_batch_is_each_file_alone(place, days, tmp_path):
+    model, out = ("--model", place / "model.safetensors"), tmp_path / "latents"
+    asked = (*days, *model, "--batch", "--out", out)
+    result = run("filter", *asked, "--json", "-")
+    told = json.loads(result.out)
+    targets = [out / name for name in ("made.nwb", "day2.npz", "day3.h5")]
+    assert [row["out"] for row in told["files"]] == list(map(str, targets))
+    assert [row["bins"] for row in told["files"]] == [180, 70, 80]
+    assert told["options"]["files"] == list(map(str, days))
+    assert "3 recordings, 330 bins, on cpu" in result.err
+    loaded = UnitModel.load(model[1])
+    for day, target, row in zip(days, targets, told["files"], strict=True):
+        found = infer(loaded, open_recording(day, 0.02))
+        np.testing.assert_allclose(row["elbo_per_bin"], found.elbo.mean(), rtol=1e-6)
+        options = json.loads(target.with_name(f"{target.name}.config.json").read_text())["options"]
+        assert (options["file"], options["out"]) == (str(day), str(target))
+        if target.suffix == ".nwb":
+            stored = read_results(target)
+            got = stored.latent_mean, stored.rates
+        else:
+            got = (np.asarray(read_all(target)[name]) for name in ("latent_mean", "rates"))
+        for array, want in zip(got, (found.mean, found.rates), strict=True):
+            np.testing.assert_allclose(array, want, rtol=1e-6, atol=1e-9)
+    refused = invoke("filter", *asked)
+    assert (refused.code, "--force" in refused.err) == (2, True)
+    run("filter", *asked, "--force", "--format", "npz", "--quiet")
+    assert {path.suffix for path in out.iterdir()} == {".nwb", ".npz", ".h5", ".json"}
+    assert (out / "made.npz").exists()
+
+
+def read_all(path: Path) -> dict[str, np.ndarray]:
+    with h5py.File(path) if path.suffix == ".h5" else np.load(path) as file:
+        return {name: file[name][()] for name in file}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), ("3 files", "--batch")),
+        (("--batch",), ("--out FOLDER",)),
+        (("--batch", "--in-place"), ("--out FOLDER",)),
+        (("--batch", "--out", "OUT", "--unit-map", "map.csv"), ("--unit-map", "one by one")),
+        (("--batch", "--out", "OUT.nwb"), ("OUT.nwb", "folder")),
+        (("--batch", "--out", "OUT", "--format", "mat"), ("'mat'", "nwb, npz, h5")),
+        (("--batch", "--out", "."), ("made.nwb", "source")),
+        (("--batch", "--out", "OUT", "other/made.nwb"), ("other/made.nwb", "rename one")),
+        (("--batch", "--out", "OUT", "nowhere.npz"), ("nowhere.npz", "no such file")),
+        (("--batch", "--out", "OUT", "units.npz"), ("units.npz: units", "unit map")),
+        (("--batch", "--out", "OUT", "filtered.nwb"), ("an earlier run in filtered.nwb",)),
+    ],
+)
+def test_batches_that_are_refused_leave_nothing(place, days, tmp_path, monkeypatch, options, says):
+    for day in days:
+        shutil.copy(day, tmp_path)
+    (tmp_path / "other").mkdir()
+    shutil.copy(days[0], tmp_path / "other")
+    np.savez(tmp_path / "units.npz", counts=np.ones((5, 3), int), bin_width=0.02)
+    shutil.copy(days[0], tmp_path / "filtered.nwb")
+    with h5py.File(tmp_path / "filtered.nwb", "a") as file:
+        file.create_group("processing/evkf")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    model = ("--model", place / "model.safetensors")
+    result = invoke("filter", *(day.name for day in days), *model, *options)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result
+    for part in says:
+        assert part in result.err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_data_without_a_client_says_what_to_do(monkeypatch, tmp_path):

@@ -1,5 +1,7 @@
 """Sessions in chunks are filtered as in one piece."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
 from evkf.likelihoods import Poisson
 from evkf.model import Model
-from evkf.session import filter_chunks, filter_to_hdf5
+from evkf.session import filter_chunks, filter_to_hdf5, infer_many
 from evkf.units import UnitModel, infer
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -69,3 +71,16 @@ def test_what_is_written_is_complete(model, source, tmp_path):
         filter_to_hdf5(out, model, stream_recording(source))
     with pytest.raises(InputError, match="no chunks"):
         filter_to_hdf5(tmp_path / "none.h5", model, [])
+
+
+def test_many_at_once_are_each_alone(model, source):
+    whole = open_recording(source)
+    days = [whole.take([2]), whole, whole.take([1, 0])]
+    for found, day in zip(infer_many(model, days), days, strict=True):
+        for got, want in zip(found[:5], infer(model, day)[:5], strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-9)
+    bad = replace(whole, counts=-whole.counts - 1, source="day2.npz")
+    with pytest.raises(InputError, match=r"day2\.npz: X\[0\]\["):
+        infer_many(model, [whole, bad])
+    with pytest.raises(InputError, match="no recordings"):
+        infer_many(model, [])

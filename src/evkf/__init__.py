@@ -7,7 +7,7 @@ stream of binned spikes in; a filtering distribution per bin, forecasts and the 
 from evkf import dynamics, families, likelihoods
 from evkf.errors import EvkfError, InputError
 from evkf.estimator import EVKF
-from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
+from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter, scan_sessions
 from evkf.forecasting import forecast
 from evkf.learning import CompiledLearner, Learner
 from evkf.model import Model, simulate
@@ -31,6 +31,7 @@ __all__ = [
     "forecast",
     "likelihoods",
     "scan_filter",
+    "scan_sessions",
     "simulate",
     "smooth",
 ]

@@ -1,7 +1,7 @@
-"""Sessions longer than memory: chunks filtered one after the other, the state carried over."""
+"""Sessions longer than memory, in chunks with the state carried over; and many sessions at once."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import jax
@@ -14,7 +14,8 @@ from evkf.data.files import Arrays
 from evkf.errors import InputError
 from evkf.filters import scan_filter
 from evkf.forecasting import expected_counts
-from evkf.units import Inferred, UnitModel, check_units
+from evkf.trials import Trials, join, read_trials
+from evkf.units import Inferred, UnitModel, check_units, infer_trials
 
 CHUNK = 10_000
 """Bins filtered at a time."""
@@ -89,6 +90,39 @@ def infer_in_chunks(
         if progress is not None:
             progress(chunk.num_bins + CHUNK * (len(parts) - 1), num)
     return Inferred(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def infer_many(model: UnitModel, recordings: Sequence[Recording]) -> list[Inferred]:
+    """What `infer` gives of every recording, filtered all at once.
+
+    Args:
+        model: The model.
+        recordings: Of its units and bins, of any lengths; all of them fit into memory.
+
+    Example:
+        >>> from evkf.units import fit_recording
+        >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
+        >>> model = fit_recording(Recording(counts, bin_width=0.02), latents=1, passes=2)
+        >>> days = [Recording(counts[:80], 0.02), Recording(counts, 0.02)]
+        >>> [found.mean.shape for found in infer_many(model, days)]
+        [(80, 1), (200, 1)]
+    """
+    if not recordings:
+        raise InputError("no recordings", "recordings", "pass one or more")
+    found = infer_trials(model, join([_read(model, recording) for recording in recordings]))
+    ends = np.cumsum([recording.num_bins for recording in recordings])[:-1]
+    arrays = [np.split(array, ends) for array in found if array is not None]
+    return [Inferred(*parts) for parts in zip(*arrays, strict=True)]
+
+
+def _read(model: UnitModel, recording: Recording) -> Trials:
+    check_units(model, recording)
+    try:
+        counts, masks = recording.split(recording.counts), recording.split(recording.masks)
+        return read_trials(model.model, counts, masks)
+    except InputError as error:
+        where = f"{recording.source}: {error.where}"
+        raise InputError(error.what, where, error.remedy) from None
 
 
 def to_estimates(recording: Recording, fresh: np.ndarray, found: Inferred) -> Arrays:

@@ -25,7 +25,7 @@ from evkf.learning.warmup import fit_readout
 from evkf.likelihoods import Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from evkf.model import Model
 from evkf.storage import read_meta
-from evkf.trials import filter_trials, read_trials
+from evkf.trials import Trials, filter_trials, read_trials
 
 BINS_OF_TRAINING, MOST_PASSES, LEAST_PASSES = 200_000, 60, 3
 """How often a recording is gone through: short ones often, long ones less."""
@@ -201,8 +201,12 @@ def infer(
     check_units(model, recording)
     masks = recording.masks if hide is None else recording.masks & ~np.asarray(hide)
     trials = read_trials(model.model, recording.split(recording.counts), recording.split(masks))
-    key = jax.random.key(0)
-    found = filter_trials(model.filter, model.model, trials, key)
+    return infer_trials(model, trials)
+
+
+def infer_trials(model: UnitModel, trials: Trials) -> Inferred:
+    """The same of what `read_trials` gave, which may be trials of several recordings."""
+    found = filter_trials(model.filter, model.model, trials, jax.random.key(0))
     beliefs = jax.tree.map(jnp.asarray, found.belief)
     now, ahead, _ = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
     rates = np.asarray(now) / model.per_rate

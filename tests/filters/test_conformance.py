@@ -33,6 +33,7 @@ from evkf.filters import (
     UnscentedKalman,
     VariationalKalmanFilter,
     scan_filter,
+    scan_sessions,
 )
 from evkf.model import Model, simulate
 from evkf.types import Status
@@ -386,16 +387,22 @@ def test_two_scans_are_one_long_scan(name):
 
 
 @pairs()
-def test_sessions_can_be_batched(name):
-    """A `vmap` over sessions is a loop over them."""
-    run = prepare(name)
-    states = jax.tree.map(lambda *x: jnp.stack(x), *[state for state, _ in stepped(name)[:-1]])
-    inputs = run.ys[1:], run.masks[1:], jnp.stack(keys()[1:]), run.us[1:]
-    batched = jax.vmap(run.pair.filter.step, (None, 0, 0, 0, 0, 0))
-    got, info = jax.jit(batched)(run.model, states, *inputs)
-    want = jax.tree.map(lambda *x: jnp.stack(x), *stepped(name)[1:])
-    assert_close(got, want[0], 1e-6)
-    assert_close(bounds(info), bounds(want[1]), 1e-6)
+def test_sessions_side_by_side_are_each_alone(name):
+    """The first bins of a session are a session of their own."""
+    run, lengths = prepare(name), (3, T, 1)
+    filter, model = run.pair.filter, run.model
+    ys, masks, us = ([array[:n] for n in lengths] for array in (run.ys, run.masks, run.us))
+    found = scan_sessions(filter, model, ys, masks, us, key=KEY)
+    for i, (n, (state, trace)) in enumerate(zip(lengths, found, strict=True)):
+        key = jax.random.fold_in(KEY, i)
+        last, whole = scan_filter(filter, model, run.ys, run.masks, run.us, key=key)
+        want = jax.tree.map(lambda leaf, n=n: leaf[:n], whole)
+        assert_close(trace.belief, want.belief, 1e-6)
+        assert_close(bounds(trace.info), bounds(want.info), 1e-6)
+        if n == T:
+            assert_close(state, last, 1e-6)
+        else:
+            assert_close(state.belief, jax.tree.map(lambda leaf: leaf[-1], trace.belief), 0)
 
 
 @pairs()

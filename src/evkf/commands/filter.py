@@ -1,7 +1,7 @@
 """The command that filters a recording, and how its results are written."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from evkf.commands.batch import FORMATS, alone, filter_batch, write_found
 from evkf.commands.console import (
     Config,
     Force,
@@ -26,7 +27,7 @@ from evkf.commands.console import (
 from evkf.commands.console import progress_bar as bar
 from evkf.commands.options import (
     Align,
-    File,
+    Files,
     Group,
     LeaveOut,
     MinRate,
@@ -41,21 +42,32 @@ from evkf.commands.options import (
     parse_query,
     result,
 )
-from evkf.data import Recording, Results, write_nwb
+from evkf.data import Recording
 from evkf.data.arrays import HDF5
-from evkf.data.estimates import write_estimates
 from evkf.data.files import check_file, unreadable
 from evkf.data.open import stream_recording
 from evkf.errors import InputError
-from evkf.session import filter_to_hdf5, infer_in_chunks, to_estimates
-from evkf.units import Inferred, check_units, map_units
+from evkf.session import filter_to_hdf5, infer_in_chunks
+from evkf.units import check_units, map_units
 
 
 def run_filter(
-    file: File,
+    files: Files,
     model_file: ModelFile,
     out: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Ends in .nwb, .npz or .h5.")
+        Path | None,
+        typer.Option(metavar="OUT", help="Ends in .nwb, .npz or .h5; with --batch, a folder."),
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Filter several files at once, into the folder OUT.")
+    ] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"What --batch writes: {', '.join(FORMATS)}.",
+            show_default="the file's own; npz for CSV and Kilosort",
+        ),
     ] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Add the results to the NWB file itself.")
@@ -82,15 +94,21 @@ def run_filter(
     To .nwb: a copy of the source with a processing module "evkf", or a new file. To .h5 from an
     NWB session or an .h5 file: chunk by chunk, however long it is, unless --align, --trials,
     --min-rate or --unit-map ask for all of it. The options are written beside OUT, to
-    OUT.config.json.
+    OUT.config.json. With --batch, files are read, checked and filtered all together, and each is
+    written to OUT under its own name.
 
     \b
     Examples:
       evkf filter day1.nwb --model model.safetensors --out day1-latents.nwb
       evkf filter long.nwb --model model.safetensors --out latents.h5
       evkf filter day2.nwb --model model.safetensors --unit-map same.csv --out day2.npz
+      evkf filter day1.nwb day2.nwb day3.nwb --model model.safetensors --batch --out latents
     """
     options = dict(locals())
+    if batch:
+        filter_batch(files, model_file, _folder(out, in_place, unit_map), options)
+        return
+    file = _only(files, format)
     target = _target(file, out, in_place)
     overwrite = force or in_place
     outputs = [target, config_file(target)]
@@ -116,12 +134,32 @@ def run_filter(
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
         claim(outputs, overwrite)
-        _write(target, recording, found, overwrite, model.signals)
+        write_found(target, recording, found, overwrite, model.signals)
         bins, total = recording.num_bins, float(found.elbo.sum())
-    resolved = result("filter", options | {"out": target, "bin_width": reading.bin_width})
+    options = alone(options, file) | {"out": target, "bin_width": reading.bin_width}
+    resolved = result("filter", options)
     write_config(target, resolved)
     say.print(f"{bins} bins, {total / bins:.4f} nats per bin: {target}")
     emit(json_file, resolved | {"bins": bins, "elbo_per_bin": total / bins})
+
+
+def _folder(out: Path | None, in_place: bool, unit_map: Path | None) -> Path:
+    """Where results of several files go; what they cannot share is refused."""
+    if out is None or in_place:
+        raise InputError("no folder", "evkf filter --batch", "pass --out FOLDER, not --in-place")
+    if unit_map is not None:
+        what, remedy = "--unit-map with --batch", "filter files of other units one by one"
+        raise InputError(what, "evkf filter", remedy)
+    return out
+
+
+def _only(files: Sequence[Path], format: str | None) -> Path:
+    if len(files) > 1:
+        raise InputError(f"{len(files)} files", "evkf filter", "pass --batch and --out FOLDER")
+    if format is not None:
+        remedy = "end --out in the format, or pass --batch"
+        raise InputError("--format without --batch", "evkf filter", remedy)
+    return files[0]
 
 
 def _target(file: Path, out: Path | None, in_place: bool) -> Path:
@@ -163,19 +201,6 @@ def _count(tell: Callable[[int, int | None], None]) -> Callable[[Recording], Non
         tell(done, None)
 
     return count
-
-
-def _write(
-    target: Path, recording: Recording, found: Inferred, overwrite: bool, signals: bool
-) -> None:
-    if target.suffix == ".nwb":
-        predictions = {"signals" if signals else "counts": found.predicted}
-        results = Results(found.mean, found.cov, found.rates, found.elbo, predictions)
-        results = results._replace(rates_unit="a.u.") if signals else results
-        write_nwb(target, recording, results, overwrite=overwrite)
-    else:
-        arrays = to_estimates(recording, recording.fresh, found)
-        write_estimates(target, recording, arrays, overwrite)
 
 
 def read_map(file: Path) -> dict[str, str]:

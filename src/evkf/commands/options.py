@@ -26,6 +26,14 @@ File = Annotated[
         help="An .nwb, .npz, .h5 or .csv file, or a Kilosort folder.",
     ),
 ]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        show_default=False,
+        help="An .nwb, .npz, .h5 or .csv file, or a Kilosort folder; several with --batch.",
+    ),
+]
 BinWidth = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Width of a bin.", show_default=WIDTH),
@@ -184,5 +192,11 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
 
 def result(command: str, options: dict[str, Any], **found: Any) -> dict[str, Any]:
     """What `--json` gets."""
-    plain = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
-    return {"command": command, "options": plain, **found, "versions": versions()}
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, list):
+            return [plain(each) for each in x]
+        return str(x) if isinstance(x, Path) else x
+
+    told = {name: plain(x) for name, x in options.items()}
+    return {"command": command, "options": told, **found, "versions": versions()}

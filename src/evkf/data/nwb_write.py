@@ -84,6 +84,14 @@ def write_nwb(
             io.write(file)
 
 
+def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool = False) -> None:
+    """Refuse what `write_nwb` would refuse to copy, before there are results."""
+    source = _source(recording, None)
+    if source is not None:
+        with need("h5py").File(source) as file:
+            _check_copy(file, source, Path(path), overwrite)
+
+
 def read_results(path: str | os.PathLike) -> Results:
     """Read what `write_nwb` wrote.
 
@@ -169,19 +177,23 @@ def _source(recording: Recording, into: str | os.PathLike | None) -> Path | None
 
 def _copy(source: Path, part: Path, path: Path, overwrite: bool) -> None:
     shutil.copyfile(source, part)
-    h5py = need("h5py")
-    with h5py.File(part, "a") as file:
-        if source.parent != part.parent:
-            _check_links(h5py, file, source)
+    with need("h5py").File(part, "a") as file:
+        _check_copy(file, source, path, overwrite)
         if f"processing/{MODULE}" in file:
-            if not overwrite:
-                what = f"results of an earlier run in {source.name}"
-                raise InputError(what, str(path), "start from a file without, or overwrite them")
             del file[f"processing/{MODULE}"]
 
 
-def _check_links(h5py: Any, file: Any, source: Path) -> None:
+def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
+    if source.parent != path.resolve().parent:
+        _check_links(file, source)
+    if f"processing/{MODULE}" in file and not overwrite:
+        what = f"results of an earlier run in {source.name}"
+        raise InputError(what, str(path), "start from a file without, or overwrite them")
+
+
+def _check_links(file: Any, source: Path) -> None:
     """Links to other files are relative to the folder of the file that has them."""
+    h5py = need("h5py")
 
     def look(name: str, link: Any) -> tuple[str, str] | None:
         far = isinstance(link, h5py.ExternalLink) and not os.path.isabs(link.filename)

@@ -9,6 +9,7 @@ from evkf.filters.kalman import Kalman
 from evkf.filters.ovs import OnlineVariationalSmoother, OVSState
 from evkf.filters.particle import ParticleFilter, ParticleState
 from evkf.filters.predict import Prediction
+from evkf.filters.sessions import scan_sessions
 from evkf.filters.svmc import StreamingVMC, SVMCState
 from evkf.filters.unscented import UnscentedKalman
 from evkf.filters.vjf import VJF, VJFState
@@ -39,4 +40,5 @@ __all__ = [
     "VJFState",
     "VariationalKalmanFilter",
     "scan_filter",
+    "scan_sessions",
 ]

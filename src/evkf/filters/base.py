@@ -1,7 +1,7 @@
 """What every filter offers: one `step`, and a scan of it over a sequence.
 
 `step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the
-next step needs, Info only diagnostics. Batches are the caller's `jax.vmap`.
+next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `scan_sessions`.
 """
 
 from abc import abstractmethod
@@ -167,29 +167,36 @@ def scan_filter(
         >>> trace.belief.mean.shape, trace.belief.cov.shape
         ((50, 2), (50, 2, 2))
     """
+    check_filter(filter)
+    if key is not None:
+        key = read_key(key, "")
+    observed, seen = read_observations(model, ys, masks)
+    inputs = read_inputs(model, us, observed.shape[0])
+    state = filter.init(model) if state is None else check_state(state, filter.init(model))
+    marks = None if fresh is None else read_fresh(fresh, observed.shape[0])
+    return _scan(filter, model, observed, seen, inputs, marks, state, key, jnp.asarray(first))
+
+
+def check_filter(filter: Filter) -> None:
+    """Refuse what is no filter, such as the class of one."""
     if not isinstance(filter, Filter):
         raise InputError(
             f"a filter of type {type(filter).__name__}",
             "filter",
             "pass one made from a class of evkf.filters, or subclass evkf.filters.Filter",
         )
-    if key is not None:
-        key = read_key(key, "")
-    observed, seen = read_observations(model, ys, masks)
-    inputs = read_inputs(model, us, observed.shape[0])
-    state = filter.init(model) if state is None else _check_state(state, filter.init(model))
-    marks = None if fresh is None else read_fresh(fresh, observed.shape[0])
-    return _scan(filter, model, observed, seen, inputs, marks, state, key, jnp.asarray(first))
 
 
-def _check_state(state: State, like: State) -> State:
+def check_state(state: State, like: State, where: str = "state") -> State:
+    """Refuse a state of another filter or of another model."""
+
     def shapes(tree: State) -> list:
         return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
     if jax.tree.structure(state) != jax.tree.structure(like) or shapes(state) != shapes(like):
         raise InputError(
             f"state of {shapes(state)} for {shapes(like)}",
-            "state",
+            where,
             "pass what filter.init or scan_filter returned for this model",
         )
     return state
@@ -224,6 +231,14 @@ def read_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
     """Check a recording against the model; nothing is reshaped, cast away or dropped."""
+    observed, seen = check_observations(model, ys, masks)
+    return jnp.asarray(observed), jnp.asarray(seen)
+
+
+def check_observations(
+    model: Model, ys: ArrayLike, masks: ArrayLike | None
+) -> tuple[Float[np.ndarray, "T N"], Bool[np.ndarray, "T N"]]:
+    """The same, as NumPy arrays that no device has seen yet."""
     channels = model.likelihood.num_channels
     trials = f"pass (bins, {channels}): concatenate trials and mark the starts with fresh="
     try:
@@ -259,7 +274,7 @@ def read_observations(
             "mark missing entries with masks[t, n] = False",
         )
     model.likelihood.check(array, mask, "ys")
-    return jnp.asarray(np.where(mask, array, 0), jnp.result_type(float)), jnp.asarray(mask)
+    return np.where(mask, array, 0).astype(jnp.result_type(float)), mask
 
 
 def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
