@@ -133,8 +133,7 @@ def compare(
     Ours and dynamax work in float32, filterpy and particles in float64. The others get one thread
     of BLAS: with two on two cores that others used too, dynamax took about seven times (EKF) and
     three times (UKF) as long at L = 10 and N = 200, no longer at L = 2. Ours works on matrices of
-    L by L and is left as it is. Times of ours are like dynamax's only if
-    `jax_cpu_enable_async_dispatch` is off in this process too, as on the command line.
+    L by L and is left as it is.
 
     Args:
         python: The interpreter that has the packages, as `environment` returns it.
