@@ -52,7 +52,7 @@ test: lint ## lint, and run the tests
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PYTEST_FLAGS)
 
 long: dev ## run the long checks; each prints its figures and fails when one falls short
-	@$(BIN)/evkf bench step --json results/bench_step.json --force
+	@$(BIN)/evkf bench --out results/bench --force
 	@$(BIN)/python benchmarks/chaotic_rnn.py --json results/chaotic_rnn.json
 	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
 	@$(BIN)/python benchmarks/vdp_learning.py --json results/vdp_learning.json

@@ -9,6 +9,7 @@ from evkf.errors import EvkfError, InputError
 from evkf.estimator import EVKF
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter, scan_sessions
 from evkf.forecasting import forecast
+from evkf.latency import low_latency
 from evkf.learning import CompiledLearner, Learner
 from evkf.model import Model, simulate
 from evkf.smoothing import smooth
@@ -30,6 +31,7 @@ __all__ = [
     "families",
     "forecast",
     "likelihoods",
+    "low_latency",
     "scan_filter",
     "scan_sessions",
     "simulate",

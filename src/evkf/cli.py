@@ -16,7 +16,7 @@ import jax
 import typer
 
 import evkf
-from evkf.commands.bench import step
+from evkf.commands.bench import bench
 from evkf.commands.demo import run_demo
 from evkf.commands.filter import run_filter
 from evkf.commands.fit import fit
@@ -46,7 +46,7 @@ Examples:
   evkf info day1.nwb                 what is in a recording
   evkf fit day1.nwb --out m.safetensors
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
-  evkf bench step --quick            time one filter step on this machine
+  evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
 
@@ -56,17 +56,12 @@ Examples:
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(
-    help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(bench_app, name="bench")
-bench_app.command()(step)
 reproduce_app = typer.Typer(
     help="Compute a figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(reproduce_app, name="reproduce")
 reproduce_app.command()(reaching)
-for command in (run_demo, info, simulate, fit, run_filter, score, plot, data):
+for command in (run_demo, info, simulate, fit, run_filter, score, plot, data, bench):
     app.command(command.__name__.removeprefix("run_"))(command)
 
 

@@ -1,11 +1,17 @@
 """The command that measures speed."""
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
-import jax
 import typer
+from rich.console import Console
 
-from evkf import bench
+from evkf.bench import PARTS, parts
+from evkf.bench.core import Part, device
+from evkf.bench.others import cache_folder
+from evkf.bench.report import draw, markdown, table
+from evkf.bench.sessions import read_steps
 from evkf.commands.console import (
     FELL_SHORT,
     Force,
@@ -13,93 +19,150 @@ from evkf.commands.console import (
     Quiet,
     Seed,
     check_free,
+    claim,
     console,
     emit,
     json_target,
+    to_json,
     versions,
 )
+from evkf.data.files import replacing
+from evkf.errors import InputError
+from evkf.latency import low_latency
 
 
-def step(
-    latents: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--latents",
-            metavar="L",
-            help="Latent dimensions; repeatable.",
-            show_default="2, 10",
-        ),
-    ] = None,
-    neurons: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--neurons", metavar="N", help="Channels; repeatable.", show_default="100, 200"
-        ),
-    ] = None,
-    likelihood: Annotated[
+def bench(
+    part: Annotated[
         list[str] | None,
-        typer.Option(
-            "--likelihood",
-            metavar="NAME",
-            help=f"Observation model; repeatable: {', '.join(bench.LIKELIHOODS)}.",
-            show_default="all",
-        ),
-    ] = None,
-    calls: Annotated[
-        int | None,
-        typer.Option(min=10, help="Measured calls per row.", show_default="1000; 100 if quick"),
+        typer.Argument(metavar="PART", help=f"{', '.join(PARTS)}; all when left out."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few calls and, unless chosen, one size.")
+        bool, typer.Option("--quick", help="Few calls and small sizes, to see that it runs.")
     ] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")] = Path(
+        "out/bench"
+    ),
+    others: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Environment of other packages, made on first use.",
+            show_default="in the user's folder of caches",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="bench.json of a CPU, to compare a GPU with."),
+    ] = None,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
 ) -> None:
-    """Time one filter step: the compiled call, and the scan per step.
+    """Measure speed on this machine, every figure beside its target.
 
-    Every combination of latents, neurons and likelihoods is one row. A stream simulated from the
-    model is fed bin by bin in float32; calls of an empty program in between show the floor of this
-    machine.
+    \b
+    Parts:
+      step        one compiled step and the scan, in calls of an empty program
+      products    a step of 64 latents and 1000 units beside its matrix products alone
+      low-rank    beliefs of low rank beside full covariances: time and accuracy
+      stability   low rank over 10,000 bins of 10,000 units (a quarter of an hour)
+      sizes       how the cost grows with latents and units
+      precision   float32 beside float64
+      sessions    filter steps per second over many sessions at once
+      others      dynamax, filterpy and particles, in an environment of their own
+
+    Written into the folder: bench.json with all rows, bench.md with the figures and, from the part
+    sizes, bench.png and bench.svg. All targets but those of sessions are for a CPU.
 
     \b
     Examples:
-      evkf bench step --quick
-      evkf bench step --latents 2 --neurons 200 --likelihood poisson
-      evkf bench step --json out/bench.json
+      evkf bench --quick
+      evkf bench step products --out out/steps
+      evkf bench sessions --against results/bench/bench.json
 
-    Exits with 1 if a target is missed (L = 2, N = 200, poisson: 10 empty calls) or anything was
-    compiled again after the first step.
+    Exits with 1 if a target is missed.
     """
+    names = _chosen(part)
+    drawn = "sizes" in names
+    ends = ("json", "md", "png", "svg") if drawn else ("json", "md")
+    files = {end: out / f"bench.{end}" for end in ends}
+    check_free([*files.values(), *json_target(json_file, *files.values())], force)
+    cpu = _read_cpu(against, names)
+    low_latency()
+    where = device()
+    if cpu is not None and where["platform"] != "gpu":
+        raise InputError("no GPU to compare", "--against", "leave it out, or run on a GPU")
     say = console(quiet, json_file)
-    check_free(json_target(json_file), force)
-    calls = calls or (100 if quick else 1000)
-    config = {
-        "latents": latents or ([2] if quick else [2, 10]),
-        "neurons": neurons or ([200] if quick else [100, 200]),
-        "likelihoods": likelihood or list(bench.LIKELIHOODS),
-        "calls": calls,
-        "seed": seed,
-        "dtype": "float32",
-        "platform": jax.default_backend(),
-    }
-    cells = bench.cells(config["latents"], config["neurons"], config["likelihoods"])
-    say.print(bench.HEADER)
-    rows = []
-    for cell in cells:
-        rows.append(bench.measure(cell, calls, seed))
-        say.print(bench.line(rows[-1]))
-    missed = bench.shortfalls(rows)
-    say.print(
-        "\n" + ("\n".join(missed) or "all targets met, nothing compiled after the first call")
-    )
+    folder = others or cache_folder()
+    found = _measure(names, quick, seed, say, parts(folder, cpu))
+    figures = [figure for each in found.values() for figure in each.figures]
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
     result = {
-        "command": "bench step",
-        "config": config,
+        "command": "bench",
+        "config": {"parts": names, "quick": quick, "seed": seed, "against": _name(against)},
         "versions": versions(),
-        "rows": [row._asdict() for row in rows],
+        "device": where,
+        "date": date,
+        "parts": {
+            name: {"rows": rows, "figures": [figure.row() for figure in some]}
+            for name, (rows, some) in found.items()
+        },
     }
+    _write(files, force, result, markdown(figures, where, date, quick, drawn), found)
+    say.print()
+    say.print(table(figures))
+    missed = [figure for figure in figures if not figure.met]
+    for figure in missed:
+        say.print(f"missed: {figure.name}: {figure.found}, target {figure.wanted}")
+    if not missed:
+        say.print("all targets met")
+    say.print(f"written: {', '.join(map(str, files.values()))}")
     emit(json_file, result)
     if missed:
         raise typer.Exit(FELL_SHORT)
+
+
+def _chosen(part: list[str] | None) -> list[str]:
+    """The parts asked for, in the order in which they run."""
+    for name in part or ():
+        if name not in PARTS:
+            remedy = f"choose from {', '.join(PARTS)}"
+            raise InputError(f"unknown part {name!r}", "PART", remedy)
+    return [name for name in PARTS if not part or name in part]
+
+
+def _read_cpu(against: Path | None, names: list[str]) -> float | None:
+    if against is None:
+        return None
+    if "sessions" not in names:
+        raise InputError("--against without the part sessions", "--against", "name it too")
+    return read_steps(against)
+
+
+def _measure(names: list[str], quick: bool, seed: int, say: Console, runs: dict) -> dict[str, Part]:
+    found = {}
+    for i, name in enumerate(names):
+        gap = "\n" if i else ""
+        say.print(f"{gap}{name} ({i + 1} of {len(names)})")
+        found[name] = runs[name](quick, seed, say.print)
+    return found
+
+
+def _write(
+    files: dict[str, Path], force: bool, result: dict, text: str, found: dict[str, Part]
+) -> None:
+    """All at the end, each file whole or not at all."""
+    claim(files.values(), force)
+    for end, content in (("json", to_json(result) + "\n"), ("md", text)):
+        with replacing(files[end], overwrite=force) as place:
+            place.write_text(content, encoding="utf-8")
+    if "png" in files:
+        picture = draw(found["sizes"].rows)
+        for end in ("png", "svg"):
+            with replacing(files[end], overwrite=force) as place:
+                picture.savefig(place, format=end, dpi=200)
+
+
+def _name(file: Path | None) -> str | None:
+    return None if file is None else file.name

@@ -3,19 +3,17 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from evkf.bench.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 from evkf.dynamics import ChaoticRNN, VanDerPol
-from evkf.errors import InputError
-from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
+from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from evkf.model import Model, simulate
 from evkf.types import Status
@@ -25,7 +23,8 @@ WARM_UP = 50
 """Calls made and thrown away before the measured ones."""
 SCANS = 5
 """Timed scans, of which the median is taken."""
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+CALLS, QUICK_CALLS = 1000, 100
+"""Measured calls of a row."""
 
 Readout = Float[np.ndarray, "N L"]
 Offset = Float[np.ndarray, " N"]
@@ -45,6 +44,14 @@ class Cell(NamedTuple):
     L: int
     N: int
     likelihood: str
+
+
+GRID = ((2, 10), (100, 200), tuple(LIKELIHOODS))
+"""Latent dimensions, channels and likelihoods."""
+MOST_RATIO = {Cell(2, 100, "poisson"): 3.0, Cell(10, 200, "poisson"): 8.0}
+"""Targets: the most that a step may cost, in empty calls."""
+LEAST_SCAN = {Cell(2, 100, "poisson"): 3.0}
+"""Targets: how many times as fast a scan should be, per step."""
 
 
 class Row(NamedTuple):
@@ -79,41 +86,43 @@ class Row(NamedTuple):
     compiles_after_first: int
 
 
-MOST_RATIO = {Cell(2, 200, "poisson"): 10.0}
-"""Targets: the most that a step may cost, in empty calls."""
+def run(quick: bool, seed: int, say: Say) -> Part:
+    """Every size and likelihood of `GRID`; when quick, those with a target alone."""
+    cells = [Cell(*cell) for cell in product(*GRID)]
+    if quick:
+        cells = list(MOST_RATIO)
+    say(HEADER)
+    rows = []
+    for cell in cells:
+        rows.append(measure(cell, QUICK_CALLS if quick else CALLS, seed))
+        say(line(rows[-1]))
+    return Part([row._asdict() for row in rows], figures(rows))
 
 
-def shortfalls(rows: Sequence[Row]) -> list[str]:
-    """What fell short of its target, in words."""
-    missed = []
+def figures(rows: Sequence[Row]) -> list[Figure]:
+    """The figures of the rows that have a target, and how often anything was compiled again."""
+    found = []
     for row in rows:
+        cell = Cell(row.L, row.N, row.likelihood)
         name = f"L = {row.L}, N = {row.N}, {row.likelihood}"
-        most = MOST_RATIO.get(Cell(row.L, row.N, row.likelihood), math.inf)
-        if row.ratio > most:
-            missed.append(f"{name}: {row.ratio:.1f} empty calls, target {most:g}")
-        if row.compiles_after_first:
-            missed.append(f"{name}: {row.compiles_after_first} compilations after the first call")
-    return missed
-
-
-def cells(latents: Sequence[int], neurons: Sequence[int], likelihoods: Sequence[str]) -> list[Cell]:
-    """The grid of all combinations.
-
-    Example:
-        >>> cells([2], [100, 200], ["poisson"])[1]
-        Cell(L=2, N=200, likelihood='poisson')
-    """
-    for name in likelihoods:
-        if name not in LIKELIHOODS:
-            raise InputError(
-                f"unknown likelihood {name!r}",
-                "--likelihood",
-                f"choose from {', '.join(LIKELIHOODS)}",
+        if cell in MOST_RATIO:
+            most = MOST_RATIO[cell]
+            found.append(Figure(f"one step, {name}", row.ratio, "empty calls", most, False, "step"))
+        if cell in LEAST_SCAN:
+            times = row.median_us / row.scan_us
+            found.append(
+                Figure(
+                    f"a scan is faster per step than single steps, {name}",
+                    times,
+                    "times",
+                    LEAST_SCAN[cell],
+                    True,
+                    "step",
+                )
             )
-    for where, values in (("--latents", latents), ("--neurons", neurons)):
-        if min(values) < 1:
-            raise InputError(f"{min(values)} is too few", where, "pass 1 or more")
-    return [Cell(*cell) for cell in product(latents, neurons, likelihoods)]
+    again = sum(row.compiles_after_first for row in rows)
+    found.append(Figure("compilations after the first call", again, "", 0, False, "step"))
+    return found
 
 
 def build(cell: Cell, seed: int) -> Model:
@@ -138,38 +147,20 @@ def measure(cell: Cell, num_calls: int, seed: int) -> Row:
     with jax.enable_x64(False):
         model, filter = build(cell, seed), VariationalKalmanFilter()
         _, ys = simulate(model, jax.random.key(seed), WARM_UP + num_calls)
-        rows = [jnp.asarray(y) for y in np.asarray(ys)]
-        seen, one = jnp.ones(cell.N, bool), jnp.ones(())
-        start = time.perf_counter()
-        step = CompiledStep(filter, model)
-        compile_s = time.perf_counter() - start
-        empty = jax.jit(lambda x: x + 1).lower(one).compile()
-
-        carry = step.init()
-
-        def one_call(y: jax.Array) -> tuple[int, int]:
-            nonlocal carry
-            start = time.perf_counter_ns()
-            carry = step(carry, y, seen)
-            np.asarray(carry)
-            middle = time.perf_counter_ns()
-            np.asarray(empty(one))
-            return middle - start, time.perf_counter_ns() - middle
-
-        for y in rows[:WARM_UP]:
-            one_call(y)
+        step, empty = Stream(model, ys), empty_call()
+        time_in_turn([step, empty], WARM_UP, 0)
         with count_compiles() as compiles:
-            steps, empties = zip(*(one_call(y) for y in rows[WARM_UP:]), strict=True)
+            steps, empties = 1e6 * time_in_turn([step, empty], num_calls, 0).T
         info = scan_filter(filter, model, ys)[1].info
         with count_compiles() as more:
             scan_s = statistics.median(_time_scan(filter, model, ys) for _ in range(SCANS))
-    median, floor = float(np.median(steps)) / 1e3, float(np.median(empties)) / 1e3
+    median, floor = float(np.median(steps)), float(np.median(empties))
     return Row(
         *cell,
-        compile_s=compile_s,
+        compile_s=step.compile_s,
         median_us=median,
-        p99_us=float(np.percentile(steps, 99)) / 1e3,
-        scan_us=1e6 * scan_s / len(rows),
+        p99_us=float(np.percentile(steps, 99)),
+        scan_us=1e6 * scan_s / len(ys),
         empty_us=floor,
         ratio=median / floor,
         evaluations=float(np.mean(info.evaluations)),
@@ -182,22 +173,6 @@ def _time_scan(filter: VariationalKalmanFilter, model: Model, ys: jax.Array) -> 
     start = time.perf_counter()
     jax.block_until_ready(scan_filter(filter, model, ys))
     return time.perf_counter() - start
-
-
-@contextmanager
-def count_compiles() -> Iterator[list[float]]:
-    """Collect the durations of all compilations inside the block."""
-    durations: list[float] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILE_EVENT:
-            durations.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield durations
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 HEADER = (

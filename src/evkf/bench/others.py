@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,9 @@ import jax
 import numpy as np
 
 import evkf
-from evkf import other_filters_worker as worker
-from evkf.bench import Cell, build
+from evkf.bench import others_worker as worker
+from evkf.bench.core import Figure, Part, Say
+from evkf.bench.steps import Cell, build
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.errors import InputError
 from evkf.families import GaussianBelief
@@ -31,7 +32,7 @@ from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 
-REQUIREMENTS = Path(__file__).with_name("other_filters.txt")
+REQUIREMENTS = Path(__file__).with_name("others.txt")
 MARKER = "evkf-other-filters"
 """The file in an environment that says it is complete, and of which requirements."""
 CELLS = (Cell(2, 100, "poisson"), Cell(10, 200, "poisson"))
@@ -44,6 +45,10 @@ ALIKE = {
     "MKL_NUM_THREADS": "1",
 }
 """The settings of the other process."""
+
+
+SEEDS, QUICK_SEEDS = 5, 2
+BINS, QUICK_BINS = 2000, 300
 
 
 class Other(NamedTuple):
@@ -78,7 +83,69 @@ class Other(NamedTuple):
     empty_us: float
 
 
-def environment(folder: Path, say: Callable[[str], object]) -> Path:
+def run(quick: bool, seed: int, say: Say, folder: Path | None = None) -> Part:
+    """Recordings of several seeds; dynamax on all of them, the others on the first alone.
+
+    Args:
+        quick: Two seeds, short recordings, dynamax alone.
+        seed: The first of the seeds.
+        say: Told of every filter.
+        folder: Of the environment; `cache_folder()` when left out.
+    """
+    python = environment(folder or cache_folder(), say)
+    rows: list[dict] = []
+    figures = []
+    for cell in CELLS:
+        found: list[list[Other]] = []
+        for k in range(seed, seed + (QUICK_SEEDS if quick else SEEDS)):
+            packages = PACKAGES if k == seed and not quick else PACKAGES[:1]
+            found.append(compare(python, cell, k, QUICK_BINS if quick else BINS, packages))
+            for row in found[-1]:
+                rows.append({"seed": k, **row._asdict()})
+                say(
+                    f"L = {row.L}, N = {row.N}, seed {k}, {row.package} {row.variant}: "
+                    f"{row.step_us:.1f} µs a step, {row.log_density:.3f} nats a bin"
+                )
+        figures += against_dynamax(cell, found)
+    return Part(rows, figures)
+
+
+def against_dynamax(cell: Cell, found: Sequence[Sequence[Other]]) -> list[Figure]:
+    """Time against the fastest of its filters, log density against the best of every seed.
+
+    A seed on which all of its filters lost bins says nothing of their density, and is left out.
+    """
+    theirs: dict[str, list[float]] = {}
+    for row in (row for rows in found for row in rows if row.package == "dynamax"):
+        theirs.setdefault(row.variant, []).append(row.step_us)
+    ours = np.mean([rows[0].step_us for rows in found])
+    times = float(min(np.mean(each) for each in theirs.values()) / ours)
+    pairs = [(rows[0], nearest(rows)) for rows in found]
+    more = [own.log_density - other.log_density for own, other in pairs if other is not None]
+    error = float(np.std(more, ddof=1) / math.sqrt(len(more))) if len(more) > 1 else None
+    size = f"L = {cell.L}, N = {cell.N}"
+    gained = float(np.mean(more)) if more else math.inf
+    name = f"log density above the better of dynamax's filters, {size}, {len(more)} seeds"
+    return [
+        Figure(
+            f"a scan is faster than the faster of dynamax's filters, {size}",
+            times,
+            "times",
+            1.0,
+            True,
+            "others",
+        ),
+        Figure(name, gained, "nats per bin", 0.0, True, "others", error),
+    ]
+
+
+def cache_folder() -> Path:
+    """Where the environment is unless another place is named: in the user's folder of caches."""
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "evkf" / "others"
+
+
+def environment(folder: Path, say: Say) -> Path:
     """The interpreter of the environment in a folder, made there the first time (minutes).
 
     Args:

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """Filters of other packages on one recording: run by the interpreter of their own environment.
 
-`python -I other_filters_worker.py SPEC.json RESULT.json`. The spec names a file of arrays, the
+`python -I others_worker.py SPEC.json RESULT.json`. The spec names a file of arrays, the
 packages and how often to repeat; the result has one row for every filter. Imports nothing of evkf,
 and a package only when it is asked for.
 """

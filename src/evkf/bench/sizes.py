@@ -1,0 +1,59 @@
+"""How the time of a step grows with latents and with channels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from evkf.bench.core import Figure, Part, Say, time_in_turn
+from evkf.bench.low_rank import RANK, stream
+
+LATENTS, CHANNELS = (64, 128, 256, 512, 1024), (1000, 2000, 4000, 8000, 16_000)
+AT_CHANNELS, AT_LATENTS = 2000, 256
+"""What stays as it is while the other grows."""
+MOST_FULL = 512
+"""Latents up to which full covariances are timed too."""
+QUICK_LATENTS, QUICK_CHANNELS = (64, 128, 256), (1000, 2000)
+MOST_SLOPE = 1.1
+CALLS, FULL_CALLS, QUICK_CALLS, WARM_UP = 30, 8, 3, 2
+
+
+def run(quick: bool, seed: int, say: Say) -> Part:
+    """Low rank and full covariance at every size; slopes of low rank, without targets if quick."""
+    latents, channels = (QUICK_LATENTS, QUICK_CHANNELS) if quick else (LATENTS, CHANNELS)
+    cells = [("L", L, AT_CHANNELS) for L in latents] + [("N", AT_LATENTS, N) for N in channels]
+    rows: list[dict[str, Any]] = []
+    for against, L, N in cells:
+        for kind, rank, calls in (("low rank", RANK, CALLS), ("full covariance", None, FULL_CALLS)):
+            if rank is None and L > MOST_FULL:
+                continue
+            with jax.enable_x64(False):
+                step = stream(L, N, seed, rank)
+                times = time_in_turn([step], QUICK_CALLS if quick else calls, WARM_UP)
+            ms = 1e3 * float(np.median(times))
+            rows.append({"against": against, "kind": kind, "L": L, "N": N, "ms": ms})
+            say(f"L = {L}, N = {N}, {kind}: {ms:.2f} ms")
+    figures = []
+    for against, what in (("L", f"latents, N = {AT_CHANNELS}"), ("N", f"units, L = {AT_LATENTS}")):
+        sizes, times = series(rows, against, "low rank")
+        name = f"power of the number of {what}, that a step of rank {RANK} costs"
+        target = None if quick else MOST_SLOPE
+        figures.append(Figure(name, slope(sizes, times), "", target, False, "sizes"))
+    return Part(rows, figures)
+
+
+def series(rows: Sequence[dict[str, Any]], against: str, kind: str) -> tuple[list, list]:
+    """Sizes and times of one curve."""
+    some = [row for row in rows if (row["against"], row["kind"]) == (against, kind)]
+    return [row[against] for row in some], [row["ms"] for row in some]
+
+
+def slope(sizes: Sequence[float], times: Sequence[float]) -> float:
+    """The power of size that times grow with, by least squares of their logarithms.
+
+    Example:
+        >>> round(slope([1, 2, 4], [3, 12, 48]), 6)
+        2.0
+    """
+    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])

@@ -1,0 +1,74 @@
+"""Whether beliefs of low rank stay sound: a long recording of many latents and channels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evkf.bench.core import Figure, Part, Say
+from evkf.bench.low_rank import LARGE, RANK, build
+from evkf.filters import VariationalKalmanFilter, scan_filter
+from evkf.model import simulate
+from evkf.types import Status
+
+BINS, QUICK_BINS = 10_000, 200
+QUICK_SIZE = (64, 500)
+CHUNK = 100
+"""Bins simulated and filtered at once."""
+MOST_GROWTH = 10.0
+"""How much wider the widest belief may be at any time than in the first chunk."""
+
+
+def run(quick: bool, seed: int, say: Say) -> Part:
+    """Filter chunk after chunk; when quick, few bins of a small model, without targets."""
+    (L, N), bins = (QUICK_SIZE, QUICK_BINS) if quick else (LARGE, BINS)
+    with jax.enable_x64(False):
+        rows = measure(L, N, bins, seed, say)
+    size = f"rank {RANK}, L = {L}, N = {N}, {bins} bins"
+    lost = sum(row["not_finite"] for row in rows)
+    fell = sum(row["fell_back"] + row["capped"] for row in rows)
+    growth = max(row["most_variance"] for row in rows) / rows[0]["most_variance"]
+    unsettled = sum(row["not_converged"] for row in rows)
+
+    def figure(name: str, value: float, unit: str, most: float | None) -> Figure:
+        target = None if quick else most
+        return Figure(f"{name}, {size}", value, unit, target, False, "stability")
+
+    return Part(
+        rows,
+        [
+            figure("beliefs that are not finite", lost, "bins", 0),
+            figure("bins that fell back or were capped", fell, "bins", 0),
+            figure("largest variance against that of the first bins", growth, "times", MOST_GROWTH),
+            figure("updates that did not converge", unsettled, "bins", None),
+        ],
+    )
+
+
+def measure(L: int, N: int, bins: int, seed: int, say: Say) -> list[dict[str, Any]]:
+    """What was found in every chunk."""
+    model, filter = build(L, N, seed), VariationalKalmanFilter()
+    key, state, z = jax.random.key(seed), filter.init(model), jnp.zeros(L)
+    rows = []
+    for first in range(0, bins, CHUNK):
+        zs, ys = simulate(model, jax.random.fold_in(key, first), CHUNK, z0=z)
+        state, (belief, info) = scan_filter(filter, model, ys, state=state, first=first)
+        z, status = zs[-1], np.asarray(info.status)
+        leaves = [np.asarray(leaf).reshape(CHUNK, -1) for leaf in belief]
+        finite = np.isfinite(np.concatenate(leaves, axis=1)).all(axis=1)
+        var = jax.vmap(model.family.var)(belief)
+        rows.append(
+            {
+                "first_bin": first,
+                "not_finite": int(np.sum(~finite)),
+                "not_converged": int(np.sum(status & Status.NOT_CONVERGED > 0)),
+                "fell_back": int(np.sum(status & Status.FELL_BACK > 0)),
+                "capped": int(np.sum(status & Status.CAPPED > 0)),
+                "most_variance": float(jnp.max(var)),
+                "rmse": float(jnp.sqrt(jnp.mean((belief.mean - zs) ** 2))),
+            }
+        )
+        if (first + CHUNK) % (10 * CHUNK) == 0:
+            say(f"{first + CHUNK} of {bins} bins, largest variance {rows[-1]['most_variance']:.3f}")
+    return rows
