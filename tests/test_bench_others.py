@@ -182,3 +182,49 @@ def test_nearest_has_the_best_density():
     rows = [other("dynamax", math.nan), other("dynamax", 1.0), other("dynamax", 2.0)]
     assert others.nearest([*rows, other("filterpy", 3.0)]) == rows[2]
     assert others.nearest(rows[:1]) is None
+
+
+def test_figures_against_dynamax():
+    """Times against the faster of both, densities against the better of every seed."""
+
+    def row(package: str, variant: str, step_us: float, log_density: float) -> others.Other:
+        return other(package, log_density)._replace(variant=variant, step_us=step_us)
+
+    seeds = [
+        [row("evkf", "", 10, 3.0), row("dynamax", "EKF", 30, 1.0), row("dynamax", "UKF", 90, 2.0)],
+        [
+            row("evkf", "", 20, 5.0),
+            row("dynamax", "EKF", 30, math.nan),
+            row("dynamax", "UKF", 90, 2),
+        ],
+    ]
+    times, density = others.against_dynamax(CELL, seeds)
+    assert (times.value, times.met) == (2, True)
+    assert (density.value, density.error) == (2, pytest.approx(1.0))
+    lost = [[each._replace(log_density=math.nan) for each in rows] for rows in seeds]
+    assert others.against_dynamax(CELL, lost)[1].value == math.inf
+
+
+def test_seeds_are_compared_one_after_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked = []
+
+    def compare(python: Path, cell: Cell, seed: int, bins: int, packages: tuple) -> list:
+        asked.append((cell, seed, packages))
+        return [other("evkf", 1.0), other("dynamax", 0.5)]
+
+    monkeypatch.setattr(others, "environment", lambda folder, say: folder)
+    monkeypatch.setattr(others, "compare", compare)
+    found = others.run(False, 3, str, tmp_path)
+    assert [(seed, packages) for _, seed, packages in asked[:2]] == [
+        (3, others.PACKAGES),
+        (4, ("dynamax",)),
+    ]
+    assert len(found.rows) == 2 * 2 * others.SEEDS
+    assert all(figure.met for figure in found.figures)
+
+
+def test_environment_is_in_the_folder_of_caches(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert others.cache_folder() == Path("/caches/evkf/others")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert others.cache_folder().parts[-3:] == (".cache", "evkf", "others")

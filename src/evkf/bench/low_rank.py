@@ -50,7 +50,8 @@ def run(quick: bool, seed: int, say: Say) -> Part:
     with jax.enable_x64(False):
         L, N = BESIDE
         both = [stream(L, N, seed), stream(L, N, seed, None)]
-        low, full = 1e3 * np.median(time_in_turn(both, num, WARM_UP), axis=0)
+        times = 1e3 * np.median(time_in_turn(both, num, WARM_UP), axis=0)
+        low, full = float(times[0]), float(times[1])
         say(f"L = {L}, N = {N}: rank {RANK} {low:.2f} ms, full covariance {full:.2f} ms")
         rows: list[dict] = [{"what": "step", "L": L, "N": N, "low_rank_ms": low, "full_ms": full}]
         size = f"rank {RANK}, L = {L}, N = {N}"

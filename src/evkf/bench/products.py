@@ -1,19 +1,31 @@
-"""A step beside its own matrix products: what is left when all else costs nothing."""
+"""A step beside its own matrix products: what is left when all else costs nothing.
 
+Measured in a process of its own whose BLAS has one thread: threads of BLAS go on spinning after a
+product, and slow down the step that follows, and one another where the machine is not idle.
+"""
+
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg.lapack import strtri
+from scipy.linalg import get_lapack_funcs
 
 from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.bench.steps import Cell, build
+from evkf.errors import EvkfError
+from evkf.latency import low_latency
 from evkf.model import simulate
 
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0
 CALLS, QUICK_CALLS, WARM_UP = 300, 30, 10
+PROGRAM = "from evkf.bench.products import main; main()"
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 
 class Products:
@@ -35,33 +47,45 @@ class Products:
         self.C, self.curvature = normal(N, L), rng.random(N).astype(np.float32)
         root = np.tril(normal(L, L)) + np.eye(L, dtype=np.float32)
         self.cov = root @ root.T
+        (self.invert,) = get_lapack_funcs(("trtri",), (root,))
 
     def __call__(self, evaluations: int) -> Float[np.ndarray, "L L"]:
         root = np.linalg.cholesky(self.cov)
-        self.points @ self.weight.T
+        _ = self.points @ self.weight.T
         moved = self.slope @ root
-        moved.T @ moved
-        before = inside = np.linalg.cholesky(self.cov)
+        _ = moved.T @ moved
+        before = inverse = np.linalg.cholesky(self.cov)
         for _ in range(evaluations):
-            self.C @ inside
+            _ = self.C @ inverse.T
             curved = (self.C.T * self.curvature) @ self.C
-            before.T @ curved @ before
-            inverse = strtri(np.linalg.cholesky(self.cov), lower=1)[0]
-            inverse.T @ inverse
+            _ = before.T @ curved @ before
+            inverse = self.invert(np.linalg.cholesky(self.cov), lower=1)[0]
+            _ = inverse.T @ inverse
         spread = before @ inverse.T
         return spread @ spread.T
 
 
 def run(quick: bool, seed: int, say: Say) -> Part:
     """Steps and their products in turn, as many evaluations in both."""
-    row = measure(CELL, QUICK_CALLS if quick else CALLS, seed)
+    row = measure_apart(QUICK_CALLS if quick else CALLS, seed)
     say(
         f"L = {CELL.L}, N = {CELL.N}: a step {row['step_ms']:.2f} ms, its products "
         f"{row['products_ms']:.2f} ms, {row['evaluations']:.1f} evaluations"
     )
-    name = f"one step in float32 against its matrix products alone, L = {CELL.L}, N = {CELL.N}"
+    size = f"L = {CELL.L}, N = {CELL.N}"
+    name = f"one step in float32 against its matrix products alone on one thread, {size}"
     figure = Figure(name, row["ratio"], "times", MOST_RATIO, False, "products")
     return Part([row], [figure])
+
+
+def measure_apart(num_calls: int, seed: int) -> dict:
+    """`measure` in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM, str(num_calls), str(seed)]
+    environment = {**os.environ, **ONE_THREAD}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise EvkfError(f"the part products failed: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
 
 
 def measure(cell: Cell, num_calls: int, seed: int) -> dict:
@@ -90,3 +114,9 @@ def measure(cell: Cell, num_calls: int, seed: int) -> dict:
         "ratio": float(times[0] / times[2]),
         "evaluations": float(np.mean(evaluations)),
     }
+
+
+def main() -> None:
+    """Print the row as JSON; the arguments are the number of calls and the seed."""
+    low_latency()
+    print(json.dumps(measure(CELL, *map(int, sys.argv[1:]))))
