@@ -190,11 +190,12 @@ def test_figures_against_dynamax():
     def row(package: str, variant: str, step_us: float, log_density: float) -> others.Other:
         return other(package, log_density)._replace(variant=variant, step_us=step_us)
 
+    nan = math.nan
     seeds = [
         [row("evkf", "", 10, 3.0), row("dynamax", "EKF", 30, 1.0), row("dynamax", "UKF", 90, 2.0)],
         [
             row("evkf", "", 20, 5.0),
-            row("dynamax", "EKF", 30, math.nan),
+            row("dynamax", "EKF", 30, nan),
             row("dynamax", "UKF", 90, 2),
         ],
     ]
