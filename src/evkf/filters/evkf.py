@@ -28,7 +28,15 @@ from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
-from evkf.numerics import all_finite, cholesky, diagonal, factorisable, total, total_of_many, tree_where
+from evkf.numerics import (
+    all_finite,
+    cholesky,
+    diagonal,
+    factorisable,
+    total,
+    total_of_many,
+    tree_where,
+)
 from evkf.product_expectations import feasible_start, product_ell
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
 

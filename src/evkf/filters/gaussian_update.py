@@ -21,7 +21,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations import Ell, Moments, Whitened, standard
+from evkf.expectations import Moments, Whitened, standard
 from evkf.numerics import (
     UNROLL,
     cholesky,
