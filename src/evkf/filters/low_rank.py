@@ -156,6 +156,7 @@ def update_low_rank(
     C, observed = channels.C, safe(y, mask, channels.b)
     level = channels.level(readout_var(C, prediction.diagonal, C @ prediction.factor))
     constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
+    tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
 
     def look(belief: LowRankBelief, first: bool = False) -> tuple[Scalar, Data]:
         data = _read(channels, belief, observed, mask, level, first)
@@ -166,7 +167,7 @@ def update_low_rank(
         grad = data.grad - before.times(belief.mean - prediction.mean)
         step = _newton(C, before, data.weights, diagonal, factor, grad)
         gain = 0.5 * grad @ step
-        foretold = gain * jnp.minimum(gain / last, 1)
+        foretold = gain * jnp.minimum(gain / jnp.maximum(last, tiny), 1)
         return Point(belief, elbo, step, gain, foretold, diagonal, factor)
 
     def keep_going(carry: tuple) -> Bool[Array, ""]:
@@ -183,8 +184,7 @@ def update_low_rank(
         rate = jnp.where(climbs, jnp.minimum(1, 2 * rate), 0.3 * rate)
         return here, rate, evaluations + 1
 
-    tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
-    first = point(prediction, *look(prediction, True), tiny)
+    first = point(prediction, *look(prediction, True), 0)
     one = jnp.ones((), first.elbo.dtype)
     # The first step is always looked at: it starts from the prediction, and may be far.
     end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
