@@ -4,6 +4,8 @@ The exponential family variational Kalman filter of Dowling, Zhao & Park (ICLR 2
 stream of binned spikes in; a filtering distribution per bin, forecasts and the dynamics out.
 """
 
+import jax
+
 from evkf import dynamics, families, likelihoods
 from evkf.errors import EvkfError, InputError
 from evkf.estimator import EVKF
@@ -16,6 +18,10 @@ from evkf.smoothing import smooth
 from evkf.types import Status
 
 __version__ = "0.1.0"
+
+if jax.config.jax_default_matmul_precision is None:
+    # Accelerators round products to a few digits unless told otherwise; updates would not converge.
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 __all__ = [
     "EVKF",

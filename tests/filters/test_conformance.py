@@ -318,7 +318,8 @@ def test_compiled_ahead_is_stepping_bit_for_bit(name):
     for t, (state, info) in enumerate(stepped(name)):
         carry = step(carry, run.ys[t], run.masks[t], run.us[t], keys()[t])
         assert_same(step.state(carry), state)
-        assert_close(step.info(carry), info, 0)
+        # what is said of a step is put together in another order
+        assert_close(step.info(carry), info, 1e-14)
 
 
 @pairs()

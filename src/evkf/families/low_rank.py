@@ -176,7 +176,8 @@ def readout_var(
     C: Float[Array, "N L"], diagonal: Vector, loads: Float[Array, "N R"]
 ) -> Float[Array, " N"]:
     """Variances of $Cz$, given $CU$."""
-    return jnp.sum(C * C * diagonal, axis=1) + jnp.sum(loads**2, axis=1)
+    # Not as C * C times D: XLA would keep the squares, which are as large as C.
+    return jnp.sum((C * jnp.sqrt(diagonal)) ** 2, axis=1) + jnp.sum(loads**2, axis=1)
 
 
 def standard(family: LowRankGaussian) -> LowRankBelief:

@@ -1,10 +1,12 @@
 """A step compiled ahead of time, for streams where every microsecond of a bin counts.
 
 Handing a model to a compiled function costs more than running it at small sizes: every leaf of a
-tree is an argument to check and every output a buffer to wrap. Here the model travels as one
-vector, and state and info together as another, so that a bin is one dispatch with a few small
-arguments and one result.
+tree is an argument to check and every output a buffer to wrap. Here the small arrays of a model
+travel as one vector, and state and info together as another, so that a bin is one dispatch with a
+few arguments and one result.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,9 @@ from evkf.types import Input, Key, Mask, Observation
 
 Carry = Float[Array, " D"]
 
+
+LARGE = 1 << 14
+"""Entries from which on an array is not copied into the vector of the model."""
 
 CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """Runs the kernels of a step one after another: handing them to other threads costs more than they
@@ -53,7 +58,7 @@ class CompiledStep:
     """
 
     def __init__(self, filter: Filter, model: Model, key: bool = False):
-        self._parameters, unravel = ravel_pytree(model)
+        self._parameters, unravel = _gather(model)
         self._signature = _signature(model)
         self._state, self._unravel_state = ravel_pytree(filter.init(model))
         self._size = len(self._state)
@@ -61,7 +66,7 @@ class CompiledStep:
         dtype = self._dtype = self._state.dtype
 
         def step(
-            parameters: Array, carry: Carry, y: Observation, mask: Mask, u: Input, key: Key | None
+            parameters: tuple, carry: Carry, y: Observation, mask: Mask, u: Input, key: Key | None
         ):
             state = self._unravel_state(carry[: self._size])
             state, info = filter.step(unravel(parameters), state, y, mask, key, u)
@@ -100,7 +105,7 @@ class CompiledStep:
                 "model",
                 "load only other values of the same parameters, or build another CompiledStep",
             )
-        self._parameters = ravel_pytree(model)[0]
+        self._parameters = _gather(model)[0]
 
     def __call__(
         self,
@@ -139,6 +144,20 @@ class CompiledStep:
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)
+
+
+def _gather(model: Model) -> tuple[tuple, Callable[[tuple], Model]]:
+    """The large arrays of a model as they are, and all others as one vector."""
+    leaves, tree = jax.tree.flatten(model)
+    large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
+    vector, unravel = ravel_pytree([leaf for i, leaf in enumerate(leaves) if i not in large])
+
+    def model_of(parameters: tuple) -> Model:
+        known = dict(zip(large, parameters[1:], strict=True))
+        small = iter(unravel(parameters[0]))
+        return tree.unflatten([known[i] if i in known else next(small) for i in range(len(leaves))])
+
+    return (vector, *(leaves[i] for i in large)), model_of
 
 
 def _signature(model: Model) -> tuple:

@@ -26,6 +26,8 @@ from evkf.types import Mask, Observation, Scalar, Vector
 
 ROWS = 256
 """Channels of a piece of C."""
+WHOLE = 1 << 20
+"""Entries of C up to which it is not taken to pieces."""
 GRADIENTS = 4
 """Iterations of conjugate gradients in a Newton step."""
 TINY = 1e-6
@@ -42,7 +44,7 @@ class LowRankSolution(NamedTuple):
     elbo: Scalar
     evaluations: Int[Array, ""]
     residual: Scalar
-    """Nats left to gain from moving the mean."""
+    """Nats left to gain from moving the mean once more."""
     converged: Bool[Array, ""]
 
 
@@ -55,6 +57,8 @@ class Point(NamedTuple):
     """Of the mean, by Newton."""
     gain: Scalar
     """What the bound will gain from it, to second order."""
+    foretold: Scalar
+    """What the step after it will gain, as gains fall by their squares near the optimum."""
     diagonal: Vector
     """Of the covariance to go to, as `factor`."""
     factor: Columns
@@ -152,20 +156,23 @@ def update_low_rank(
     C, observed = channels.C, safe(y, mask, channels.b)
     level = channels.level(readout_var(C, prediction.diagonal, C @ prediction.factor))
     constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
+    tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
 
     def look(belief: LowRankBelief, first: bool = False) -> tuple[Scalar, Data]:
         data = _read(channels, belief, observed, mask, level, first)
         return data.value + constant - divergence(belief, prediction.mean, before), data
 
-    def point(belief: LowRankBelief, elbo: Scalar, data: Data) -> Point:
+    def point(belief: LowRankBelief, elbo: Scalar, data: Data, last: Scalar | float) -> Point:
         diagonal, factor = _covariance(C, before, belief, data)
         grad = data.grad - before.times(belief.mean - prediction.mean)
         step = _newton(C, before, data.weights, diagonal, factor, grad)
-        return Point(belief, elbo, step, 0.5 * grad @ step, diagonal, factor)
+        gain = 0.5 * grad @ step
+        foretold = gain * jnp.minimum(gain / jnp.maximum(last, tiny), 1)
+        return Point(belief, elbo, step, gain, foretold, diagonal, factor)
 
     def keep_going(carry: tuple) -> Bool[Array, ""]:
         here, _, evaluations = carry
-        return (here.gain > tolerance) & (evaluations < max_evaluations)
+        return (here.foretold > tolerance) & (evaluations < max_evaluations)
 
     def body(carry: tuple) -> tuple:
         here, rate, evaluations = carry
@@ -173,18 +180,18 @@ def update_low_rank(
         there = LowRankBelief(mean, here.diagonal, here.factor)
         elbo, data = look(there)
         climbs = (elbo >= here.elbo - 1e-3 * (1 + here.gain)) | ~jnp.isfinite(here.elbo)
-        here = lax.cond(climbs, lambda: point(there, elbo, data), lambda: here)
+        here = lax.cond(climbs, lambda: point(there, elbo, data, here.gain), lambda: here)
         rate = jnp.where(climbs, jnp.minimum(1, 2 * rate), 0.3 * rate)
         return here, rate, evaluations + 1
 
-    first = point(prediction, *look(prediction, True))
+    first = point(prediction, *look(prediction, True), 0)
     one = jnp.ones((), first.elbo.dtype)
     # The first step is always looked at: it starts from the prediction, and may be far.
     end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
     found = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
-    converged = end.gain <= tolerance
+    converged = end.foretold <= tolerance
     last = jax.tree.map(lambda new, old: jnp.where(converged, new, old), found, end.belief)
-    return LowRankSolution(last, end.elbo + end.gain, evaluations, end.gain, converged)
+    return LowRankSolution(last, end.elbo + end.gain, evaluations, end.foretold, converged)
 
 
 def _covariance(
@@ -250,7 +257,9 @@ def _read(
 ) -> Data:
     """Look at the likelihood; the first site of an update may be a tamer one."""
     C = channels.C
-    a, loads = C @ belief.mean + channels.b, C @ belief.factor
+    # one way through C
+    seen = C @ jnp.concatenate([belief.mean[:, None], belief.factor], axis=1)
+    a, loads = seen[:, 0] + channels.b, seen[:, 1:]
     v = readout_var(C, belief.diagonal, loads)
     found = channels.sites(a, v, y, level, first)
     value, slope, curvature = (jnp.where(mask, term, 0) for term in found)
@@ -265,6 +274,8 @@ def _back(
 ) -> tuple[Float[Array, "L K"], Vector]:
     """$C^\\top$ times columns, and the diagonal of $C^\\top W C$, piece by piece."""
     num, size = C.shape
+    if C.size <= WHOLE:
+        return (columns.T @ C).T, weights @ (C * C)
     rows = min(ROWS, num)
 
     def body(i: Int[Array, ""], sums: tuple) -> tuple:

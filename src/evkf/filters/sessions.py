@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
+from evkf.filters import lean
 from evkf.filters.base import (
     Filter,
     State,
@@ -179,9 +180,14 @@ def _scan_many(
 
     def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
         states, past = carry
-        states, infos = jax.vmap(step)(states, *bins, lengths - past, firsts + past, keys)
+        if quick:
+            new, infos = lean.step_many(filter, model, states, *bins[:2])
+            states = jax.vmap(tree_where)(lengths > past, new, states)
+        else:
+            states, infos = jax.vmap(step)(states, *bins, lengths - past, firsts + past, keys)
         return (states, past + 1), Trace(states.belief, infos)
 
+    quick = jax.default_backend() == "gpu" and lean.applies(filter, model, len(lengths))
     start = states, jnp.zeros_like(lengths[0])
     (states, _), trace = jax.lax.scan(body, start, (ys, masks, us))
     return states, trace

@@ -1,0 +1,262 @@
+"""One step of very many sessions under one model, for accelerators: sessions come last.
+
+`jax.vmap` of a step leaves an accelerator with thousands of tiny factorisations and products, and
+every session waits for the slowest. Here matrices are rows of numbers, one number of every session
+beside another, so that a factorisation is arithmetic on rows; the readouts of all sessions are one
+product with a matrix that they share; and every update takes the same few Newton steps. Sessions
+that have not settled by then, or that need caps or other care, are done again by the filter itself,
+a few thousand at a time.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from evkf.covariance import DiagonalCovariance
+from evkf.dynamics import GaussianDynamics
+from evkf.families import Gaussian, GaussianBelief
+from evkf.filters.base import Filter, Info, State
+from evkf.filters.evkf import VariationalKalmanFilter
+from evkf.likelihoods import ReadoutLikelihood
+from evkf.model import Model
+from evkf.types import Status
+
+MOST = 16
+"""Latent dimensions up to which factorisations are written out."""
+LOOKS = 3
+"""Evaluations of every session."""
+SETTLED = 1e-6
+"""Nats per latent that may be left to gain after the last step."""
+AGAIN = 16
+"""One session in so many is done again at a time."""
+LANES = 128
+"""Sessions of one block of a kernel."""
+
+Rows = Float[Array, "D B"]
+"""The lower triangle of a symmetric matrix of every session, row by row."""
+Many = Float[Array, "L B"]
+
+
+def applies(filter: Filter, model: Model, sessions: int) -> bool:
+    """Whether steps can be taken this way, and there are enough sessions for it to pay."""
+    likelihood, dynamics = model.likelihood, model.dynamics
+    if not isinstance(filter, VariationalKalmanFilter) or sessions < 8 * LANES:
+        return False
+    if not isinstance(model.family, Gaussian) or model.family.dim > MOST:
+        return False
+    if not isinstance(dynamics, GaussianDynamics) or dynamics.num_inputs:
+        return False
+    if not isinstance(dynamics.noise, DiagonalCovariance) or filter.rule != "cubature":
+        return False
+    if not isinstance(likelihood, ReadoutLikelihood) or not likelihood.log_concave:
+        return False
+    one = jnp.ones_like(likelihood.b)
+    closed = jax.eval_shape(likelihood.each_site, one, one, one) is not None
+    return closed and filter.correct is not False
+
+
+def step_many(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    states: State,
+    ys: Float[Array, "B N"],
+    masks: Bool[Array, "B N"],
+) -> tuple[State, Info]:
+    """What `jax.vmap(filter.step)` gives, within the tolerance of an update."""
+    mean, cov = states.belief
+    num, dim = mean.shape
+    lower = np.ravel_multi_index(np.tril_indices(dim), (dim, dim))
+    rows = cov.reshape(num, -1).T[lower]
+    found, info, settled = _step(model, filter.max_std, mean.T, rows, ys.T, masks.T)
+    new = State(GaussianBelief(found[0].T, _square(found[1], dim).transpose(2, 0, 1)))
+    some = max(num // AGAIN, 1)
+
+    def body(carry: tuple) -> tuple:
+        new, info, left = carry
+        which = jnp.nonzero(left, size=some, fill_value=num)[0]
+
+        def pick(tree):
+            return jax.tree.map(lambda leaf: leaf.at[which].get(mode="clip"), tree)
+
+        again = jax.vmap(partial(filter.step, model))(pick(states), pick(ys), pick(masks))
+        new, info = jax.tree.map(
+            lambda all, part: all.at[which].set(part.astype(all.dtype), mode="drop"),
+            (new, info),
+            again,
+        )
+        return new, info, left.at[which].set(False, mode="drop")
+
+    new, info, _ = lax.while_loop(lambda c: jnp.any(c[2]), body, (new, info, ~settled))
+    return new, info
+
+
+def _step(
+    model: Model, max_std: float, mean: Many, rows: Rows, y: Array, mask: Array
+) -> tuple[tuple[Many, Rows], Info, Bool[Array, " B"]]:
+    dynamics, likelihood = model.dynamics, model.likelihood
+    assert isinstance(dynamics, GaussianDynamics)
+    assert isinstance(likelihood, ReadoutLikelihood)
+    dim, noise = len(mean), dynamics.noise
+    i, j = np.tril_indices(dim)
+    twice = jnp.asarray(2 - (i == j), mean.dtype)[:, None]
+
+    # prediction: cubature for the mean, the tangent for the covariance
+    root, _ = _by_rows(_cholesky, rows, dim)
+    columns = _triangle(root, dim)
+    u = jnp.zeros(0, mean.dtype)
+    move = jax.vmap(lambda z: dynamics.mean(z, u), 1, 1)
+    reach = math.sqrt(dim) * columns
+    points = jnp.concatenate([mean[:, None] + reach, mean[:, None] - reach], axis=1)
+    images = jax.vmap(move, 1, 1)(points)
+    middle = jnp.mean(images, axis=1)
+    precise = jnp.exp(-2 * noise.log_std)[:, None]
+    spread = jnp.sum((images - middle[:, None]) ** 2 * precise[:, None], (0, 1)) / (2 * dim)
+    moved = jax.vmap(jax.linearize(move, mean)[1], 1, 1)(columns)
+    before = jnp.sum(moved[i] * moved[j], axis=1)
+    before = before + jnp.where(i == j, noise.var()[i], 0)[:, None]
+    var = before[i == j]
+    inside = jnp.all((jnp.abs(middle) <= max_std) & (var <= max_std**2), axis=0)
+
+    # update: Newton's steps on the natural parameters
+    prior, log_det = _by_rows(_inverse, before, dim)
+    pairs = likelihood.C[:, i] * likelihood.C[:, j]
+    observed = jnp.where(mask, y, 1)
+    rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
+    expect = jax.vmap(likelihood.each_site, 1, 1)
+    begin = jax.vmap(likelihood.each_start, 1, 1)
+    at, cov, entropy, elbo = middle, before, log_det, jnp.full_like(log_det, -jnp.inf)
+    gains, fine = [], inside
+    for look in range(LOOKS):
+        a = likelihood.C @ at + likelihood.b[:, None]
+        v = jnp.maximum(pairs @ (twice * cov), 0)
+        site = expect(a, v, observed)
+        true = site
+        if look == 0:
+            site = begin(true, a, v, observed)
+        value, slope, curvature = (
+            jnp.where(mask, term, 0) for term in site._replace(value=site.value + rest)
+        )
+        shift = at - middle
+        pulled = _times(prior, shift, dim)
+        square = jnp.sum(twice * prior * cov, axis=0) + jnp.sum(pulled * shift, axis=0)
+        higher = jnp.sum(value, axis=0) - 0.5 * (square - dim + log_det - entropy)
+        if look > 1:
+            fine = fine & (higher >= elbo - 1e-3 * (1 + jnp.abs(gains[-1])))
+        elbo = higher
+        force = likelihood.C.T @ slope - pulled
+        # what is left to gain here, to second order
+        precision = prior - pairs.T @ curvature
+        new, new_entropy = _by_rows(_inverse, precision, dim)
+        step = _times(new, force, dim)
+        drift = _drift(cov, precision, dim)
+        gains.append(0.5 * jnp.sum(force * step, axis=0) + 0.25 * drift)
+        at, cov, entropy = at + step, new, -new_entropy
+    decay = jnp.clip(gains[-1] / jnp.maximum(gains[-2], 1e-30), 0, 1)
+    left = gains[-1] * decay
+    settled = fine & (left <= SETTLED * dim) & jnp.isfinite(elbo) & jnp.isfinite(entropy)
+    settled = settled & jnp.all(jnp.isfinite(at), axis=0)
+
+    seen = jnp.any(mask, axis=0)
+    off = at - middle
+    shift, pulled = off, _times(prior, off, dim)
+    square = jnp.sum(twice * prior * cov, axis=0) + jnp.sum(pulled * shift, axis=0)
+    predicted = 0.5 * (log_det + square)
+    moments = (cov[i == j] + off**2) * precise
+    gap = noise.log_det_root() + 0.5 * (jnp.sum(moments, axis=0) + spread) - predicted
+    bound = jnp.where(seen, elbo + gains[-1], 0)
+    looks = jnp.full(len(bound), LOOKS)
+    status = jnp.full(len(bound), int(Status.OK))
+    info = Info(bound, bound - gap, gap, looks, jnp.sqrt(2 * left / dim), status)
+    belief = jnp.where(seen, at, middle), jnp.where(seen, cov, before)
+    return belief, info, settled
+
+
+def _square(rows: Rows, dim: int) -> Float[Array, "L L B"]:
+    i, j = np.tril_indices(dim)
+    index = np.zeros((dim, dim), int)
+    index[i, j] = index[j, i] = np.arange(len(i))
+    return rows[index.ravel()].reshape(dim, dim, -1)
+
+
+def _triangle(rows: Rows, dim: int) -> Float[Array, "L L B"]:
+    return _square(rows, dim) * np.tril(np.ones((dim, dim), rows.dtype))[:, :, None]
+
+
+def _times(rows: Rows, vectors: Many, dim: int) -> Many:
+    return jnp.sum(_square(rows, dim) * vectors, axis=1)
+
+
+def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
+    """$\\text{tr}((P J - I)^2)$, how far a covariance is from the inverse of a precision."""
+    left, right = _square(cov, dim), _square(precision, dim)
+    product = jnp.sum(left[:, :, None] * right[None], axis=1)
+    product = product - jnp.eye(dim, dtype=cov.dtype)[:, :, None]
+    return jnp.sum(product * product.transpose(1, 0, 2), axis=(0, 1))
+
+
+def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array, " B"]]:
+    """A factorisation written out for rows, as one kernel where there is an accelerator."""
+    num = rows.shape[1]
+    if jax.default_backend() != "gpu" or num % LANES:
+        out, log_det = kernel(list(rows), dim)
+        return jnp.stack(out), log_det
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def body(source, target, log_det):
+        found, own = kernel([source[k, :] for k in range(len(rows))], dim)
+        for k, row in enumerate(found):
+            target[k, :] = row
+        log_det[0, :] = own
+
+    like = jax.ShapeDtypeStruct
+    block = pl.BlockSpec((len(rows), LANES), lambda b: (0, b))
+    single = pl.BlockSpec((1, LANES), lambda b: (0, b))
+    out, log_det = pl.pallas_call(
+        body,
+        out_shape=(like(rows.shape, rows.dtype), like((1, num), rows.dtype)),
+        grid=(num // LANES,),
+        in_specs=[block],
+        out_specs=(block, single),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+    )(rows)
+    return out, log_det[0]
+
+
+def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
+    """The lower Cholesky factor, and half the log-determinant."""
+    at = {(i, j): rows[k] for k, (i, j) in enumerate(zip(*np.tril_indices(dim), strict=True))}
+    log_det = jnp.zeros_like(rows[0])
+    for k in range(dim):
+        log_det = log_det + 0.5 * jnp.log(at[k, k])
+        scale = lax.rsqrt(at[k, k])
+        for i in range(k, dim):
+            at[i, k] = at[i, k] * scale
+        for i in range(k + 1, dim):
+            for j in range(k + 1, i + 1):
+                at[i, j] = at[i, j] - at[i, k] * at[j, k]
+    return [at[i, j] for i, j in zip(*np.tril_indices(dim), strict=True)], log_det
+
+
+def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
+    """Inverse and log-determinant of a positive definite matrix, by sweeping every latent."""
+    at = {(i, j): rows[k] for k, (i, j) in enumerate(zip(*np.tril_indices(dim), strict=True))}
+    log_det = jnp.zeros_like(rows[0])
+    for k in range(dim):
+        pivot = at[k, k]
+        log_det, scale = log_det + jnp.log(pivot), 1 / pivot
+        column = {i: at[max(i, k), min(i, k)] for i in range(dim) if i != k}
+        for i in column:
+            for j in column:
+                if j <= i:
+                    at[i, j] = at[i, j] - column[i] * column[j] * scale
+        for i in column:
+            at[max(i, k), min(i, k)] = column[i] * scale
+        at[k, k] = -scale
+    return [-at[i, j] for i, j in zip(*np.tril_indices(dim), strict=True)], log_det
