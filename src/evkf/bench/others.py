@@ -44,7 +44,7 @@ ALIKE = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""The settings of the other process."""
+"""Settings of the other process, besides those of this one such as XLA_FLAGS."""
 
 
 SEEDS, QUICK_SEEDS = 5, 2

@@ -16,6 +16,8 @@ from evkf.bench.sizes import AT_CHANNELS, AT_LATENTS, series
 from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH, styled
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}
+BELOW = 0.4
+"""Where the line of slope 1 ends, relative to low rank."""
 HEADINGS = ("figure", "value", "target", "met")
 Where = dict[str, Any]
 
@@ -61,7 +63,7 @@ def markdown(figures: Sequence[Figure], where: Where, date: str, quick: bool, dr
     """
     cores = f"{where['cores']} core{'' if where['cores'] == 1 else 's'}"
     machine = f"{where['name']}, {cores}, {date}."
-    few = " Quick: too few calls to judge anything by." if quick else ""
+    few = " Quick: few calls; what was measured at smaller sizes has no target." if quick else ""
     lines = ["# Speed", "", machine + few, "", f"| {' | '.join(HEADINGS)} |"]
     lines.append("|---|---:|---:|:---:|")
     for figure in figures:
@@ -87,7 +89,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Picture:
 
 @styled
 def _panel(ax: Axes, rows: Sequence[dict[str, Any]], against: str, label: str) -> Axes:
-    """Both kinds, each named at its end, and a line of slope 1 from where low rank begins."""
+    """Both kinds, each named at its end, and a line of slope 1 below low rank."""
     ax.set(xscale="log", yscale="log", xlabel=label)
     ticks: list[float] = []
     for kind, colour in COLOURS.items():
@@ -96,28 +98,20 @@ def _panel(ax: Axes, rows: Sequence[dict[str, Any]], against: str, label: str) -
             continue
         ticks = sorted({*ticks, *sizes})
         ax.plot(sizes, times, "o-", color=colour, lw=1.4, ms=3.5, label=kind)
-        name = f"{kind} ({RANK})" if kind == "low rank" else kind
-        _name(ax, sizes[-1], times[-1], name, colour, above=kind != "low rank")
+        name = f"rank {RANK}" if kind == "low rank" else kind
+        _name(ax, sizes[-1], times[-1], name, colour)
     sizes, times = series(rows, against, "low rank")
     ends = np.array([sizes[0], sizes[-1]])
-    line = 0.6 * times[0] * ends / ends[0]
+    line = BELOW * times[-1] * ends / ends[-1]
     ax.plot(ends, line, ":", color=MUTED, lw=1, label="slope 1")
-    _name(ax, ends[-1], line[-1], "slope 1", MUTED, above=False)
+    _name(ax, ends[-1], line[-1], "slope 1", MUTED)
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
-    ax.margins(x=0.08, y=0.16)
+    ax.yaxis.set_major_formatter("{x:g}")
     return ax
 
 
-def _name(ax: Axes, x: float, y: float, text: str, colour: str, above: bool) -> None:
-    """Words at the end of a line, above or below it."""
-    ax.annotate(
-        text,
-        (x, y),
-        xytext=(0, 6 if above else -6),
-        textcoords="offset points",
-        color=colour,
-        ha="right",
-        va="bottom" if above else "top",
-        size=8.5,
-    )
+def _name(ax: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """Words at the end of a line."""
+    offset = {"xytext": (6, 0), "textcoords": "offset points", "ha": "left", "va": "center"}
+    ax.annotate(text, (x, y), color=colour, size=8.5, **offset)

@@ -69,7 +69,9 @@ def measure(num: int, bins: int, seed: int) -> dict[str, Any]:
     ys = jax.random.poisson(jax.random.key(seed), rate, (bins, num, NEURONS)).astype(jnp.float32)
     masks, us = jnp.ones(ys.shape, bool), jnp.zeros((bins, num, 0))
     lengths, firsts = jnp.full(num, bins), jnp.zeros(num, int)
-    begin = jax.tree.map(lambda leaf: jnp.stack([leaf] * num), filter.init(model))
+    begin = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), filter.init(model)
+    )
 
     def scan() -> tuple:
         given = (ys, masks, us, lengths, firsts, begin, None)

@@ -35,9 +35,13 @@ def run(quick: bool, seed: int, say: Say) -> Part:
             rows.append({"against": against, "kind": kind, "L": L, "N": N, "ms": ms})
             say(f"L = {L}, N = {N}, {kind}: {ms:.2f} ms")
     figures = []
-    for against, what in (("L", f"latents, N = {AT_CHANNELS}"), ("N", f"units, L = {AT_LATENTS}")):
+    at = {
+        "L": f"latents, rank {RANK}, N = {AT_CHANNELS}",
+        "N": f"units, rank {RANK}, L = {AT_LATENTS}",
+    }
+    for against, what in at.items():
         sizes, times = series(rows, against, "low rank")
-        name = f"power of the number of {what}, that a step of rank {RANK} costs"
+        name = f"slope of the log cost of a step on log {what}"
         target = None if quick else MOST_SLOPE
         figures.append(Figure(name, slope(sizes, times), "", target, False, "sizes"))
     return Part(rows, figures)
