@@ -8,7 +8,7 @@ from jax._src import xla_bridge
 from evkf.errors import InputError
 
 OPTION = "xla_backend_extra_options"
-SMALL_LOOP = "xla_cpu_small_while_loop_byte_threshold=1048576"
+SMALL_LOOP = "xla_cpu_small_while_loop_byte_threshold=131072"
 """XLA compiles a loop over as little memory as one kernel; a version that does not know it ignores
 it.
 """
@@ -46,7 +46,7 @@ def with_small_loops(flags: str) -> str:
 
     Example:
         >>> with_small_loops("--a=1 --xla_backend_extra_options=b=2").split()[1]
-        '--xla_backend_extra_options=b=2,xla_cpu_small_while_loop_byte_threshold=1048576'
+        '--xla_backend_extra_options=b=2,xla_cpu_small_while_loop_byte_threshold=131072'
     """
     if SMALL_LOOP.partition("=")[0] in flags:
         return flags

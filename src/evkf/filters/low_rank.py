@@ -26,8 +26,6 @@ from evkf.types import Mask, Observation, Scalar, Vector
 
 ROWS = 256
 """Channels of a piece of C."""
-WHOLE = 1 << 20
-"""Entries of C up to which it is not taken to pieces."""
 GRADIENTS = 4
 """Iterations of conjugate gradients in a Newton step."""
 TINY = 1e-6
@@ -274,8 +272,6 @@ def _back(
 ) -> tuple[Float[Array, "L K"], Vector]:
     """$C^\\top$ times columns, and the diagonal of $C^\\top W C$, piece by piece."""
     num, size = C.shape
-    if C.size <= WHOLE:
-        return (columns.T @ C).T, weights @ (C * C)
     rows = min(ROWS, num)
 
     def body(i: Int[Array, ""], sums: tuple) -> tuple:
