@@ -19,7 +19,7 @@ from evkf.types import Status
 
 __version__ = "0.1.0"
 
-if jax.config.jax_default_matmul_precision is None:
+if getattr(jax.config, "jax_default_matmul_precision", None) is None:
     # Accelerators round products to a few digits unless told otherwise; updates would not converge.
     jax.config.update("jax_default_matmul_precision", "highest")
 

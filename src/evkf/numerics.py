@@ -5,7 +5,7 @@ written out, so that XLA fuses them with their surroundings.
 """
 
 from functools import reduce
-from operator import or_
+from operator import add, or_
 from typing import TypeVar
 
 import jax
@@ -35,7 +35,7 @@ def total(values: Float[Array, "..."]) -> Float[Array, ""]:
     A few are added one by one: XLA prepares memory for every reduction in every call, which at
     these sizes costs more than the sum.
     """
-    return sum(jnp.ravel(values)) if values.size <= FEW else jnp.sum(values)
+    return reduce(add, jnp.ravel(values)) if values.size <= FEW else jnp.sum(values)
 
 
 def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:

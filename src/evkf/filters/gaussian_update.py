@@ -114,8 +114,8 @@ def cvi_update(
         tolerance: Relative residual at which to stop.
     """
     # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
-    weight = np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
-    weight = weight.astype(dtype)
+    shares = np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
+    weight = jnp.asarray(shares, dtype)
     eps = float(jnp.finfo(dtype).eps)
 
     found, exact = ell.start()
@@ -123,7 +123,7 @@ def cvi_update(
     none = np.zeros((1 if log_concave else 3, len(weight)), dtype)
     nat = np.concatenate([np.zeros(dim, dtype), identity[np.tril_indices(dim)]])
     gap = jnp.concatenate([found.grad, -found.curv])
-    left = jnp.sqrt(total(weight * gap**2) / (nat**2 @ weight))
+    left = jnp.sqrt(total(weight * gap**2) / (nat**2 @ shares).astype(dtype))
     # One vector: every array that a loop carries costs a copy and a choice of its own. What is
     # known of it is added as one constant.
     zero = jnp.zeros((), dtype)
@@ -142,7 +142,8 @@ def cvi_update(
         changes=jnp.zeros_like(none),
     )
     start, unravel = ravel_pytree((zero, first))
-    known = Point(nat, 0 * nat, identity, *[0 * one] * 6, rate=one, steps=none, changes=none)
+    known = jax.tree.map(lambda leaf: np.zeros(leaf.shape, dtype), first)
+    known = known._replace(nat=nat, cov=identity, rate=one)
     start = start + np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((one, known))])
 
     def keep_going(flat: Array) -> Bool[Array, ""]:

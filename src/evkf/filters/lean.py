@@ -24,6 +24,7 @@ from evkf.families import Gaussian, GaussianBelief
 from evkf.filters.base import Filter, Info, State
 from evkf.filters.evkf import VariationalKalmanFilter
 from evkf.likelihoods import ReadoutLikelihood
+from evkf.likelihoods.base import Site
 from evkf.model import Model
 from evkf.types import Status
 
@@ -62,13 +63,14 @@ def applies(filter: Filter, model: Model, sessions: int) -> bool:
 
 
 def step_many(
-    filter: VariationalKalmanFilter,
+    filter: Filter,
     model: Model,
     states: State,
     ys: Float[Array, "B N"],
     masks: Bool[Array, "B N"],
 ) -> tuple[State, Info]:
     """What `jax.vmap(filter.step)` gives, within the tolerance of an update."""
+    assert isinstance(filter, VariationalKalmanFilter)
     mean, cov = states.belief
     num, dim = mean.shape
     lower = np.ravel_multi_index(np.tril_indices(dim), (dim, dim))
@@ -103,6 +105,7 @@ def _step(
     assert isinstance(dynamics, GaussianDynamics)
     assert isinstance(likelihood, ReadoutLikelihood)
     dim, noise = len(mean), dynamics.noise
+    assert isinstance(noise, DiagonalCovariance)
     i, j = np.tril_indices(dim)
     twice = jnp.asarray(2 - (i == j), mean.dtype)[:, None]
 
@@ -128,7 +131,7 @@ def _step(
     pairs = likelihood.C[:, i] * likelihood.C[:, j]
     observed = jnp.where(mask, y, 1)
     rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
-    expect = jax.vmap(likelihood.each_site, 1, 1)
+    expect: Callable[..., Site] = jax.vmap(likelihood.each_site, 1, 1)  # pyright: ignore
     begin = jax.vmap(likelihood.each_start, 1, 1)
     at, cov, entropy, elbo = middle, before, log_det, jnp.full_like(log_det, -jnp.inf)
     gains, fine = [], inside
@@ -229,9 +232,14 @@ def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array,
     return out, log_det[0]
 
 
+def _places(dim: int) -> list[tuple[int, int]]:
+    """Row and column of every entry of a lower triangle."""
+    return [(i, j) for i in range(dim) for j in range(i + 1)]
+
+
 def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
     """The lower Cholesky factor, and half the log-determinant."""
-    at = {(i, j): rows[k] for k, (i, j) in enumerate(zip(*np.tril_indices(dim), strict=True))}
+    at = dict(zip(_places(dim), rows, strict=True))
     log_det = jnp.zeros_like(rows[0])
     for k in range(dim):
         log_det = log_det + 0.5 * jnp.log(at[k, k])
@@ -241,12 +249,12 @@ def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
         for i in range(k + 1, dim):
             for j in range(k + 1, i + 1):
                 at[i, j] = at[i, j] - at[i, k] * at[j, k]
-    return [at[i, j] for i, j in zip(*np.tril_indices(dim), strict=True)], log_det
+    return [at[i, j] for i, j in _places(dim)], log_det
 
 
 def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
     """Inverse and log-determinant of a positive definite matrix, by sweeping every latent."""
-    at = {(i, j): rows[k] for k, (i, j) in enumerate(zip(*np.tril_indices(dim), strict=True))}
+    at = dict(zip(_places(dim), rows, strict=True))
     log_det = jnp.zeros_like(rows[0])
     for k in range(dim):
         pivot = at[k, k]
@@ -259,4 +267,4 @@ def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
         for i in column:
             at[max(i, k), min(i, k)] = column[i] * scale
         at[k, k] = -scale
-    return [-at[i, j] for i, j in zip(*np.tril_indices(dim), strict=True)], log_det
+    return [-at[i, j] for i, j in _places(dim)], log_det
