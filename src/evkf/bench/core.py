@@ -1,5 +1,6 @@
 """What all parts share: figures against targets, calls timed in turn, compilations counted."""
 
+import math
 import os
 import platform
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,12 @@ class Figure(NamedTuple):
         """The value in words."""
         error = "" if self.error is None else f" ± {number(self.error)}"
         return f"{number(self.value)}{error} {self.unit}".strip()
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        """A figure from its row; what JSON has no number for is not a number."""
+        found = cls(*(row[name] for name in cls._fields))
+        return found if row["value"] is not None else found._replace(value=math.nan)
 
     def row(self) -> dict[str, Any]:
         """For JSON."""

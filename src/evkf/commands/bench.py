@@ -1,5 +1,6 @@
 """The command that measures speed."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import typer
 from rich.console import Console
 
 from evkf.bench import PARTS, parts
-from evkf.bench.core import Part, device
+from evkf.bench.core import Figure, Part, device
 from evkf.bench.others import cache_folder
 from evkf.bench.report import draw, markdown, table
 from evkf.bench.sessions import read_steps
@@ -73,7 +74,9 @@ def bench(
       others      dynamax, filterpy and particles, in an environment of their own
 
     Written into the folder: bench.json with all rows, bench.md with the figures and, from the part
-    sizes, bench.png and bench.svg. All targets but those of sessions are for a CPU.
+    sizes, bench.png and bench.svg. Parts named on the command line replace those of an earlier run
+    on the same machine (with --force); its other parts stay. All targets but those of sessions are
+    for a CPU.
 
     \b
     Examples:
@@ -96,11 +99,14 @@ def bench(
     say = console(quiet, json_file)
     folder = others or cache_folder()
     found = _measure(names, quick, seed, say, parts(folder, cpu))
+    if part:
+        found = _kept(files["json"], where) | found
+        found = {name: found[name] for name in PARTS if name in found}
     figures = [figure for each in found.values() for figure in each.figures]
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     result = {
         "command": "bench",
-        "config": {"parts": names, "quick": quick, "seed": seed, "against": _name(against)},
+        "config": {"parts": list(found), "quick": quick, "seed": seed, "against": _name(against)},
         "versions": versions(),
         "device": where,
         "date": date,
@@ -109,7 +115,7 @@ def bench(
             for name, (rows, some) in found.items()
         },
     }
-    _write(files, force, result, markdown(figures, where, date, quick, drawn), found)
+    _write(files, force, result, markdown(figures, where, date, quick, "sizes" in found), found)
     say.print()
     say.print(table(figures))
     missed = [figure for figure in figures if not figure.met]
@@ -147,6 +153,23 @@ def _measure(names: list[str], quick: bool, seed: int, say: Console, runs: dict)
         say.print(f"{gap}{name} ({i + 1} of {len(names)})")
         found[name] = runs[name](quick, seed, say.print)
     return found
+
+
+def _kept(file: Path, where: dict) -> dict[str, Part]:
+    """Parts of an earlier run on the same machine, which stay while others are measured again."""
+    if not file.is_file():
+        return {}
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["device"] != where:
+            return {}
+        return {
+            name: Part(part["rows"], [Figure.of(row) for row in part["figures"]])
+            for name, part in stored["parts"].items()
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "name another folder with --out"
+        raise InputError("not a result of evkf bench", str(file), remedy) from error
 
 
 def _write(

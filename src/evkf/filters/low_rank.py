@@ -24,9 +24,9 @@ from evkf.likelihoods.base import Channels, Site, safe
 from evkf.sites import choose_level, site
 from evkf.types import Mask, Observation, Scalar, Vector
 
-ROWS = 256
-"""Channels of a piece of C."""
-GRADIENTS = 4
+PIECE = 1 << 18
+"""Entries of a piece of C, which fits into a cache."""
+GRADIENTS = 3
 """Iterations of conjugate gradients in a Newton step."""
 TINY = 1e-6
 """Least variance along a column of U, in units of D, so that the directions are remembered."""
@@ -272,18 +272,19 @@ def _back(
 ) -> tuple[Float[Array, "L K"], Vector]:
     """$C^\\top$ times columns, and the diagonal of $C^\\top W C$, piece by piece."""
     num, size = C.shape
-    rows = min(ROWS, num)
+    rows = min(max(PIECE // size, 1), num)
+
+    def some(start: Int[Array, ""] | int, rows: int) -> tuple[Float[Array, "K L"], Vector]:
+        piece, part = (lax.dynamic_slice_in_dim(array, start, rows) for array in (C, columns))
+        weight = lax.dynamic_slice_in_dim(weights, start, rows)
+        return part.T @ piece, weight @ (piece * piece)
 
     def body(i: Int[Array, ""], sums: tuple) -> tuple:
-        # The last piece begins earlier, and does not count again what was counted.
-        start = jnp.minimum(i * rows, num - rows)
-        new = start + jnp.arange(rows) >= i * rows
-        piece = lax.dynamic_slice(C, (start, 0), (rows, size))
-        some = lax.dynamic_slice(columns, (start, 0), (rows, columns.shape[1]))
-        weight = jnp.where(new, lax.dynamic_slice(weights, (start,), (rows,)), 0)
-        some = jnp.where(new[:, None], some, 0)
-        return sums[0] + some.T @ piece, sums[1] + weight @ (piece * piece)
+        return jax.tree.map(jnp.add, sums, some(i * rows, rows))
 
+    whole, left = divmod(num, rows)
     none = jnp.zeros((columns.shape[1], size), C.dtype), jnp.zeros(size, C.dtype)
-    sums, own = lax.fori_loop(0, -(-num // rows), body, none)
-    return sums.T, own
+    sums = lax.fori_loop(0, whole, body, none)
+    if left:
+        sums = jax.tree.map(jnp.add, sums, some(num - left, left))
+    return sums[0].T, sums[1]
