@@ -127,3 +127,28 @@ def test_pack_and_unpack(size):
     assert packed.shape == (COUNT, size * (size + 1) // 2)
     np.testing.assert_array_equal(packed[0], matrices[0][np.tril_indices(size)])
     np.testing.assert_array_equal(numerics.unpack(packed[0], size), matrices[0])
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 17, 40])
+def test_sums_of_few_and_many(size):
+    values = jnp.asarray(np.random.default_rng(5).normal(size=size))
+    np.testing.assert_allclose(numerics.total(values), np.sum(values), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        numerics.total_of_many(values), np.sum(values), rtol=1e-12, atol=1e-14
+    )
+    assert not numerics.any_true(values > 100)
+    assert bool(numerics.any_true(values > -100)) == (size > 0)
+    assert numerics.all_finite(values)
+    assert not numerics.all_finite(values, jnp.asarray(jnp.nan))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_diagonal(size):
+    matrix = np.random.default_rng(6).normal(size=(size, size))
+    np.testing.assert_array_equal(numerics.diagonal(jnp.asarray(matrix)), np.diagonal(matrix))
+
+
+def test_a_sound_matrix_with_one_wide_direction_is_left_alone():
+    direction = np.array([0.6, 0.64, 0.48])
+    matrix = jnp.asarray(3 * np.outer(direction, direction) + 5e-4 * np.eye(3), jnp.float32)
+    np.testing.assert_array_equal(numerics.factorisable(matrix), numerics.symmetrize(matrix))

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.likelihoods.base import Channels, Site, safe
-from evkf.numerics import cholesky, inverse_lower, pack, total_of_many, unpack
+from evkf.numerics import cholesky, inverse_lower, pack, total_of_many
 from evkf.product_expectations import can_tilt, sums_exactly
 from evkf.sites import choose_level, site
 from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
@@ -181,17 +181,17 @@ def _readout(
 ) -> Whitened:
     observed = safe(y, mask, likelihood.b)
     centre, rest = likelihood.readout(mean), likelihood.each_rest(observed)
-    project, gather = _packed(likelihood.C) if len(mean) <= PACK else _unpacked(likelihood.C)
-    _, before = project(mean, root @ root.T, root)
-    before = jnp.where(mask, before, 0)
+    # Channels come last, which is what small products are fast with.
+    loads = jnp.where(mask, root.T @ likelihood.C.T, 0)
+    project, gather = _packed(loads) if len(mean) <= PACK else _unpacked(loads)
+    before = jnp.sum(loads**2, axis=0)
     level = choose_level(likelihood, before)
 
     def collect(terms: Site) -> Ell:
         value, slope, curvature = (
             jnp.where(mask, term, 0) for term in terms._replace(value=terms.value + rest)
         )
-        total, grad, curv = gather(value, slope, curvature)
-        return Ell(total, grad @ root, pack(root.T @ curv @ root))
+        return Ell(total_of_many(value), loads @ slope, gather(curvature))
 
     def start() -> tuple[Ell, Bool[Array, ""]]:
         terms = site(likelihood, centre, before, observed, level)
@@ -201,52 +201,41 @@ def _readout(
         return collect(first), total_of_many(others) == 0
 
     def evaluate(at: Moments) -> Ell:
-        a, v = project(root @ at.mean, root @ at.cov @ root.T, root @ at.root)
-        a, v = centre + jnp.where(mask, a, 0), jnp.where(mask, v, 0)
-        return collect(site(likelihood, a, v, observed, level))
+        terms = site(likelihood, centre + at.mean @ loads, project(at), observed, level)
+        return collect(terms)
 
     return Whitened(start, evaluate)
 
 
-Project = Callable[[Vector, Matrix, Matrix], tuple[Channels, Channels]]
-Gather = Callable[[Channels, Channels, Channels], tuple[Scalar, Vector, Matrix]]
+Loads = Float[Array, "L N"]
+"""What the readouts see of every whitened latent."""
+Project = Callable[[Moments], Channels]
+Gather = Callable[[Channels], Float[Array, " D"]]
 
 
-def _unpacked(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
-    """From a shift of z, its covariance and a root of that to shifts and variances of the readouts;
-    and from values, slopes and curvatures back to their sum, $C^\\top g$ and $C^\\top W C$.
-    """
+def _unpacked(loads: Loads) -> tuple[Project, Gather]:
+    """From moments of u to variances of the readouts; and from curvatures back to the Hessian."""
 
-    def project(shift: Vector, cov: Matrix, root: Matrix) -> tuple[Channels, Channels]:
-        del cov
-        return C @ shift, jnp.sum((C @ root) ** 2, axis=-1)
+    def project(at: Moments) -> Channels:
+        return jnp.sum((at.root.T @ loads) ** 2, axis=0)
 
-    def gather(
-        value: Channels, slope: Channels, curvature: Channels
-    ) -> tuple[Scalar, Vector, Matrix]:
-        return jnp.sum(value), slope @ C, (C.T * curvature) @ C
+    def gather(curvature: Channels) -> Float[Array, " D"]:
+        return pack((loads * curvature) @ loads.T)
 
     return project, gather
 
 
-def _packed(C: Float[Array, "N L"]) -> tuple[Project, Gather]:
-    """The same through the products $c_i c_j$, which depend on nothing that changes: made once for
-    a scan or for many sessions. Channels come last, which is what small products are fast with.
-    """
-    dim = C.shape[1]
-    rows, columns = np.tril_indices(dim)
-    turned = C.T
-    squares = turned[rows] * turned[columns]
-    twice = jnp.asarray(2 - (rows == columns), C.dtype)
+def _packed(loads: Loads) -> tuple[Project, Gather]:
+    """The same through the products $l_i l_j$: fewer kernels and flops."""
+    rows, columns = np.tril_indices(len(loads))
+    squares = loads[rows] * loads[columns]
+    twice = jnp.asarray(2 - (rows == columns), loads.dtype)
 
-    def project(shift: Vector, cov: Matrix, root: Matrix) -> tuple[Channels, Channels]:
-        del root
-        return shift @ turned, jnp.maximum((twice * pack(cov)) @ squares, 0)
+    def project(at: Moments) -> Channels:
+        return jnp.maximum((twice * pack(at.cov)) @ squares, 0)
 
-    def gather(
-        value: Channels, slope: Channels, curvature: Channels
-    ) -> tuple[Scalar, Vector, Matrix]:
-        return total_of_many(value), turned @ slope, unpack(squares @ curvature, dim)
+    def gather(curvature: Channels) -> Float[Array, " D"]:
+        return squares @ curvature
 
     return project, gather
 

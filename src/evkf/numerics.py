@@ -35,7 +35,7 @@ def total(values: Float[Array, "..."]) -> Float[Array, ""]:
     A few are added one by one: XLA prepares memory for every reduction in every call, which at
     these sizes costs more than the sum.
     """
-    return reduce(add, jnp.ravel(values)) if values.size <= FEW else jnp.sum(values)
+    return reduce(add, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.sum(values)
 
 
 def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:
@@ -45,7 +45,7 @@ def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:
 
 def any_true(values: Bool[Array, "..."]) -> Bool[Array, ""]:
     """Whether any entry is true; as `total`."""
-    return reduce(or_, jnp.ravel(values)) if values.size <= FEW else jnp.any(values)
+    return reduce(or_, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.any(values)
 
 
 def all_finite(*trees: PyTree) -> Bool[Array, ""]:
@@ -68,26 +68,8 @@ def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
     cov = symmetrize(cov)
     relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
     raised = cov * (1 + relative * jnp.eye(cov.shape[-1], dtype=cov.dtype))
-    return jnp.where(_definite(cov), cov, raised)
-
-
-def _definite(matrix: Float[Array, "L L"]) -> Bool[Array, ""]:
-    """Whether there is a Cholesky factor; for sure if it says so, for tiny matrices by minors."""
-    size = matrix.shape[-1]
-    if size > UNROLL:
-        # A pivot that fails makes all after it NaN, so that the last one speaks for all.
-        return jnp.isfinite(cholesky(matrix)[-1, -1])
-    margin = 16 * jnp.finfo(matrix.dtype).eps
-    (a, *_), *_ = matrix
-    definite = a > 0
-    if size > 1:
-        b, d = matrix[1, 0], matrix[1, 1]
-        definite &= a * d - b * b > margin * a * d
-    if size > 2:
-        c, e, f = matrix[2]
-        minor = a * (d * f - e * e) - b * (b * f - c * e) + c * (b * e - c * d)
-        definite &= minor > margin * a * d * f
-    return definite
+    # A pivot that fails makes all after it NaN, so that the last one speaks for all.
+    return jnp.where(cholesky(cov)[-1, -1] > 0, cov, raised)
 
 
 def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:

@@ -11,6 +11,7 @@ from evkf import likelihoods as lik
 from evkf.dynamics import Linear, NaturalDynamics, Network
 from evkf.errors import InputError
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter
+from evkf.filters.predict import cap
 from evkf.model import Model, simulate
 from evkf.types import Status
 from tests.quick import in_full, quick_compilation  # noqa: F401
@@ -168,3 +169,56 @@ def test_hostile_streams_in_float32(name, kind):
         row = hostile_run(models(rng)[name], *stream(rng, 1000, kind))
     assert row["unsound"] == 0
     assert row["fell_back"] == 0
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 17])
+def test_a_wide_direction_that_no_unit_sees(dim):
+    """Units read differences of latents whose common mode has drifted far: float32 must not let
+    the width of that mode into what they see.
+    """
+    C = np.repeat(np.eye(dim)[:-1] - np.eye(dim)[1:], 10, axis=0)
+    ys = np.random.default_rng(1).poisson(10.0, (20, len(C)))
+    ends = []
+    for double in (False, True):
+        with jax.enable_x64(double):
+            wide = 3000 * jnp.ones((dim, dim)) + 0.3 * jnp.eye(dim)
+            prior = fam.Gaussian(dim).from_moments(jnp.zeros(dim), wide)
+            readout = lik.Poisson(C, np.full(len(C), np.log(10.0)))
+            model = Model(Linear(np.eye(dim), 0.3), readout, prior)
+            state, trace = scan_filter(FILTER, model, ys)
+            assert np.all(np.asarray(trace.info.status) == Status.OK)
+            ends.append(np.asarray(state.belief.cov))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=2e-3)
+
+
+def test_a_count_of_a_hundred_thousand_at_three_latents():
+    with jax.enable_x64(False):
+        readout = lik.Poisson([[0.6, 0.64, 0.48]], [np.log(1e5)])
+        model = Model(Linear(np.eye(3), 1.0), readout)
+        state, info = jax.jit(FILTER.step)(model, FILTER.init(model), jnp.array([1e5]))
+        assert info.status == Status.OK
+        seen = jnp.array([0.6, 0.64, 0.48])
+        np.testing.assert_allclose(seen @ state.belief.cov @ seen, 1e-5, rtol=0.05)
+
+
+def test_a_latent_that_overflowed_loses_its_correlations():
+    inf, nan = jnp.inf, jnp.nan
+    mean, cov, capped = cap(
+        jnp.zeros(3), jnp.array([[inf, nan, nan], [nan, 4.0, 1.0], [nan, 1.0, 2.0]]), 1e4
+    )
+    assert capped
+    np.testing.assert_array_equal(cov, [[1e8, 0, 0], [0, 4, 1], [0, 1, 2]])
+    np.testing.assert_array_equal(mean, np.zeros(3))
+
+
+def test_large_arrays_of_a_compiled_step_are_its_own():
+    rng = np.random.default_rng(2)
+    C = rng.normal(size=(9000, 2)) / 100
+    first, second = (Model(Linear(0.9 * np.eye(2), 0.1), lik.Poisson(k * C)) for k in (1, 2))
+    step = CompiledStep(FILTER, first)
+    y, seen = jnp.asarray(rng.poisson(1.0, 9000), float), jnp.ones(9000, bool)
+    for model in (first, second):
+        step.load(model)
+        state, _ = jax.jit(FILTER.step)(model, FILTER.init(model), y, seen)
+        found = step.state(step(step.init(), y, seen))
+        np.testing.assert_allclose(found.belief.mean, state.belief.mean, rtol=1e-9)

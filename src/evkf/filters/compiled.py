@@ -23,7 +23,7 @@ Carry = Float[Array, " D"]
 
 
 LARGE = 1 << 14
-"""Entries from which on an array is not copied into the vector of the model."""
+"""Entries above which an array is no part of the vector of the model."""
 
 CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """Runs the kernels of a step one after another: handing them to other threads costs more than they
@@ -157,7 +157,7 @@ def _gather(model: Model) -> tuple[tuple, Callable[[tuple], Model]]:
         small = iter(unravel(parameters[0]))
         return tree.unflatten([known[i] if i in known else next(small) for i in range(len(leaves))])
 
-    return (vector, *(leaves[i] for i in large)), model_of
+    return (vector, *(jnp.array(leaves[i]) for i in large)), model_of
 
 
 def _signature(model: Model) -> tuple:

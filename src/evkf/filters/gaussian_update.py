@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from evkf.expectations import Moments, Whitened, standard
 from evkf.numerics import (
-    UNROLL,
     cholesky,
     diagonal,
     inverse_lower,
@@ -207,9 +206,9 @@ def cvi_update(
 
 
 def _moments(nat: Packed, dim: int) -> Moments:
-    """From natural parameters; up to three dimensions by cofactors."""
+    """From natural parameters; up to two dimensions by cofactors, which lose too much of three."""
     precision = unpack(nat[dim:], dim)
-    if dim <= UNROLL:
+    if dim <= 2:
         cov, log_det = inverse_positive(precision)
         return Moments(cov @ nat[:dim], cov, cholesky(cov), -log_det)
     root = inverse_lower(cholesky(precision)).T

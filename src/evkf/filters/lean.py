@@ -5,7 +5,7 @@ every session waits for the slowest. Here matrices are rows of numbers, one numb
 beside another, so that a factorisation is arithmetic on rows; the readouts of all sessions are one
 product with a matrix that they share; and every update takes the same few Newton steps. Sessions
 that have not settled by then, or that need caps or other care, are done again by the filter itself,
-a few thousand at a time.
+a share of all at a time.
 """
 
 import math
@@ -32,8 +32,10 @@ MOST = 16
 """Latent dimensions up to which factorisations are written out."""
 LOOKS = 3
 """Evaluations of every session."""
-SETTLED = 1e-6
-"""Nats per latent that may be left to gain after the last step."""
+MOST_INFLATED = 1e3
+"""How much larger a variance may be than what is left of it given the others: beyond, float32
+needs the filter's whitening.
+"""
 AGAIN = 16
 """One session in so many is done again at a time."""
 LANES = 128
@@ -47,7 +49,9 @@ Many = Float[Array, "L B"]
 def applies(filter: Filter, model: Model, sessions: int) -> bool:
     """Whether steps can be taken this way, and there are enough sessions for it to pay."""
     likelihood, dynamics = model.likelihood, model.dynamics
-    if not isinstance(filter, VariationalKalmanFilter) or sessions < 8 * LANES:
+    if type(filter) is not VariationalKalmanFilter or sessions < 8 * LANES:
+        return False
+    if filter.max_evaluations <= LOOKS or jax.tree.leaves(model.prior)[0].dtype != jnp.float32:
         return False
     if not isinstance(model.family, Gaussian) or model.family.dim > MOST:
         return False
@@ -75,7 +79,7 @@ def step_many(
     num, dim = mean.shape
     lower = np.ravel_multi_index(np.tril_indices(dim), (dim, dim))
     rows = cov.reshape(num, -1).T[lower]
-    found, info, settled = _step(model, filter.max_std, mean.T, rows, ys.T, masks.T)
+    found, info, settled = _step(model, filter, mean.T, rows, ys.T, masks.T)
     new = State(GaussianBelief(found[0].T, _square(found[1], dim).transpose(2, 0, 1)))
     some = max(num // AGAIN, 1)
 
@@ -99,7 +103,7 @@ def step_many(
 
 
 def _step(
-    model: Model, max_std: float, mean: Many, rows: Rows, y: Array, mask: Array
+    model: Model, filter: VariationalKalmanFilter, mean: Many, rows: Rows, y: Array, mask: Array
 ) -> tuple[tuple[Many, Rows], Info, Bool[Array, " B"]]:
     dynamics, likelihood = model.dynamics, model.likelihood
     assert isinstance(dynamics, GaussianDynamics)
@@ -124,10 +128,12 @@ def _step(
     before = jnp.sum(moved[i] * moved[j], axis=1)
     before = before + jnp.where(i == j, noise.var()[i], 0)[:, None]
     var = before[i == j]
-    inside = jnp.all((jnp.abs(middle) <= max_std) & (var <= max_std**2), axis=0)
+    most = filter.max_std
+    inside = jnp.all((jnp.abs(middle) <= most) & (var <= most**2), axis=0)
 
     # update: Newton's steps on the natural parameters
     prior, log_det = _by_rows(_inverse, before, dim)
+    inside = inside & jnp.all(var * prior[i == j] < MOST_INFLATED, axis=0)
     pairs = likelihood.C[:, i] * likelihood.C[:, j]
     observed = jnp.where(mask, y, 1)
     rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
@@ -139,9 +145,8 @@ def _step(
         a = likelihood.C @ at + likelihood.b[:, None]
         v = jnp.maximum(pairs @ (twice * cov), 0)
         site = expect(a, v, observed)
-        true = site
         if look == 0:
-            site = begin(true, a, v, observed)
+            site = begin(site, a, v, observed)
         value, slope, curvature = (
             jnp.where(mask, term, 0) for term in site._replace(value=site.value + rest)
         )
@@ -162,20 +167,22 @@ def _step(
         at, cov, entropy = at + step, new, -new_entropy
     decay = jnp.clip(gains[-1] / jnp.maximum(gains[-2], 1e-30), 0, 1)
     left = gains[-1] * decay
-    settled = fine & (left <= SETTLED * dim) & jnp.isfinite(elbo) & jnp.isfinite(entropy)
-    settled = settled & jnp.all(jnp.isfinite(at), axis=0)
+    residual = jnp.sqrt(2 * left / dim)
+    sound = jnp.isfinite(elbo) & jnp.isfinite(_by_rows(_cholesky, cov, dim)[1])
+    sound = sound & jnp.all(jnp.isfinite(at), axis=0)
+    settled = fine & sound & (residual <= filter._tolerance(mean.dtype))
 
     seen = jnp.any(mask, axis=0)
-    off = at - middle
-    shift, pulled = off, _times(prior, off, dim)
+    shift = at - middle
+    pulled = _times(prior, shift, dim)
     square = jnp.sum(twice * prior * cov, axis=0) + jnp.sum(pulled * shift, axis=0)
     predicted = 0.5 * (log_det + square)
-    moments = (cov[i == j] + off**2) * precise
+    moments = (cov[i == j] + shift**2) * precise
     gap = noise.log_det_root() + 0.5 * (jnp.sum(moments, axis=0) + spread) - predicted
     bound = jnp.where(seen, elbo + gains[-1], 0)
     looks = jnp.full(len(bound), LOOKS)
     status = jnp.full(len(bound), int(Status.OK))
-    info = Info(bound, bound - gap, gap, looks, jnp.sqrt(2 * left / dim), status)
+    info = Info(bound, bound - gap, gap, looks, residual, status)
     belief = jnp.where(seen, at, middle), jnp.where(seen, cov, before)
     return belief, info, settled
 
@@ -206,11 +213,13 @@ def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
 def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array, " B"]]:
     """A factorisation written out for rows, as one kernel where there is an accelerator."""
     num = rows.shape[1]
-    if jax.default_backend() != "gpu" or num % LANES:
+
+    def written_out(rows: Rows) -> tuple[Rows, Float[Array, " B"]]:
         out, log_det = kernel(list(rows), dim)
         return jnp.stack(out), log_det
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
+
+    if num % LANES:
+        return written_out(rows)
 
     def body(source, target, log_det):
         found, own = kernel([source[k, :] for k in range(len(rows))], dim)
@@ -218,18 +227,24 @@ def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array,
             target[k, :] = row
         log_det[0, :] = own
 
-    like = jax.ShapeDtypeStruct
-    block = pl.BlockSpec((len(rows), LANES), lambda b: (0, b))
-    single = pl.BlockSpec((1, LANES), lambda b: (0, b))
-    out, log_det = pl.pallas_call(
-        body,
-        out_shape=(like(rows.shape, rows.dtype), like((1, num), rows.dtype)),
-        grid=(num // LANES,),
-        in_specs=[block],
-        out_specs=(block, single),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-    )(rows)
-    return out, log_det[0]
+    def as_kernel(rows: Rows) -> tuple[Rows, Float[Array, " B"]]:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+
+        like = jax.ShapeDtypeStruct
+        block = pl.BlockSpec((len(rows), LANES), lambda b: (0, b))
+        single = pl.BlockSpec((1, LANES), lambda b: (0, b))
+        out, log_det = pl.pallas_call(
+            body,
+            out_shape=(like(rows.shape, rows.dtype), like((1, num), rows.dtype)),
+            grid=(num // LANES,),
+            in_specs=[block],
+            out_specs=(block, single),
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        )(rows)
+        return out, log_det[0]
+
+    return lax.platform_dependent(rows, cuda=as_kernel, default=written_out)
 
 
 def _places(dim: int) -> list[tuple[int, int]]:

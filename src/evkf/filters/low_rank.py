@@ -28,6 +28,8 @@ PIECE = 1 << 18
 """Entries of a piece of C, which fits into a cache."""
 GRADIENTS = 3
 """Iterations of conjugate gradients in a Newton step."""
+NEAR = 0.3
+"""Nats left to gain below which the gain of the next step can be foretold."""
 TINY = 1e-6
 """Least variance along a column of U, in units of D, so that the directions are remembered."""
 
@@ -165,7 +167,8 @@ def update_low_rank(
         grad = data.grad - before.times(belief.mean - prediction.mean)
         step = _newton(C, before, data.weights, diagonal, factor, grad)
         gain = 0.5 * grad @ step
-        foretold = gain * jnp.minimum(gain / jnp.maximum(last, tiny), 1)
+        ratio = jnp.clip(gain / jnp.maximum(last, tiny), 0, 1)
+        foretold = jnp.where(gain < NEAR, gain * ratio, gain)
         return Point(belief, elbo, step, gain, foretold, diagonal, factor)
 
     def keep_going(carry: tuple) -> Bool[Array, ""]:

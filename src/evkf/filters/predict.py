@@ -267,7 +267,9 @@ def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool
     var = diagonal(cov)
     over = var > max_std**2
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
-    lost = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(jnp.isinf(var), max_std**2, 0)
-    shrunk = jnp.where(jnp.isinf(cov), 0, cov) * shrink[:, None] * shrink + lost
+    gone = jnp.isinf(var)
+    lost = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(gone, max_std**2, 0)
+    known = jnp.where(gone[:, None] | gone | jnp.isinf(cov), 0, cov)
+    shrunk = known * shrink[:, None] * shrink + lost
     capped = any_true(over | (jnp.abs(mean) > max_std))
     return jnp.clip(mean, -max_std, max_std), shrunk, capped
