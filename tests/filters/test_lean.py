@@ -52,17 +52,17 @@ def test_what_the_filter_gives():
     np.testing.assert_allclose(said.elbo, like.elbo, atol=0.02)
     np.testing.assert_allclose(said.gap, like.gap, atol=0.1)
     assert said.elbo[1] == 0
-    assert np.mean(np.asarray(said.evaluations) == lean.LOOKS) > 0.5
+    assert np.mean(np.asarray(said.evaluations) == said.evaluations[0]) > 0.9
     assert [leaf.dtype for leaf in said] == [leaf.dtype for leaf in like]
 
 
 def test_sessions_that_need_care_are_done_by_the_filter_itself():
     """Thousands of counts where few were expected, and beliefs that must be capped."""
-    ys = jnp.asarray(RNG.poisson(1.0, (1, B, N)), jnp.float32).at[0, :100].mul(1000)
+    ys = jnp.asarray(RNG.poisson(1.0, (1, B, N)), jnp.float32).at[0, :10].mul(1000)
     masks = jnp.ones((B, N), bool)
     found, said, expected, like = follow(ys, masks)
-    np.testing.assert_allclose(found.mean[:100], expected.mean[:100], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(said.status[:100], like.status[:100])
+    np.testing.assert_allclose(found.mean[:10], expected.mean[:10], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(said.status[:10], like.status[:10])
     far = STATES._replace(belief=STATES.belief._replace(mean=STATES.belief.mean.at[7].set(2e4)))
     (state, said), (same, like) = QUICK(far, ys[0], masks), ITSELF(far, ys[0], masks)
     np.testing.assert_array_equal(said.status, like.status)
@@ -110,4 +110,5 @@ def test_tolerance_is_kept():
     ys = jnp.asarray(RNG.poisson(1.0, (B, N)), jnp.float32)
     masks = jnp.ones((B, N), bool)
     _, said = jax.jit(lambda s: lean.step_many(strict, MODEL, s, ys, masks))(STATES)
-    assert np.all(np.asarray(said.residual)[np.asarray(said.evaluations) == lean.LOOKS] <= 1e-6)
+    assert np.all(np.asarray(said.residual) <= 1e-6)
+    assert not np.any(said.status)

@@ -3,7 +3,7 @@
 `jax.vmap` of a step leaves an accelerator with thousands of tiny factorisations and products, and
 every session waits for the slowest. Here matrices are rows of numbers, one number of every session
 beside another, so that a factorisation is arithmetic on rows; the readouts of all sessions are one
-product with a matrix that they share; and every update takes the same few Newton steps. Sessions
+product with a matrix that they share; and all updates take the same few Newton steps. Sessions
 that have not settled by then, or that need caps or other care, are done again by the filter itself,
 a share of all at a time.
 """
@@ -11,6 +11,7 @@ a share of all at a time.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,20 +31,37 @@ from evkf.types import Status
 
 MOST = 16
 """Latent dimensions up to which factorisations are written out."""
-LOOKS = 3
-"""Evaluations of every session."""
+LOOKS, MOST_LOOKS = 3, 8
+"""Evaluations of every session: the fewest, and the most while many have not settled."""
 MOST_INFLATED = 1e3
 """How much larger a variance may be than what is left of it given the others: beyond, float32
 needs the filter's whitening.
 """
-AGAIN = 16
-"""One session in so many is done again at a time."""
+AGAIN = 64
+"""One session in so many is done again at a time; while more are left, all are looked at again."""
 LANES = 128
 """Sessions of one block of a kernel."""
 
 Rows = Float[Array, "D B"]
 """The lower triangle of a symmetric matrix of every session, row by row."""
 Many = Float[Array, "L B"]
+Each = Float[Array, " B"]
+
+
+class Place(NamedTuple):
+    """Where every session is in its update."""
+
+    at: Many
+    cov: Rows
+    entropy: Each
+    """Log-determinant of the covariance."""
+    elbo: Each
+    """At the last look, one step before."""
+    gain: Each
+    """What that step gained, to second order."""
+    climbs: Bool[Array, " B"]
+    residual: Each
+    """What the next step would change."""
 
 
 def applies(filter: Filter, model: Model, sessions: int) -> bool:
@@ -139,38 +157,53 @@ def _step(
     rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
     expect: Callable[..., Site] = jax.vmap(likelihood.each_site, 1, 1)  # pyright: ignore
     begin = jax.vmap(likelihood.each_start, 1, 1)
-    at, cov, entropy, elbo = middle, before, log_det, jnp.full_like(log_det, -jnp.inf)
-    gains, fine = [], inside
-    for look in range(LOOKS):
-        a = likelihood.C @ at + likelihood.b[:, None]
-        v = jnp.maximum(pairs @ (twice * cov), 0)
+    tolerance = filter._tolerance(mean.dtype)
+
+    def look(here: Place, start: bool = False) -> Place:
+        a = likelihood.C @ here.at + likelihood.b[:, None]
+        v = jnp.maximum(pairs @ (twice * here.cov), 0)
         site = expect(a, v, observed)
-        if look == 0:
+        if start:
             site = begin(site, a, v, observed)
         value, slope, curvature = (
             jnp.where(mask, term, 0) for term in site._replace(value=site.value + rest)
         )
-        shift = at - middle
+        shift = here.at - middle
         pulled = _times(prior, shift, dim)
-        square = jnp.sum(twice * prior * cov, axis=0) + jnp.sum(pulled * shift, axis=0)
-        higher = jnp.sum(value, axis=0) - 0.5 * (square - dim + log_det - entropy)
-        if look > 1:
-            fine = fine & (higher >= elbo - 1e-3 * (1 + jnp.abs(gains[-1])))
-        elbo = higher
+        square = jnp.sum(twice * prior * here.cov, axis=0) + jnp.sum(pulled * shift, axis=0)
+        elbo = jnp.sum(value, axis=0) - 0.5 * (square - dim + log_det - here.entropy)
+        climbs = elbo >= here.elbo - 1e-3 * (1 + here.gain)
         force = likelihood.C.T @ slope - pulled
-        # what is left to gain here, to second order
         precision = prior - pairs.T @ curvature
-        new, new_entropy = _by_rows(_inverse, precision, dim)
-        step = _times(new, force, dim)
-        drift = _drift(cov, precision, dim)
-        gains.append(0.5 * jnp.sum(force * step, axis=0) + 0.25 * drift)
-        at, cov, entropy = at + step, new, -new_entropy
-    decay = jnp.clip(gains[-1] / jnp.maximum(gains[-2], 1e-30), 0, 1)
-    left = gains[-1] * decay
-    residual = jnp.sqrt(2 * left / dim)
-    sound = jnp.isfinite(elbo) & jnp.isfinite(_by_rows(_cholesky, cov, dim)[1])
-    sound = sound & jnp.all(jnp.isfinite(at), axis=0)
-    settled = fine & sound & (residual <= filter._tolerance(mean.dtype))
+        cov, entropy = _by_rows(_inverse, precision, dim)
+        step = _times(cov, force, dim)
+        # what is left to gain here, to second order
+        gain = 0.5 * jnp.sum(force * step, axis=0) + 0.25 * _drift(here.cov, precision, dim)
+        decay = jnp.clip(gain / jnp.maximum(here.gain, 1e-30), 0, 1)
+        residual = jnp.sqrt(2 * gain * decay / dim)
+        return Place(here.at + step, cov, -entropy, elbo, gain, here.climbs & climbs, residual)
+
+    def unsettled(here: Place) -> Bool[Array, " B"]:
+        return ~(here.climbs & (here.residual <= tolerance))
+
+    none = jnp.full_like(log_det, -jnp.inf)
+    first = look(Place(middle, before, log_det, none, -none, inside, none), start=True)
+    # The bound of a tamed first site is not one to climb from.
+    here = look(first._replace(elbo=none))
+
+    def go_on(carry: tuple) -> Bool[Array, ""]:
+        here, looks = carry
+        many = jnp.sum(unsettled(here) & inside) > len(inside) // AGAIN
+        return (looks < LOOKS) | (many & (looks < MOST_LOOKS))
+
+    def body(carry: tuple) -> tuple:
+        here, looks = carry
+        return look(here), looks + 1
+
+    here, looks = lax.while_loop(go_on, body, (here, jnp.asarray(2)))
+    at, cov, residual = here.at, here.cov, here.residual
+    sound = jnp.isfinite(here.elbo) & jnp.isfinite(_by_rows(_cholesky, cov, dim)[1])
+    settled = sound & jnp.all(jnp.isfinite(at), axis=0) & ~unsettled(here)
 
     seen = jnp.any(mask, axis=0)
     shift = at - middle
@@ -179,8 +212,8 @@ def _step(
     predicted = 0.5 * (log_det + square)
     moments = (cov[i == j] + shift**2) * precise
     gap = noise.log_det_root() + 0.5 * (jnp.sum(moments, axis=0) + spread) - predicted
-    bound = jnp.where(seen, elbo + gains[-1], 0)
-    looks = jnp.full(len(bound), LOOKS)
+    bound = jnp.where(seen, here.elbo + here.gain, 0)
+    looks = jnp.broadcast_to(looks, bound.shape)
     status = jnp.full(len(bound), int(Status.OK))
     info = Info(bound, bound - gap, gap, looks, residual, status)
     belief = jnp.where(seen, at, middle), jnp.where(seen, cov, before)
@@ -210,11 +243,11 @@ def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
     return jnp.sum(product * product.transpose(1, 0, 2), axis=(0, 1))
 
 
-def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array, " B"]]:
+def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Each]:
     """A factorisation written out for rows, as one kernel where there is an accelerator."""
     num = rows.shape[1]
 
-    def written_out(rows: Rows) -> tuple[Rows, Float[Array, " B"]]:
+    def written_out(rows: Rows) -> tuple[Rows, Each]:
         out, log_det = kernel(list(rows), dim)
         return jnp.stack(out), log_det
 
@@ -227,7 +260,7 @@ def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Float[Array,
             target[k, :] = row
         log_det[0, :] = own
 
-    def as_kernel(rows: Rows) -> tuple[Rows, Float[Array, " B"]]:
+    def as_kernel(rows: Rows) -> tuple[Rows, Each]:
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import triton
 
