@@ -203,11 +203,8 @@ def _covariance(
     scale = jnp.sqrt(belief.diagonal)[:, None]
     white = belief.factor / scale
     pushed = scale * (before.times(belief.factor) + data.along)
-    # The residual of U as eigenvectors: JU less its part along U.
-    base = jnp.linalg.qr(white)[0]
-    rest = pushed - base @ (base.T @ pushed)
-    both = jnp.linalg.qr(jnp.concatenate([base, rest], axis=1))[0]
-    basis = scale * both
+    # The space of U and of its residual as eigenvectors, JU less its part along U.
+    basis = scale * jnp.linalg.qr(jnp.concatenate([white, pushed], axis=1))[0]
     seen = C @ basis
     square = basis.T @ before.times(basis) + (seen * data.weights[:, None]).T @ seen
     values, vectors = jnp.linalg.eigh(0.5 * (square + square.T))
