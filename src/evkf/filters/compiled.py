@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
@@ -22,13 +23,45 @@ from evkf.types import Input, Key, Mask, Observation
 Carry = Float[Array, " D"]
 
 
-LARGE = 1 << 14
-"""Entries above which an array is no part of the vector of the model."""
-
 CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """Runs the kernels of a step one after another: handing them to other threads costs more than they
 do.
 """
+
+
+LARGE = 2048
+"""Arrays with more numbers than this travel alone."""
+
+Packed = tuple[Array, ...]
+
+
+def packing(like: PyTree) -> tuple[Callable[[PyTree], Packed], Callable[[Packed], PyTree]]:
+    """Functions from a tree of this structure to few arrays, and back."""
+    leaves, structure = jax.tree.flatten(like)
+    large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
+    kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
+    groups = [
+        [i for i, leaf in enumerate(leaves) if leaf.dtype == kind and i not in large]
+        for kind in kinds
+    ]
+    groups = [group for group in groups if group]
+
+    def pack(tree: PyTree) -> Packed:
+        parts = jax.tree.leaves(tree)
+        small = [jnp.concatenate([jnp.ravel(parts[i]) for i in group]) for group in groups]
+        return (*small, *(parts[i] for i in large))
+
+    def unpack(packed: Packed) -> PyTree:
+        parts: list = [None] * len(leaves)
+        for group, vector in zip(groups, packed, strict=False):
+            ends = np.cumsum([leaves[i].size for i in group])
+            for i, piece in zip(group, jnp.split(vector, ends[:-1]), strict=True):
+                parts[i] = piece.reshape(leaves[i].shape)
+        for i, array in zip(large, packed[len(groups) :], strict=True):
+            parts[i] = array
+        return jax.tree.unflatten(structure, parts)
+
+    return pack, unpack
 
 
 class CompiledStep:
@@ -58,7 +91,8 @@ class CompiledStep:
     """
 
     def __init__(self, filter: Filter, model: Model, key: bool = False):
-        self._parameters, unravel = _gather(model)
+        self._pack, unravel = packing(model)
+        self._parameters = self._copied(model)
         self._signature = _signature(model)
         self._state, self._unravel_state = ravel_pytree(filter.init(model))
         self._size = len(self._state)
@@ -105,7 +139,7 @@ class CompiledStep:
                 "model",
                 "load only other values of the same parameters, or build another CompiledStep",
             )
-        self._parameters = _gather(model)[0]
+        self._parameters = self._copied(model)
 
     def __call__(
         self,
@@ -135,6 +169,9 @@ class CompiledStep:
                 f"pass y as {self._dtype}, a boolean mask, and u and key as built for",
             ) from error
 
+    def _copied(self, model: Model) -> Packed:
+        return jax.tree.map(jnp.array, self._pack(model))
+
     def state(self, carry: Carry) -> State:
         """The filter's state in a carry."""
         return self._unravel_state(carry[: self._size])
@@ -144,20 +181,6 @@ class CompiledStep:
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)
-
-
-def _gather(model: Model) -> tuple[tuple, Callable[[tuple], Model]]:
-    """The large arrays of a model as they are, and all others as one vector."""
-    leaves, tree = jax.tree.flatten(model)
-    large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
-    vector, unravel = ravel_pytree([leaf for i, leaf in enumerate(leaves) if i not in large])
-
-    def model_of(parameters: tuple) -> Model:
-        known = dict(zip(large, parameters[1:], strict=True))
-        small = iter(unravel(parameters[0]))
-        return tree.unflatten([known[i] if i in known else next(small) for i in range(len(leaves))])
-
-    return (vector, *(jnp.array(leaves[i]) for i in large)), model_of
 
 
 def _signature(model: Model) -> tuple:

@@ -17,47 +17,13 @@ from numpy.typing import ArrayLike
 from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.filters import Info
-from evkf.filters.compiled import CPU_OPTIONS
+from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
 from evkf.forecasting import expected_observation
 from evkf.learning.learner import Learner
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model
 from evkf.types import Input, Key
-
-LARGE = 2048
-"""Arrays with more numbers than this travel alone."""
-
-Packed = tuple[Array, ...]
-
-
-def packing(like: PyTree) -> tuple[Callable[[PyTree], Packed], Callable[[Packed], PyTree]]:
-    """Functions from a tree of this structure to few arrays, and back."""
-    leaves, structure = jax.tree.flatten(like)
-    large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
-    kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
-    groups = [
-        [i for i, leaf in enumerate(leaves) if leaf.dtype == kind and i not in large]
-        for kind in kinds
-    ]
-    groups = [group for group in groups if group]
-
-    def pack(tree: PyTree) -> Packed:
-        parts = jax.tree.leaves(tree)
-        small = [jnp.concatenate([jnp.ravel(parts[i]) for i in group]) for group in groups]
-        return (*small, *(parts[i] for i in large))
-
-    def unpack(packed: Packed) -> PyTree:
-        parts: list = [None] * len(leaves)
-        for group, vector in zip(groups, packed, strict=False):
-            ends = np.cumsum([leaves[i].size for i in group])
-            for i, piece in zip(group, jnp.split(vector, ends[:-1]), strict=True):
-                parts[i] = piece.reshape(leaves[i].shape)
-        for i, array in zip(large, packed[len(groups) :], strict=True):
-            parts[i] = array
-        return jax.tree.unflatten(structure, parts)
-
-    return pack, unpack
 
 
 class Outlook(NamedTuple):
