@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from evkf.errors import InputError
+from evkf.filters.compiled import LARGE, packing
 from evkf.forecasting import forecast
 from evkf.learning import Learner, Monitor, scan_watched
-from evkf.learning.compiled import LARGE, CompiledLearner, packing
+from evkf.learning.compiled import CompiledLearner
 from tests.learning.cases import MODELS, T, recording
 from tests.quick import fusing, quick_compilation  # noqa: F401
 
