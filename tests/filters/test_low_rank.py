@@ -12,7 +12,7 @@ from evkf.errors import InputError
 from evkf.expectations import standard, whitened
 from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
 from evkf.filters import VariationalKalmanFilter, scan_filter
-from evkf.filters.low_rank import _back, update_low_rank
+from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import push_low_rank
 from evkf.forecasting import expected_observation
 from evkf.learning import Learner
@@ -75,14 +75,6 @@ def test_the_mean_is_that_of_the_full_posterior():
     np.testing.assert_allclose(
         found.belief.mean, np.linalg.solve(precision, C.T @ y / 0.3), atol=1e-5
     )
-
-
-def test_pieces_add_up_to_the_whole():
-    big = jnp.asarray(RNG.normal(size=(700, 3)))
-    columns, weights = jnp.asarray(RNG.normal(size=(700, 2))), jnp.asarray(RNG.uniform(size=700))
-    back, own = _back(big, columns, weights)
-    np.testing.assert_allclose(back, big.T @ columns, rtol=1e-10)
-    np.testing.assert_allclose(own, weights @ big**2, rtol=1e-10)
 
 
 def test_the_prediction_keeps_what_can_be_kept():

@@ -5,7 +5,7 @@ over covariances $D + UU^\\top$ where $(D + UU^\\top)^{-1}$ has the diagonal of 
 it on the columns of U. In units of $\\sqrt D$ these are the eigenvectors of $J$ with the smallest
 eigenvalues, found by a step of a block method (Rayleigh–Ritz on U and its residual) from where the
 last bin left them. The mean, on which the family puts no constraint, goes all the way: Newton's
-step by conjugate gradients. C is gone through in pieces that fit into a cache.
+step by conjugate gradients.
 """
 
 import math
@@ -24,16 +24,17 @@ from evkf.likelihoods.base import Channels, Site, safe
 from evkf.sites import choose_level, site
 from evkf.types import Mask, Observation, Scalar, Vector
 
-PIECE = 1 << 18
-"""Entries of a piece of C, which fits into a cache."""
-GRADIENTS = 3
-"""Iterations of conjugate gradients in a Newton step."""
+GRADIENTS = 20
+"""Most iterations of conjugate gradients in a Newton step."""
+LEFT = 1e-3
+"""Share of the gradient's squared length left at which they stop: mostly after two or three."""
 NEAR = 0.3
 """Nats left to gain below which the gain of the next step can be foretold."""
 TINY = 1e-6
 """Least variance along a column of U, in units of D, so that the directions are remembered."""
 
 Columns = Float[Array, "L R"]
+Loads = Float[Array, "N R"]
 Readout = Float[Array, "N L"]
 
 
@@ -62,6 +63,11 @@ class Point(NamedTuple):
     diagonal: Vector
     """Of the covariance to go to, as `factor`."""
     factor: Columns
+    readout: Channels
+    """$Cm$ at the mean here, and what it changes by with the step."""
+    shift: Channels
+    loads: Loads
+    """$CU$ at the covariance to go to."""
 
 
 class Data(NamedTuple):
@@ -154,22 +160,31 @@ def update_low_rank(
     """
     channels, before = channelled(likelihood), inverse(*prediction[1:])
     C, observed = channels.C, safe(y, mask, channels.b)
-    level = channels.level(readout_var(C, prediction.diagonal, C @ prediction.factor))
+    # one way through C
+    seen = C @ jnp.concatenate([prediction.mean[:, None], prediction.factor], axis=1)
+    start, loads = seen[:, 0], seen[:, 1:]
+    level = channels.level(readout_var(C, prediction.diagonal, loads))
     constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
     tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
 
-    def look(belief: LowRankBelief, first: bool = False) -> tuple[Scalar, Data]:
-        data = _read(channels, belief, observed, mask, level, first)
+    def look(
+        belief: LowRankBelief, readout: Channels, loads: Loads, first: bool = False
+    ) -> tuple[Scalar, Data]:
+        v = readout_var(C, belief.diagonal, loads)
+        found = channels.sites(readout + channels.b, v, observed, level, first)
+        data = _read(C, found, loads, mask)
         return data.value + constant - divergence(belief, prediction.mean, before), data
 
-    def point(belief: LowRankBelief, elbo: Scalar, data: Data, last: Scalar | float) -> Point:
-        diagonal, factor = _covariance(C, before, belief, data)
+    def point(
+        belief: LowRankBelief, readout: Channels, elbo: Scalar, data: Data, last: Scalar | float
+    ) -> Point:
+        diagonal, factor, loads = _covariance(C, before, belief, data)
         grad = data.grad - before.times(belief.mean - prediction.mean)
-        step = _newton(C, before, data.weights, diagonal, factor, grad)
+        step, shift = _newton(C, before, data.weights, diagonal, factor, grad)
         gain = 0.5 * grad @ step
         ratio = jnp.clip(gain / jnp.maximum(last, tiny), 0, 1)
         foretold = jnp.where(gain < NEAR, gain * ratio, gain)
-        return Point(belief, elbo, step, gain, foretold, diagonal, factor)
+        return Point(belief, elbo, step, gain, foretold, diagonal, factor, readout, shift, loads)
 
     def keep_going(carry: tuple) -> Bool[Array, ""]:
         here, _, evaluations = carry
@@ -178,14 +193,15 @@ def update_low_rank(
     def body(carry: tuple) -> tuple:
         here, rate, evaluations = carry
         mean = here.belief.mean + rate * here.step
+        readout = here.readout + rate * here.shift
         there = LowRankBelief(mean, here.diagonal, here.factor)
-        elbo, data = look(there)
+        elbo, data = look(there, readout, here.loads)
         climbs = (elbo >= here.elbo - 1e-3 * (1 + here.gain)) | ~jnp.isfinite(here.elbo)
-        here = lax.cond(climbs, lambda: point(there, elbo, data, here.gain), lambda: here)
+        here = lax.cond(climbs, lambda: point(there, readout, elbo, data, here.gain), lambda: here)
         rate = jnp.where(climbs, jnp.minimum(1, 2 * rate), 0.3 * rate)
         return here, rate, evaluations + 1
 
-    first = point(prediction, *look(prediction, True), 0)
+    first = point(prediction, start, *look(prediction, start, loads, True), 0)
     one = jnp.ones((), first.elbo.dtype)
     # The first step is always looked at: it starts from the prediction, and may be far.
     end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
@@ -197,8 +213,8 @@ def update_low_rank(
 
 def _covariance(
     C: Readout, before: Inverse, belief: LowRankBelief, data: Data
-) -> tuple[Vector, Columns]:
-    """One step towards the diagonal and the factor that the bound wants."""
+) -> tuple[Vector, Columns, Loads]:
+    """One step towards the diagonal and the factor U that the bound wants, and $CU$."""
     rank = belief.factor.shape[1]
     scale = jnp.sqrt(belief.diagonal)[:, None]
     white = belief.factor / scale
@@ -209,12 +225,14 @@ def _covariance(
     square = basis.T @ before.times(basis) + (seen * data.weights[:, None]).T @ seen
     values, vectors = jnp.linalg.eigh(0.5 * (square + square.T))
     spread = jnp.maximum(1 / jnp.maximum(values[:rank], TINY) - 1, TINY)
-    factor = basis @ (vectors[:, :rank] * jnp.sqrt(spread))
+    mixed = vectors[:, :rank] * jnp.sqrt(spread)
+    factor = basis @ mixed
     wanted = before.var() + data.own
-    diagonal = belief.diagonal
-    for _ in range(2):
-        diagonal = 1 / (wanted + jnp.sum(inverse(diagonal, factor).factor ** 2, axis=1))
-    return diagonal, factor
+    # Twice, of which the first is known: the columns of U are orthogonal in units of D.
+    shared = (factor / belief.diagonal[:, None]) ** 2 @ (1 / (1 + spread))
+    shared = jnp.sum(inverse(1 / (wanted + shared), factor).factor ** 2, axis=1)
+    diagonal = 1 / (wanted + shared)
+    return diagonal, factor, seen @ mixed
 
 
 def _newton(
@@ -224,67 +242,38 @@ def _newton(
     diagonal: Vector,
     factor: Columns,
     grad: Vector,
-) -> Vector:
-    """$J^{-1} g$ by conjugate gradients, preconditioned by the covariance."""
+) -> tuple[Vector, Channels]:
+    """$J^{-1} g$ by conjugate gradients, preconditioned by the covariance, and C times it."""
 
     def near(x: Vector) -> Vector:
         return diagonal * x + factor @ (factor.T @ x)
 
-    def body(_: int, carry: tuple) -> tuple:
-        x, rest, along, size = carry
-        pushed = before.times(along) + (weights * (C @ along)) @ C
+    def keep_going(carry: tuple) -> Bool[Array, ""]:
+        *_, size, num = carry
+        return (size > LEFT * whole) & (num < GRADIENTS)
+
+    def body(carry: tuple) -> tuple:
+        x, readout, rest, along, size, num = carry
+        seen = C @ along
+        pushed = before.times(along) + (weights * seen) @ C
         share = size / jnp.maximum(along @ pushed, tiny)
-        x, rest = x + share * along, rest - share * pushed
+        x, readout, rest = x + share * along, readout + share * seen, rest - share * pushed
         toward = near(rest)
         new = rest @ toward
-        return x, rest, toward + new / jnp.maximum(size, tiny) * along, new
+        return x, readout, rest, toward + new / jnp.maximum(size, tiny) * along, new, num + 1
 
     tiny = float(jnp.finfo(grad.dtype).tiny)
     along = near(grad)
-    start = (jnp.zeros_like(grad), grad, along, grad @ along)
-    return lax.fori_loop(0, GRADIENTS, body, start)[0]
+    whole = grad @ along
+    start = (jnp.zeros_like(grad), jnp.zeros_like(weights), grad, along, whole, 0)
+    return lax.while_loop(keep_going, body, start)[:2]
 
 
-def _read(
-    channels: Channelled,
-    belief: LowRankBelief,
-    y: Channels,
-    mask: Mask,
-    level: Int[Array, ""],
-    first: bool,
-) -> Data:
-    """Look at the likelihood; the first site of an update may be a tamer one."""
-    C = channels.C
-    # one way through C
-    seen = C @ jnp.concatenate([belief.mean[:, None], belief.factor], axis=1)
-    a, loads = seen[:, 0] + channels.b, seen[:, 1:]
-    v = readout_var(C, belief.diagonal, loads)
-    found = channels.sites(a, v, y, level, first)
+def _read(C: Readout, found: Site, loads: Loads, mask: Mask) -> Data:
+    """Sums over the channels that were observed."""
     value, slope, curvature = (jnp.where(mask, term, 0) for term in found)
     weights = jnp.maximum(-curvature, 0)
     columns = jnp.concatenate([slope[:, None], weights[:, None] * loads], axis=1)
-    back, own = _back(C, columns, weights)
-    return Data(jnp.sum(value), back[:, 0], own, back[:, 1:], weights)
-
-
-def _back(
-    C: Readout, columns: Float[Array, "N K"], weights: Channels
-) -> tuple[Float[Array, "L K"], Vector]:
-    """$C^\\top$ times columns, and the diagonal of $C^\\top W C$, piece by piece."""
-    num, size = C.shape
-    rows = min(max(PIECE // size, 1), num)
-
-    def some(start: Int[Array, ""] | int, rows: int) -> tuple[Float[Array, "K L"], Vector]:
-        piece, part = (lax.dynamic_slice_in_dim(array, start, rows) for array in (C, columns))
-        weight = lax.dynamic_slice_in_dim(weights, start, rows)
-        return part.T @ piece, weight @ (piece * piece)
-
-    def body(i: Int[Array, ""], sums: tuple) -> tuple:
-        return jax.tree.map(jnp.add, sums, some(i * rows, rows))
-
-    whole, left = divmod(num, rows)
-    none = jnp.zeros((columns.shape[1], size), C.dtype), jnp.zeros(size, C.dtype)
-    sums = lax.fori_loop(0, whole, body, none)
-    if left:
-        sums = jax.tree.map(jnp.add, sums, some(num - left, left))
-    return sums[0].T, sums[1]
+    back = columns.T @ C  # one way through C
+    own = jnp.sum(weights[:, None] * C * C, axis=0)
+    return Data(jnp.sum(value), back[0], own, back[1:].T, weights)
