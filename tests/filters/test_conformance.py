@@ -317,9 +317,7 @@ def test_compiled_ahead_is_stepping_bit_for_bit(name):
     carry = step.init()
     for t, (state, info) in enumerate(stepped(name)):
         carry = step(carry, run.ys[t], run.masks[t], run.us[t], keys()[t])
-        assert_same(step.state(carry), state)
-        # what is said of a step is put together in another order
-        assert_close(step.info(carry), info, 1e-14)
+        assert_same((step.state(carry), step.info(carry)), (state, info))
 
 
 @pairs()
@@ -420,7 +418,7 @@ def test_state_keeps_its_tree_and_types(name, dtype):
     floats = [x for x in jax.tree.leaves(out) if jnp.issubdtype(x.dtype, jnp.inexact)]
     assert {x.dtype for x in floats} == {jnp.dtype(dtype)}
     assert {x.shape for x in info} == {()}
-    assert {info.elbo.dtype, info.single_step.dtype, info.gap.dtype} == {jnp.dtype(dtype)}
+    assert {info.elbo.dtype, info.gap.dtype} == {jnp.dtype(dtype)}
     assert jnp.issubdtype(info.status.dtype, jnp.integer)
     assert jnp.issubdtype(info.evaluations.dtype, jnp.integer)
 

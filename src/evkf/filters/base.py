@@ -35,8 +35,8 @@ class Info(NamedTuple):
             expected log-likelihood minus divergence from the prediction, extrapolated to second
             order over the last step; VJF a sample of $M_t$; the others an estimate of the evidence
             itself. 0 where nothing was observed, NaN where the update fell back.
-        single_step: $M_t$, the bound of methods that skip the prediction step.
-        gap: $L_t - M_t$; not negative when the variance correction is off.
+        gap: $L_t - M_t$, over the bound of methods that skip the prediction step; not negative
+            when the variance correction is off.
         evaluations: Evaluations of the gradient that the step took, with the curvature where it is
             used; 0 for methods without.
         residual: Relative residual of the fixed point at which an update of
@@ -45,11 +45,15 @@ class Info(NamedTuple):
     """
 
     elbo: Scalar
-    single_step: Scalar
     gap: Scalar
     evaluations: Int[Array, ""]
     residual: Scalar
     status: Int[Array, ""]
+
+    @property
+    def single_step(self) -> Scalar:
+        """$M_t$, where $L_t$ and the gap are known."""
+        return self.elbo - self.gap
 
 
 class Trace(NamedTuple):
@@ -329,7 +333,7 @@ def read_key(key: Key | None, why: str) -> Key:
 def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0) -> Info:
     """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
     nan = jnp.full_like(evidence, jnp.nan)
-    return Info(evidence, nan, nan, jnp.asarray(evaluations), nan, status)
+    return Info(evidence, nan, jnp.asarray(evaluations), nan, status)
 
 
 def read_step(

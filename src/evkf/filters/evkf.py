@@ -299,7 +299,7 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
     )
     elbo = jnp.where(keep, updated.elbo, jnp.where(seen, jnp.nan, 0))
     gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
-    info = Info(elbo, elbo - gap, gap, updated.evaluations, updated.residual, status)
+    info = Info(elbo, gap, updated.evaluations, updated.residual, status)
     return State(belief), info
 
 

@@ -215,7 +215,7 @@ def _step(
     bound = jnp.where(seen, here.elbo + here.gain, 0)
     looks = jnp.broadcast_to(looks, bound.shape)
     status = jnp.full(len(bound), int(Status.OK))
-    info = Info(bound, bound - gap, gap, looks, residual, status)
+    info = Info(bound, gap, looks, residual, status)
     belief = jnp.where(seen, at, middle), jnp.where(seen, cov, before)
     return belief, info, settled
 

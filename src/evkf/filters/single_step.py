@@ -108,5 +108,5 @@ def settle(
     status = jnp.where(fell, int(Status.FELL_BACK), 0)
     status = status + jnp.where(prediction.capped & ~keep, int(Status.CAPPED), 0)
     unknown = jnp.full((), jnp.nan, elbo.dtype)
-    info = Info(elbo, elbo, unknown, jnp.asarray(evaluations, jnp.int32), unknown, status)
+    info = Info(elbo, unknown, jnp.asarray(evaluations, jnp.int32), unknown, status)
     return tree_where(keep, belief, prediction.belief), info
