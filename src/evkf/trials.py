@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from evkf.errors import InputError
 from evkf.families import Family
 from evkf.filters import Filter, scan_filter
-from evkf.filters.sessions import SHORTEST, Session, read_session, scan_side_by_side
+from evkf.filters.sessions import SHORTEST, Session, read_session, scan_checked, side_by_side_pays
 from evkf.model import Model
 from evkf.types import Belief, Key
 
@@ -169,7 +169,7 @@ def filter_trials(filter: Filter, model: Model, trials: Trials, key: Key) -> Fil
         >>> filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0)).mean.shape
         (5, 2)
     """
-    if _faster_side_by_side(filter, trials):
+    if _faster_side_by_side(filter, model, trials):
         return filter_side_by_side(filter, model, trials, key)
     ys, masks, us, fresh = filled_up(trials)
     _, trace = scan_filter(filter, model, ys, masks, us, key=key, fresh=fresh)
@@ -197,7 +197,7 @@ def filter_side_by_side(filter: Filter, model: Model, trials: Trials, key: Key) 
     sessions = [Session(*each) for each in zip(*columns, strict=True)]
     # the same randomness as end to end
     keys, firsts = jnp.broadcast_to(key, (len(ends), *key.shape)), ends - trials.lengths
-    found = scan_side_by_side(filter, model, sessions, firsts, keys=keys)
+    found = scan_checked(filter, model, sessions, firsts, keys=keys)
     last = np.full(_power_of_two(num) - num, num - 1)
     rows = np.concatenate([np.arange(num), last])
     belief, elbo = jax.tree.map(
@@ -207,12 +207,12 @@ def filter_side_by_side(filter: Filter, model: Model, trials: Trials, key: Key) 
     return _filtered(model, belief, elbo, num)
 
 
-def _faster_side_by_side(filter: Filter, trials: Trials) -> bool:
+def _faster_side_by_side(filter: Filter, model: Model, trials: Trials) -> bool:
     if type(filter).restart is not Filter.restart:
         return False  # what it learns in a trial it takes on to the next
-    if jax.default_backend() == "cpu":
-        return len(trials.lengths) >= MANY and len(trials.fresh) >= LONG
-    return len(trials.lengths) > 1
+    on_cpu = jax.default_backend() == "cpu"
+    many, long = (MANY, LONG) if on_cpu else (2, 0)
+    return side_by_side_pays(model) and len(trials.lengths) >= many and len(trials.fresh) >= long
 
 
 def _power_of_two(num: int) -> int:

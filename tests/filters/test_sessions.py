@@ -1,4 +1,4 @@
-"""Sessions side by side: how they are laid out, gone on with, and refused."""
+"""Many sessions: how they are laid out, gone on with, and refused."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from evkf.dynamics import Linear
 from evkf.errors import InputError
 from evkf.filters import Kalman, VariationalKalmanFilter, scan_filter, scan_sessions
-from evkf.filters.sessions import MOST_WORK, SHORTEST, filled, group_lengths
+from evkf.filters.sessions import FEW_LATENTS, MOST_WORK, SHORTEST, filled, group_lengths
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model
 from tests.quick import quick_compilation  # noqa: F401
@@ -17,10 +17,12 @@ LENGTHS = (70, 0, 300, 9)
 """Of two groups, one of them filled up to four sessions more."""
 
 
-@pytest.fixture(scope="module")
-def model():
-    dynamics = Linear([[0.9, 0.1], [0.0, 0.8]], noise=0.1)
-    return Model(dynamics, Gaussian(np.eye(N), noise=0.5))
+@pytest.fixture(scope="module", params=[2, FEW_LATENTS + 1], ids="{} latents".format)
+def model(request):
+    """Of few latents, laid side by side, and of more, filtered one by one."""
+    L = request.param
+    dynamics = Linear(0.9 * np.eye(L) + 0.1 * np.eye(L, k=1), noise=0.1)
+    return Model(dynamics, Gaussian(np.eye(N, L), noise=0.5))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,15 @@
-"""Many sessions at once: of different lengths, under one model, side by side in one scan.
+"""Many sessions at once: of different lengths, under one model.
 
-Sessions of about the same length are laid side by side and filled up at the end with bins that are
-not observed, in which a session's state stands still. Numbers of bins and of sessions are filled up
-to one of few sizes, so that others seldom mean another compilation.
+Sessions of about the same length are laid side by side in one scan and filled up at the end with
+bins that are not observed, in which a session's state stands still. On a CPU this pays for few
+latents; with more, every core takes one session after another. Numbers of bins and of sessions are
+filled up to one of few sizes, so that others seldom mean another compilation.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +22,7 @@ from evkf.errors import InputError
 from evkf.filters import lean
 from evkf.filters.base import (
     Filter,
+    Info,
     State,
     Trace,
     check_filter,
@@ -34,6 +39,12 @@ SHORTEST = 64
 
 MOST_WORK = 2
 """Bins filtered for every bin given, at most, by sessions of different lengths side by side."""
+
+
+FEW_LATENTS, MANY_LATENTS = 3, 24
+"""Up to so many latents a CPU is faster side by side; from more on XLA shares a single step out
+among the cores.
+"""
 
 
 class Session(NamedTuple):
@@ -101,7 +112,7 @@ def scan_sessions(
     if key is not None:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(read_key(key, ""), jnp.arange(num))
     begin = np.zeros(num, int) if firsts is None else np.asarray(firsts)
-    return scan_side_by_side(filter, model, sessions, begin, states, keys)
+    return scan_checked(filter, model, sessions, begin, states, keys)
 
 
 def read_session(
@@ -128,7 +139,7 @@ def read_session(
         raise InputError(error.what, where, error.remedy) from None
 
 
-def scan_side_by_side(
+def scan_checked(
     filter: Filter,
     model: Model,
     sessions: Sequence[Session],
@@ -137,9 +148,57 @@ def scan_side_by_side(
     keys: Array | None = None,
 ) -> list[tuple[State, Trace]]:
     """`scan_sessions` of what was checked, with a key for every session."""
+    if states is None:
+        states = [filter.init(model)] * len(sessions)
+    scan = _side_by_side if side_by_side_pays(model) else _one_by_one
+    found = dict(scan(filter, model, sessions, firsts, states, keys))
+    return [found[i] for i in range(len(sessions))]
+
+
+def side_by_side_pays(model: Model) -> bool:
+    """Whether one scan of many sessions is faster than many of one.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> side_by_side_pays(Model(VanDerPol(), Poisson([[1.0, 0.0]])))
+        True
+    """
+    return jax.default_backend() != "cpu" or model.family.dim <= FEW_LATENTS
+
+
+def _one_by_one(
+    filter: Filter,
+    model: Model,
+    sessions: Sequence[Session],
+    firsts: Int[np.ndarray, " S"],
+    states: Sequence[State],
+    keys: Array | None,
+) -> Iterator[tuple[int, tuple[State, Trace]]]:
+    def scan(i: int) -> tuple[int, tuple[State, Trace]]:
+        num = len(sessions[i].ys)
+        num_bins = filled(max(num, SHORTEST))
+        bins = [_lay_side_by_side([array], num_bins, 1)[:, 0] for array in sessions[i]]
+        own = None if keys is None else keys[i]
+        last, trace = jax.device_get(
+            _scan_one(filter, model, *bins, num, firsts[i], states[i], own)
+        )
+        return i, (last, _cut(trace, slice(num)))
+
+    num_threads = (os.cpu_count() or 1) if model.family.dim <= MANY_LATENTS else 1
+    with ThreadPoolExecutor(num_threads) as pool:
+        yield from pool.map(scan, range(len(sessions)))
+
+
+def _side_by_side(
+    filter: Filter,
+    model: Model,
+    sessions: Sequence[Session],
+    firsts: Int[np.ndarray, " S"],
+    states: Sequence[State],
+    keys: Array | None,
+) -> Iterator[tuple[int, tuple[State, Trace]]]:
     lengths = np.array([len(session.ys) for session in sessions])
-    init = filter.init(model)
-    found: dict[int, tuple[State, Trace]] = {}
     for group in group_lengths(lengths):
         num_bins, num = filled(max(lengths[group[0]], SHORTEST)), filled(len(group))
         # the places of sessions that are not there are taken by the first, of which nothing is kept
@@ -147,14 +206,51 @@ def scan_side_by_side(
         own = np.where(np.arange(num) < len(group), lengths[rows], 0)
         columns = zip(*(sessions[i] for i in group), strict=True)
         bins = [_lay_side_by_side(arrays, num_bins, num) for arrays in columns]
-        given = [init] * num if states is None else [states[i] for i in rows]
-        begin = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(given))
+        given = jax.device_get([states[i] for i in rows])
+        begin = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
         own_keys = None if keys is None else keys[rows]
         done = _scan_many(filter, model, *bins, own, firsts[rows], begin, own_keys)
         last, trace = jax.device_get(done)
         for column, i in enumerate(group):
-            found[i] = (_cut(last, column), _cut(trace, slice(lengths[i]), column))
-    return [found[i] for i in range(len(sessions))]
+            yield i, (_cut(last, column), _cut(trace, slice(lengths[i]), column))
+
+
+def _step(
+    filter: Filter,
+    model: Model,
+    state: State,
+    y: Observation,
+    mask: Mask,
+    u: Input,
+    left: Array,
+    t: Array,
+    key: Key | None,
+) -> tuple[State, Info]:
+    """A step of a session, whose state stands still once no bins are left."""
+    own = None if key is None else jax.random.fold_in(key, t)
+    new, info = filter.step(model, state, y, mask, own, u)
+    return tree_where(left > 0, new, state), info
+
+
+@jax.jit
+def _scan_one(
+    filter: Filter,
+    model: Model,
+    ys: Float[Array, "T N"],
+    masks: Bool[Array, "T N"],
+    us: Float[Array, "T U"],
+    length: Int[Array, ""],
+    first: Int[Array, ""],
+    state: State,
+    key: Key | None,
+) -> tuple[State, Trace]:
+    def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
+        state, past = carry
+        state, info = _step(filter, model, state, *bins, length - past, first + past, key)
+        return (state, past + 1), Trace(state.belief, info)
+
+    (state, _), trace = jax.lax.scan(body, (state, jnp.zeros_like(length)), (ys, masks, us))
+    return state, trace
 
 
 @jax.jit
@@ -169,14 +265,7 @@ def _scan_many(
     states: State,
     keys: Array | None,
 ) -> tuple[State, Trace]:
-    """Filter sessions side by side; each state stands still once its bins are over."""
-
-    def step(
-        state: State, y: Observation, mask: Mask, u: Input, left: Array, t: Array, key: Key | None
-    ) -> tuple:
-        own = None if key is None else jax.random.fold_in(key, t)
-        new, info = filter.step(model, state, y, mask, own, u)
-        return tree_where(left > 0, new, state), info
+    step = partial(_step, filter, model)
 
     def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
         states, past = carry
