@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from scipy.spatial import KDTree
 from scipy.stats import norm
 
-from evkf.dynamics import GaussianDynamics
+from evkf.dynamics import Dynamics
 from evkf.families import Family
 from evkf.types import Belief
 
@@ -25,7 +25,7 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
 
 
 def transition_kl(
-    true: GaussianDynamics, learned: GaussianDynamics, states: Float[Array, "T L"]
+    true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]
 ) -> float:
     """Mean over states of $KL(p_{true}(z'|z) \\| p_{learned}(z'|z))$ of one-bin transitions.
 
@@ -54,6 +54,19 @@ def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) 
     there, _ = KDTree(other).query(one)
     back, _ = KDTree(one).query(other)
     return float(np.log(np.mean(there) + np.mean(back)))
+
+
+def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -> float:
+    """Root mean square of a path's second differences, relative to that of the true one.
+
+    Example:
+        >>> import numpy as np
+        >>> truth = np.array([[0.0], [1.0], [0.0], [1.0]])
+        >>> roughness(0.5 * truth, truth)
+        0.5
+    """
+    bends = [np.diff(np.asarray(each), n=2, axis=0) for each in (path, truth)]
+    return float(np.sqrt(np.mean(bends[0] ** 2) / np.mean(bends[1] ** 2)))
 
 
 def affine_map(

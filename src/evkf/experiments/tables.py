@@ -1,0 +1,87 @@
+"""What the reports of experiments share: means over trials, and tables in Markdown."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """The rows that have these values.
+
+    Example:
+        >>> select([{"L": 2, "rmse": 0.1}, {"L": 16, "rmse": 0.2}], L=16)
+        [{'L': 16, 'rmse': 0.2}]
+    """
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def values(rows: Iterable[Row], name: str) -> np.ndarray:
+    """A figure of every row that has it; one that is not finite was stored as null.
+
+    Example:
+        >>> values([{"kl": 1.0}, {"kl": None}, {}], "kl")
+        array([ 1., inf])
+    """
+    found = [row[name] for row in rows if name in row]
+    return np.array([np.inf if value is None else value for value in found], float)
+
+
+def mean(rows: Iterable[Row], name: str) -> float:
+    """Over the rows that have it; NaN if there is none.
+
+    Example:
+        >>> mean([{"kl": 1.0}, {"kl": 2.0}, {}], "kl")
+        1.5
+    """
+    found = values(rows, name)
+    return float(found.mean()) if len(found) else float("nan")
+
+
+def plus_minus(rows: Iterable[Row], name: str, digits: int = 3) -> str:
+    """Mean ± standard deviation over rows, or a dash.
+
+    Example:
+        >>> plus_minus([{"kl": 1.0}, {"kl": 2.0}], "kl", 1)
+        '1.5 ± 0.5'
+    """
+    found = values(rows, name)
+    if not len(found):
+        return "—"
+    if not np.all(np.isfinite(found)):
+        return "diverges"
+    spread = f" ± {found.std():.{digits}f}" if len(found) > 1 else ""
+    return f"{found.mean():.{digits}f}{spread}"
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table.
+
+    Example:
+        >>> print(markdown(["method", "RMSE"], [["eVKF", "0.1"]]))
+        | method | RMSE |
+        |---|---:|
+        | eVKF | 0.1 |
+    """
+    lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def best(cells: Sequence[str], figures: Sequence[float], least: bool = True) -> list[str]:
+    """The cells of a column, the best in bold.
+
+    Example:
+        >>> best(["0.1", "0.2"], [0.1, 0.2])
+        ['**0.1**', '0.2']
+    """
+    known = [figure for figure in figures if np.isfinite(figure)]
+    if not known:
+        return list(cells)
+    pick: Callable[[list[float]], float] = min if least else max
+    top = pick(known)
+    return [
+        f"**{cell}**" if figure == top else cell
+        for cell, figure in zip(cells, figures, strict=True)
+    ]
