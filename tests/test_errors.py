@@ -61,9 +61,9 @@ def step(y=YS[0], mask=None, model=POISSON, filter=FILTER, **options):
     return filter.step(model, filter.init(model), jnp.asarray(y), mask, **options)
 
 
-def compiled(key=False, own=None):
+def compiled(key=False, own=None, y=YS[0], mask=YS[0] > 0):
     built = CompiledStep(FILTER, POISSON, key=key)
-    return built(built.init(), YS[0], YS[0] > 0, key=own)
+    return built(built.init(), y, mask, key=own)
 
 
 def spoiled(index, value):
@@ -259,7 +259,7 @@ RECORDINGS = {
     "ragged objects": (lambda: scan(YS.astype(object)), "type object", "ys", "real numbers"),
     "complex": (lambda: scan(YS + 0j), "type complex128", "ys", "real numbers"),
     "text": (lambda: scan(YS.astype(str)), "type <U", "ys", "real numbers"),
-    "NaN": (lambda: scan(spoiled((3, 1), np.nan)), "observation nan", "ys[3, 1]", "masks[t, n]"),
+    "NaN": (lambda: scan(spoiled((3, 1), np.nan)), "observation nan", "ys[3, 1]", "False in masks"),
     "infinity": (lambda: scan(spoiled((0, 2), np.inf)), "observation inf", "ys[0, 2]", "masks"),
     "negative count": (lambda: scan(spoiled((4, 0), -2)), "count -2.0", "ys[4, 0]", "mask"),
     "fractional count": (lambda: scan(spoiled((1, 1), 0.5)), "0.5", "ys[1, 1]", "whole"),
@@ -323,6 +323,10 @@ STEPS = {
     ),
     "a compiled bin without a key": (lambda: compiled(key=True), "no key", "key", "fold_in"),
     "a key too many": (lambda: compiled(own=KEY), "built without", "key", "key=True"),
+    "counts as integers": (lambda: compiled(y=YS[0].astype(int)), "y of int64", "y", "float64"),
+    "fewer units": (lambda: compiled(y=YS[0, :2]), "y of shape (2,)", "y", "pass shape"),
+    "a mask of numbers": (lambda: compiled(mask=YS[0]), "mask of float64", "mask", "bool"),
+    "a list for a bin": (lambda: compiled(y=list(YS[0])), "y of type list", "y", "float64 array"),
     "no moments for a Kalman filter": (
         lambda: step(model=CUSTOM, filter=ExtendedKalman()),
         "ExtendedKalman needs mean and covariance of y given z: no mean_fn was given, no cov_fn",

@@ -21,10 +21,14 @@ from evkf.commands.demo import run_demo
 from evkf.commands.filter import run_filter
 from evkf.commands.fit import fit
 from evkf.commands.plot import plot
+from evkf.commands.reaching import reaching
 from evkf.commands.recording import data, info, simulate
-from evkf.commands.reproduce import reaching
+from evkf.commands.reproduce import command as reproduction
+from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
 from evkf.errors import InputError
+from evkf.experiments.catalogue import EXPERIMENTS
+from evkf.experiments.runner import TaskError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -57,10 +61,13 @@ Examples:
     rich_markup_mode=None,
 )
 reproduce_app = typer.Typer(
-    help="Compute a figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
+    help="Compute a table or figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(reproduce_app, name="reproduce")
+for name in EXPERIMENTS:
+    reproduce_app.command(name)(reproduction(name))
 reproduce_app.command()(reaching)
+reproduce_app.command("all")(run_all)
 for command in (run_demo, info, simulate, fit, run_filter, score, plot, data, bench):
     app.command(command.__name__.removeprefix("run_"))(command)
 
@@ -76,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         with insistent_interrupt():
             app(args, prog_name="evkf")
-    except InputError as error:
+    except (InputError, TaskError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(_one_line(error))

@@ -466,7 +466,7 @@ def _of_one_bin(error: InputError) -> InputError:
     name, _, index = error.where.partition("[0")
     where = {"X": "y", "masks": "mask", "inputs": "u"}.get(name, name)
     place = f"[{index.strip('], ')}]" if index.strip("], ") else ""
-    remedy = error.remedy.replace("masks[t, n]", "mask[n]").replace("(bins, ", "(")
+    remedy = error.remedy.replace("in masks", "in mask").replace("(bins, ", "(")
     return InputError(error.what, where + place, remedy)
 
 

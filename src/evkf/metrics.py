@@ -24,9 +24,7 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
     return float(jnp.mean(jax.vmap(family.log_prob)(beliefs, jnp.asarray(states))))
 
 
-def transition_kl(
-    true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]
-) -> float:
+def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]) -> float:
     """Mean over states of $KL(p_{true}(z'|z) \\| p_{learned}(z'|z))$ of one-bin transitions.
 
     Example:

@@ -82,7 +82,7 @@ def test_few_sizes_and_little_filled_up():
         ({"ys": [np.zeros((3, N)), np.zeros((3, N + 1))]}, "(in ys[1])"),
         ({"ys": [np.zeros((3, N)), np.full((3, N), np.nan)]}, "(in ys[1][0, 0])"),
         ({"ys": [np.zeros((3, N)), -np.ones((3, N))]}, "(in ys[1][0, 0])"),
-        ({"ys": np.zeros((2, N))}, "(in ys[0])"),
+        ({"ys": np.zeros((2, N))}, "pass a list of sessions"),
         ({"masks": [np.ones(3, bool)]}, "1 masks for 2 sessions"),
         ({"masks": [None, np.ones(4, bool)]}, "(in masks[1])"),
         ({"us": [None, np.zeros((3, 1))]}, "(in us[1])"),

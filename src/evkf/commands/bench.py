@@ -19,7 +19,6 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
-    check_free,
     claim,
     console,
     emit,
@@ -90,18 +89,17 @@ def bench(
     drawn = "sizes" in names
     ends = ("json", "md", "png", "svg") if drawn else ("json", "md")
     files = {end: out / f"bench.{end}" for end in ends}
-    check_free([*files.values(), *json_target(json_file, *files.values())], force)
+    claim([*files.values(), *json_target(json_file, *files.values())], force)
     cpu = _read_cpu(against, names)
     low_latency()
     where = device()
     if cpu is not None and where["platform"] != "gpu":
         raise InputError("no GPU to compare", "--against", "leave it out, or run on a GPU")
     say = console(quiet, json_file)
+    kept = _kept(files["json"], where) if part else {}
     folder = others or cache_folder()
-    found = _measure(names, quick, seed, say, parts(folder, cpu))
-    if part:
-        found = _kept(files["json"], where) | found
-        found = {name: found[name] for name in PARTS if name in found}
+    found = kept | _measure(names, quick, seed, say, parts(folder, cpu))
+    found = {name: found[name] for name in PARTS if name in found}
     figures = [figure for each in found.values() for figure in each.figures]
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     result = {

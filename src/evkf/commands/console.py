@@ -13,7 +13,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 import evkf
 from evkf.data.files import replacing
@@ -152,8 +158,13 @@ def console(quiet: bool, json_file: Path | None) -> Console:
 
 @contextmanager
 def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Told how many of how many are done; drawn in a terminal only."""
-    columns = TextColumn(text), BarColumn(bar_width=30), MofNCompleteColumn()
+    """Told how many of how many are done, with the time left; drawn in a terminal only."""
+    columns = (
+        TextColumn(text),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
     with Progress(*columns, console=say, disable=say.quiet or not say.is_terminal) as bar:
         task = bar.add_task("", total=None)
 

@@ -1,9 +1,8 @@
-"""Commands that compute the paper's figures anew, and say what came out."""
+"""Commands that compute the paper's tables and figures anew, and say what came out."""
 
-import time
-import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -23,138 +22,177 @@ from evkf.commands.console import (
     versions,
 )
 from evkf.commands.console import progress_bar as bar
-from evkf.commands.options import Behaviour, Condition
-from evkf.data import NwbWarning
 from evkf.data.files import replacing
 from evkf.errors import InputError
-from evkf.experiments import reaching as protocol
-from evkf.experiments.reaching import Reaches
-from evkf.experiments.reaching_figure import draw, show
-from evkf.experiments.reaching_report import report
+from evkf.experiments.catalogue import EXPERIMENTS
+from evkf.experiments.runner import run_tasks
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        envvar="EVKF_DATA",
-        help=f"A recording of reaches, or a folder that has {protocol.SUBSET}.",
-    ),
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few trials and small sizes, in 2 minutes.")]
+Trials = Annotated[int | None, typer.Option(min=1, help="Trials, in place of the paper's.")]
+Methods = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Of these methods alone; all without.")
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Run on this Dask cluster, such as tcp://host:8786."),
+]
+DEFAULT_OUT = Path("out/reproduce")
 
 
-def reaching(
-    data: Data = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")] = Path(
-        "out/reaching"
-    ),
-    seeds: Annotated[int, typer.Option(min=1, help="Splits of the trials, one a seed.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, few passes.")] = False,
-    behaviour: Behaviour = None,
-    condition: Condition = None,
+class Effort(NamedTuple):
+    """How much of an experiment is computed."""
+
+    quick: bool
+    trials: int
+    methods: tuple[str, ...]
+    judged: bool
+    """Whether it is held to its targets."""
+
+
+def command(name: str) -> Callable[..., None]:
+    """The command that computes an experiment."""
+
+    def run(
+        quick: Quick = False,
+        trials: Trials = None,
+        methods: Methods = None,
+        out: Out = DEFAULT_OUT,
+        scheduler: Scheduler = None,
+        force: Force = False,
+        quiet: Quiet = False,
+        json_file: Json = None,
+        config: Config = None,
+    ) -> None:
+        effort = read_effort(name, quick, trials, methods)
+        check_free([*files(name, out), *json_target(json_file, *files(name, out))], force)
+        say = console(quiet, json_file)
+        result = reproduce(name, effort, out, scheduler, force, say)
+        emit(json_file, result)
+        if result["missed"]:
+            raise typer.Exit(FELL_SHORT)
+
+    experiment = EXPERIMENTS[name]
+    run.__doc__ = f"""{experiment.title}
+
+    Written into the folder: {name}.json with all rows, {name}.md with the table beside the paper's
+    numbers, and the figure as {name}.png and {name}.svg. What is computed is kept in its folder
+    tasks, so that a run that was interrupted goes on where it was.
+
+    \b
+    Methods: {", ".join(experiment.module.METHODS)}
+
+    \b
+    Examples:
+      evkf reproduce {name} --quick
+      evkf reproduce {name} --trials 3 --out out/three
+      evkf reproduce {name} --scheduler tcp://127.0.0.1:8786
+
+    Exits with 1 if a target is missed; with --quick or --methods there are none.
+    """
+    return run
+
+
+def run_all(
+    quick: Quick = False,
+    trials: Trials = None,
+    out: Out = DEFAULT_OUT,
+    scheduler: Scheduler = None,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
 ) -> None:
-    """Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
+    """Compute every table and figure of the paper but that of reaching.
 
-    Half of the trials train every method, 250 where there are 500; the others judge it. Written
-    into the folder: reaching.json with the rows of every seed, reaching.md with their means, and
-    the figure as reaching.png and reaching.svg. NWB files are aligned to move_onset_time.
+    The same as `evkf reproduce NAME` for every name, into one folder. Reaching needs a recording,
+    and has a command of its own: evkf reproduce reaching --data FILE.
 
     \b
     Examples:
-      evkf reproduce reaching --data mc_maze_large_9cond_5ms.npz
-      EVKF_DATA=recordings evkf reproduce reaching --quick --force
-      evkf reproduce reaching --data day1.nwb --behaviour hand_vel --condition target
+      evkf reproduce all --quick
+      evkf reproduce all --out out/paper
 
-    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
-    name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
+    Exits with 1 if a target is missed; with --quick there are none.
     """
-    files = {end: out / f"reaching.{end}" for end in ("json", "md", "png", "svg")}
-    path = _find(data)
-    check_free([*files.values(), *json_target(json_file, path, *files.values())], force)
+    every = [path for name in EXPERIMENTS for path in files(name, out)]
+    check_free([*every, *json_target(json_file, *every)], force)
     say = console(quiet, json_file)
-    reaches = _read(say, path, behaviour, condition)
-    effort, num = (protocol.QUICK, 1) if quick else (protocol.FULL, seeds)
-    rows, figure = [], None
-    for seed in range(num):
-        began = time.perf_counter()
-        with bar(say, f"seed {seed}") as tell:
-            scores, parts, model = protocol.one_seed(reaches, seed, effort, tell)
-        rows.append(scores)
-        own, took = scores[0], time.perf_counter() - began
-        found = f"R² from rates {own.rates_r2:.3f}, hidden units {own.co_smoothing:.3f} bits/spike"
-        say.print(f"seed {seed} ({seed + 1} of {num}): {found}, {took:.0f} s")
-        if figure is None:
-            figure = draw(reaches, parts, show(reaches, parts, model))
-    assert figure is not None
-    means = protocol.summarise(rows)
-    judged = reaches.subset and not quick
-    missed = protocol.shortfalls(means) if judged else []
-    result = {
-        "command": "reproduce reaching",
-        "config": _config(path, reaches, effort, num, quick),
-        "versions": versions(),
-        "rows": [{"seed": k} | row._asdict() for k, scores in enumerate(rows) for row in scores],
-        "means": means,
-        "targets": protocol.TARGETS if judged else None,
-        "missed": missed,
-    }
-    text = report(means, reaches, num, quick)
-    claim(files.values(), force)
-    for end, content in (("json", to_json(result) + "\n"), ("md", text)):
-        with replacing(files[end], overwrite=force) as part:
-            part.write_text(content, encoding="utf-8")
-    for end in ("png", "svg"):
-        with replacing(files[end], overwrite=force) as part:
-            figure.savefig(part, format=end, dpi=200)
-    told = "\n".join(f"missed: {words}" for words in missed)
-    told = told or ("all targets met" if judged else "no targets for this run")
-    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, files.values()))}")
-    emit(json_file, result)
-    if missed:
+    found = {}
+    for name in EXPERIMENTS:
+        effort = read_effort(name, quick, trials, None)
+        found[name] = reproduce(name, effort, out, scheduler, force, say)
+    emit(json_file, found)
+    if any(result["missed"] for result in found.values()):
         raise typer.Exit(FELL_SHORT)
 
 
-def _find(data: Path | None) -> Path:
-    if data is None:
-        remedy = "pass --data FILE or set EVKF_DATA; `evkf data mc_maze_large` gets a recording"
-        raise InputError("no recording named", "--data", remedy)
-    if data.is_dir():
-        data = data / protocol.SUBSET
-    if not data.is_file():
-        raise InputError("no such file", str(data), "check --data or EVKF_DATA")
-    return data
+def files(name: str, out: Path) -> list[Path]:
+    """What is written."""
+    return [out / f"{name}.{end}" for end in ("json", "md", "png", "svg")]
 
 
-def _read(say: Console, path: Path, behaviour: str | None, condition: str | None) -> Reaches:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NwbWarning)
-        reaches = protocol.read_reaches(path, behaviour, condition)
-    for warning in caught:
-        say.print(f"note: {warning.message}")
-    recording = reaches.recording
-    told = f"{recording.num_trials} trials, {recording.num_units} units"
-    say.print(f"{path}: {told}; {reaches.velocity} by {reaches.condition or 'no condition'}")
-    return reaches
+def read_effort(name: str, quick: bool, trials: int | None, methods: str | None) -> Effort:
+    """Read options, or refuse them."""
+    module = EXPERIMENTS[name].module
+    known = tuple(module.METHODS)
+    chosen = known if methods is None else tuple(methods.split(","))
+    for method in chosen:
+        if method not in known:
+            remedy = f"choose from {', '.join(known)}, with commas between"
+            raise InputError(f"unknown method {method!r}", "--methods", remedy)
+    usual = module.QUICK_TRIALS if quick else module.TRIALS
+    return Effort(quick, trials or usual, chosen, not quick and chosen == known)
 
 
-def _config(
-    path: Path, reaches: Reaches, effort: protocol.Effort, seeds: int, quick: bool
+def reproduce(
+    name: str, effort: Effort, out: Path, scheduler: str | None, force: bool, say: Console
 ) -> dict[str, Any]:
-    parts = protocol.split(reaches, 0)
-    return {
-        "data": path.name,
-        "behaviour": reaches.velocity,
-        "condition": reaches.condition,
-        "seeds": list(range(seeds)),
-        "quick": quick,
-        "trials": [parts.train.num_trials, parts.test.num_trials],
-        "units": reaches.recording.num_units,
-        "hidden_units": int(parts.hide.sum()),
-        "bin_width": reaches.recording.bin_width,
-        "latents": protocol.LATENTS,
-        "network": protocol.NETWORK,
-        **effort._asdict(),
+    """Compute, write and tell; what is in the JSON file."""
+    experiment = EXPERIMENTS[name]
+    module = experiment.module
+    specs = module.tasks(effort.methods, effort.trials, effort.quick)
+    with bar(say, f"{name}: tasks") as tell:
+        results = run_tasks(specs, out / "tasks", scheduler, tell)
+    rows = [row for result in results for row in result["rows"]]
+    timing = _time(name, effort, say) if experiment.timed else []
+    missed = experiment.shortfalls(rows, timing) if effort.judged else []
+    text = experiment.report(rows, timing, effort.trials, effort.quick)
+    figure = experiment.draw(results)
+    result = {
+        "name": name,
+        "config": {
+            "quick": effort.quick,
+            "trials": effort.trials,
+            "methods": list(effort.methods),
+            "tasks": len(specs),
+        },
+        "versions": versions(),
+        "rows": rows,
+        "timing": timing,
+        "missed": missed,
     }
+    paths = files(name, out)
+    claim(paths, force)
+    for path, content in zip(paths, (to_json(result) + "\n", text), strict=False):
+        with replacing(path, overwrite=force) as part:
+            part.write_text(content, encoding="utf-8")
+    for path in paths[2:]:
+        with replacing(path, overwrite=force) as part:
+            figure.savefig(part, format=path.suffix[1:], dpi=200)
+    told = "\n".join(f"missed: {words}" for words in missed)
+    told = told or ("all targets met" if effort.judged else "no targets for this run")
+    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, paths))}")
+    return result
+
+
+def _time(name: str, effort: Effort, say: Console) -> list[dict[str, Any]]:
+    """One after another, with nothing else running."""
+    module = EXPERIMENTS[name].module
+    whats = module.timings(effort.methods, effort.quick)
+    timing = []
+    with bar(say, f"{name}: times") as tell:
+        for what in whats:
+            timing.append(what | module.time_one(what)._asdict())
+            tell(len(timing), len(whats))
+    return timing

@@ -89,7 +89,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """Every protocol and size by every method, the trials in blocks."""
     bins = QUICK_BINS if quick else BINS
     return [
-        specification("chaotic", REVISION, seeds, protocol=protocol, method=method, L=L, bins=bins)
+        specification(__name__, REVISION, seeds, protocol=protocol, method=method, L=L, bins=bins)
         for protocol in PROTOCOLS
         for L in (QUICK_LATENTS if quick else LATENTS)
         for method in methods

@@ -51,13 +51,13 @@ def specification(module: str, revision: int, seeds: Sequence[int], **settings: 
     """What a task computes.
 
     Args:
-        module: The module of `evkf.experiments` whose `run` computes it.
+        module: The module whose `run` computes it.
         revision: Raised whenever the same settings come to mean another computation.
         seeds: Trials that are computed together.
         settings: All else that the result depends on.
 
     Example:
-        >>> specification("chaotic", 1, [0, 1], method="evkf")["seeds"]
+        >>> specification("evkf.experiments.chaotic", 1, [0, 1], method="evkf")["seeds"]
         [0, 1]
     """
     versions = {"evkf": evkf.__version__, "jax": version("jax")}
@@ -100,7 +100,7 @@ def work(text: str) -> str:
     if not xla_bridge.backends_are_initialized():
         os.environ["NPROC"] = "1"
         jax.config.update("jax_platforms", "cpu")
-    run = import_module(f"evkf.experiments.{spec['module']}").run
+    run = import_module(spec["module"]).run
     with threadpool_limits(1), jax.enable_x64(True):
         return json.dumps(run(spec))
 

@@ -107,7 +107,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """Every likelihood by every method and the oracle, the trials in blocks."""
     learned = QUICK_LEARNED if quick else LEARNED
     return [
-        specification("vdp", REVISION, seeds, kind=kind, method=method, learned=learned)
+        specification(__name__, REVISION, seeds, kind=kind, method=method, learned=learned)
         for kind in KINDS
         for method in (ORACLE, *methods)
         for seeds in blocks(trials, BLOCK)

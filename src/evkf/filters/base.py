@@ -275,7 +275,7 @@ def check_observations(
         raise InputError(
             f"observation {array[t, n]} that is not masked",
             f"ys[{t}, {n}]",
-            "mark missing entries with masks[t, n] = False",
+            "mark missing entries with False in masks",
         )
     model.likelihood.check(array, mask, "ys")
     return np.where(mask, array, 0).astype(jnp.result_type(float)), mask

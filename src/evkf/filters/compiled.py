@@ -97,6 +97,7 @@ class CompiledStep:
         self._state, self._unravel_state = ravel_pytree(filter.init(model))
         self._size = len(self._state)
         channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+        self._channels = channels
         dtype = self._dtype = self._state.dtype
 
         def step(
@@ -163,11 +164,30 @@ class CompiledStep:
             if key is not None and not self._keyed:
                 remedy = "leave it out, or build CompiledStep(..., key=True)"
                 raise InputError("a key, but built without", "key", remedy) from error
-            raise InputError(
-                str(error).splitlines()[0],
-                "CompiledStep",
-                f"pass y as {self._dtype}, a boolean mask, and u and key as built for",
-            ) from error
+            raise self._mismatch(carry, y, mask, u) or error from error
+
+    def _mismatch(
+        self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike
+    ) -> InputError | None:
+        """What the compiled program does not take: nothing is cast on the way of a bin."""
+        channels = (self._channels,)
+        wanted = {
+            "carry": (carry, self._carry.shape, self._carry.dtype),
+            "y": (y, channels, self._dtype),
+            "mask": (mask, channels, np.dtype(bool)),
+            "u": (u, self._none.shape, self._none.dtype),
+        }
+        for name, (given, shape, dtype) in wanted.items():
+            if not isinstance(given, np.ndarray | jax.Array):
+                what, remedy = f"{name} of type {type(given).__name__}", f"a {dtype} array"
+            elif given.shape != shape:
+                what, remedy = f"{name} of shape {given.shape}", f"shape {shape}"
+            elif jnp.result_type(given) != dtype:
+                what, remedy = f"{name} of {given.dtype}", f"{dtype}, say {name}.astype({dtype})"
+            else:
+                continue
+            return InputError(what, name, f"pass {remedy}")
+        return None
 
     def _copied(self, model: Model) -> Packed:
         return jax.tree.map(jnp.array, self._pack(model))

@@ -69,8 +69,8 @@ class EnsembleKalman(PredictUpdate):
         if not isinstance(model.family, Gaussian | DiagonalGaussian):
             raise InputError(
                 f"EnsembleKalman for {type(model.family).__name__} states",
-                "model.dynamics",
-                "use VariationalKalmanFilter or ParticleFilter: linear shifts leave the support",
+                "model.family",
+                "use Gaussian or DiagonalGaussian states, or VariationalKalmanFilter",
             )
         check_moments(model, "EnsembleKalman")
         members = nowhere(model, self.num_members)

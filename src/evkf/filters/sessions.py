@@ -95,6 +95,11 @@ def scan_sessions(
         [(40, 2), (55, 2), (9, 2)]
     """
     check_filter(filter)
+    if not isinstance(ys, Sequence) and np.ndim(ys) != 3:
+        what = f"observations of type {type(ys).__name__}"
+        if isinstance(ys, np.ndarray | jax.Array):
+            what = f"observations of shape {ys.shape}"
+        raise InputError(what, "ys", "pass a list of sessions, each (bins, channels)")
     num = len(ys)
     if not num:
         raise InputError("no sessions", "ys", "pass the observations of one or more")
