@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from evkf.errors import InputError
+from evkf.experiments import runner
 from evkf.experiments.runner import TaskError, address, blocks, run_tasks, specification, work
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,8 @@ def test_a_cluster_gives_the_same_rows_and_outlives_a_worker(tmp_path):
     assert rows(found) == SQUARES
 
 
-def test_no_scheduler_is_said(tmp_path):
+def test_no_scheduler_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "PATIENCE", 0.5)
     with pytest.raises(InputError, match="no scheduler answers"):
         run_tasks(toys(tmp_path), tmp_path, "tcp://127.0.0.1:1")
 

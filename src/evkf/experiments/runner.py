@@ -34,6 +34,8 @@ Tell = Callable[[int, int], None]
 
 MOST_LOST = 3
 """Times that processes may die, one after another, before anything is finished."""
+PATIENCE = 10
+"""Seconds in which a scheduler must answer."""
 
 
 class Failure(NamedTuple):
@@ -212,7 +214,7 @@ def _on_cluster(scheduler: str, missing: dict[str, Spec]) -> Outcomes:
         what = "a cluster needs Dask, which is not installed"
         raise InputError(what, "--scheduler", 'pip install "evkf[cluster]"') from error
     try:
-        client = distributed.Client(scheduler, timeout=10)
+        client = distributed.Client(scheduler, timeout=PATIENCE)
     except OSError as error:
         remedy = "start one with `dask scheduler`, and check the address"
         raise InputError(f"no scheduler answers: {error}", scheduler, remedy) from error
