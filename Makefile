@@ -49,10 +49,11 @@ demo: setup ## run the demonstration
 
 test: lint ## lint, and run the tests
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_FLAGS)
 
 long: dev ## run the long checks; each prints its figures and fails when one falls short
 	@$(BIN)/evkf bench --out results/bench --force
+	@EVKF_CASES=200 $(BIN)/python -m pytest -q -n $(JOBS) tests/filters/test_optimum.py tests/filters/test_optimum_products.py
 	@$(BIN)/python benchmarks/chaotic_rnn.py --json results/chaotic_rnn.json
 	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
 	@$(BIN)/python benchmarks/vdp_learning.py --json results/vdp_learning.json

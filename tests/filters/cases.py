@@ -1,5 +1,6 @@
 """Random updates: a prediction, a likelihood and an observation, bursts and silence among them."""
 
+import os
 from typing import NamedTuple
 
 import equinox as eqx
@@ -12,7 +13,8 @@ from evkf import likelihoods as lik
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.predict import NaturalCross, Prediction
 
-NUM, L, N = 200, 2, 10
+NUM, L, N = int(os.environ.get("EVKF_CASES", "50")), 2, 10
+"""Cases, of which `make long` has 200; latents and channels of each."""
 STARTS = 3
 """Where a search for a better optimum sets out from."""
 

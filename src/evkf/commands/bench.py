@@ -19,6 +19,7 @@ from evkf.commands.console import (
     Json,
     Quiet,
     Seed,
+    check_free,
     claim,
     console,
     emit,
@@ -89,7 +90,7 @@ def bench(
     drawn = "sizes" in names
     ends = ("json", "md", "png", "svg") if drawn else ("json", "md")
     files = {end: out / f"bench.{end}" for end in ends}
-    claim([*files.values(), *json_target(json_file, *files.values())], force)
+    check_free([*files.values(), *json_target(json_file, *files.values())], force)
     cpu = _read_cpu(against, names)
     low_latency()
     where = device()

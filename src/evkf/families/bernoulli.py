@@ -38,7 +38,7 @@ class Bernoulli(Symmetric):
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
         inner = self.inside(mean_params)
-        return jnp.log(inner) - jnp.log1p(-inner)
+        return jnp.log(inner / (1 - inner))
 
     def each_rule(
         self, nat: Float[Array, "L K"]
