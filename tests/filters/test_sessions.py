@@ -60,6 +60,17 @@ def test_going_on_keeps_the_randomness(model):
     assert_each([state for state, _ in ends], [state for state, _ in whole])
 
 
+def test_threads_compute_in_the_precision_of_the_caller():
+    L = FEW_LATENTS + 1
+    ys = [np.ones((5, N), np.float32)] * 2
+    for x64, dtype in ((False, "float32"), (True, "float64")):
+        with jax.enable_x64(x64):
+            dynamics = Linear(0.9 * np.eye(L), noise=0.1)
+            model = Model(dynamics, Gaussian(np.eye(N, L), noise=0.5))
+            found = scan_sessions(Kalman(), model, ys)
+        assert {str(trace.belief.mean.dtype) for _, trace in found} == {dtype}
+
+
 def test_few_sizes_and_little_filled_up():
     rng = np.random.default_rng(2)
     for spread in (0.1, 1.0, 3.0):

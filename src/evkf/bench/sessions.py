@@ -88,7 +88,8 @@ def measure(num: int, bins: int, seed: int) -> dict[str, Any]:
 
 def _on_cpu(filter: Filter, model: Model, ys: Array) -> Callable[[], list]:
     sessions = [
-        Session(y, np.ones(y.shape, bool), np.zeros((len(y), 0))) for y in np.swapaxes(ys, 0, 1)
+        Session(y, np.ones(y.shape, bool), np.zeros((len(y), 0)))
+        for y in np.swapaxes(np.asarray(ys), 0, 1)
     ]
     return partial(scan_checked, filter, model, sessions, np.zeros(len(sessions), int))
 

@@ -164,7 +164,13 @@ class CompiledStep:
             if key is not None and not self._keyed:
                 remedy = "leave it out, or build CompiledStep(..., key=True)"
                 raise InputError("a key, but built without", "key", remedy) from error
-            raise self._mismatch(carry, y, mask, u) or error from error
+            wrong = self._mismatch(carry, y, mask, u)
+            if wrong is None and key is not None and jnp.shape(key) != ():
+                remedy = "pass a typed key, of jax.random.key"
+                wrong = InputError(f"a key of shape {jnp.shape(key)}", "key", remedy)
+            if wrong is None:
+                raise
+            raise wrong from error
 
     def _mismatch(
         self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike

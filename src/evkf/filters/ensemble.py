@@ -70,7 +70,7 @@ class EnsembleKalman(PredictUpdate):
             raise InputError(
                 f"EnsembleKalman for {type(model.family).__name__} states",
                 "model.family",
-                "use Gaussian or DiagonalGaussian states, VariationalKalmanFilter or ParticleFilter",
+                "use Gaussian or DiagonalGaussian states, or ParticleFilter",
             )
         check_moments(model, "EnsembleKalman")
         members = nowhere(model, self.num_members)

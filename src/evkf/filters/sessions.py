@@ -180,7 +180,14 @@ def _one_by_one(
     states: Sequence[State],
     keys: Array | None,
 ) -> Iterator[tuple[int, tuple[State, Trace]]]:
+    x64 = jnp.result_type(float) == jnp.float64
+
     def scan(i: int) -> tuple[int, tuple[State, Trace]]:
+        # What the caller set for its own thread holds for the others too.
+        with jax.enable_x64(x64):
+            return i, scan_one(i)
+
+    def scan_one(i: int) -> tuple[State, Trace]:
         num = len(sessions[i].ys)
         num_bins = filled(max(num, SHORTEST))
         bins = [_lay_side_by_side([array], num_bins, 1)[:, 0] for array in sessions[i]]
@@ -188,7 +195,7 @@ def _one_by_one(
         last, trace = jax.device_get(
             _scan_one(filter, model, *bins, num, firsts[i], states[i], own)
         )
-        return i, (last, _cut(trace, slice(num)))
+        return last, _cut(trace, slice(num))
 
     num_threads = (os.cpu_count() or 1) if model.family.dim <= MANY_LATENTS else 1
     with ThreadPoolExecutor(num_threads) as pool:
