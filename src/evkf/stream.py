@@ -187,7 +187,7 @@ class Stream:
             batch=batch,
             window=window,
             steps=steps,
-            optimiser=adam(self.rate, decay=passes * steps, floor=LAST),
+            optimiser=adam(self.rate, decay=passes * steps, floor=LAST, warm_up=0),
             progress=told,
         )
         newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
@@ -198,7 +198,7 @@ class Stream:
         """Learn from now on at the rate that several passes end with: what they taught was learned
         from every bin many times, and is not to be shaken by the last few.
         """
-        steady = adam(LAST * self.rate, floor=1.0)
+        steady = adam(LAST * self.rate, floor=1.0, warm_up=0)
         self.learner, self.trained = replace(self.learner, optimiser=steady), True
 
     def prepare(self) -> CompiledLearner:

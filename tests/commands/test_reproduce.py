@@ -11,7 +11,7 @@ from evkf.experiments.streams import StepTime
 from tests.test_cli import invoke
 
 
-def answer(specs, store, scheduler, tell):
+def answer(specs, store, scheduler, tell, anew):
     """Rows in which eVKF is the best."""
     tell(len(specs), len(specs))
     return [
@@ -29,6 +29,7 @@ def answer(specs, store, scheduler, tell):
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setattr(reproduce, "run_tasks", answer)
+    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
     monkeypatch.setattr(chaotic, "time_one", lambda what: StepTime(0.5, 7.0))
 
 
@@ -38,7 +39,7 @@ def test_all_files_are_written(made_up, tmp_path):
     assert "all targets met" in ran.out
     assert "over 3 trials" in (tmp_path / "table1.md").read_text()
     stored = json.loads((tmp_path / "table1.json").read_text())
-    assert set(stored) == {"name", "config", "versions", "rows", "timing", "missed"}
+    assert set(stored) == {"name", "config", "versions", "device", "rows", "timing", "missed"}
     assert stored["config"]["trials"] == 3
     assert len(stored["rows"]) == 2 * len(chaotic.LATENTS) * len(chaotic.METHODS) * 3
     assert {row["step_ms"] for row in stored["timing"]} == {0.5}
@@ -72,6 +73,10 @@ def test_an_unknown_method_is_refused(tmp_path):
     ran = invoke("reproduce", "table1", "--methods", "evkf,ekf", "--out", str(tmp_path))
     assert ran.code == 2
     assert "unknown method 'ekf' (in --methods): choose from evkf" in ran.err
+    twice = invoke("reproduce", "table1", "--methods", "evkf,evkf", "--out", str(tmp_path))
+    assert "a method twice" in twice.err
+    without = invoke("reproduce", "vdp", "--methods", "ovs", "--out", str(tmp_path))
+    assert "vdp without evkf (in --methods): add evkf" in without.err
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "reaching", "all"])

@@ -15,7 +15,7 @@ from tests.quick import quick_compilation  # noqa: F401
 @pytest.mark.parametrize("protocol", chaotic.PROTOCOLS)
 def test_trials_side_by_side_are_as_if_alone(protocol):
     spec = specification(
-        "evkf.experiments.chaotic", 1, [0, 3], protocol=protocol, method="evkf", L=2, bins=12
+        "evkf.experiments.chaotic", [0, 3], protocol=protocol, method="evkf", L=2, bins=12
     )
     rows = chaotic.run(spec)["rows"]
     for row in rows:

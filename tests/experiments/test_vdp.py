@@ -30,7 +30,7 @@ def test_learning_side_by_side_is_learning_alone():
 
 def test_the_oracle_is_judged_by_the_floor():
     spec = specification(
-        "evkf.experiments.vdp", 1, [0], kind="gaussian", method=vdp.ORACLE, learned=100
+        "evkf.experiments.vdp", [0], kind="gaussian", method=vdp.ORACLE, learned=100
     )
     result = vdp.run(spec)
     (row,), (series,) = result["rows"], result["series"]

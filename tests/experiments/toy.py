@@ -5,6 +5,11 @@ import signal
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from threadpoolctl import threadpool_info
+
 
 def run(spec):
     """Rows of squares; may wait, fail, or take the process down, once or always."""
@@ -18,4 +23,12 @@ def run(spec):
     if dies == "always" or (dies == "once" and not died.exists()):
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return {"rows": [{"trial": seed, "square": seed**2} for seed in spec["seeds"]]}
+    rng = np.random.default_rng(spec["seeds"])
+    matrix = jnp.asarray(rng.normal(size=(200, 200)))
+    where = {
+        "precision": str(matrix.dtype),
+        "backend": jax.default_backend(),
+        "threads": [os.environ["NPROC"], *{pool["num_threads"] for pool in threadpool_info()}],
+        "norm": float(jnp.linalg.norm(jnp.linalg.cholesky(matrix @ matrix.T))),
+    }
+    return {"rows": [{"trial": seed, "square": seed**2} | where for seed in spec["seeds"]]}

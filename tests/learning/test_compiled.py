@@ -57,6 +57,24 @@ def test_equals_the_scan(live):
     close(earlier, start)
 
 
+def test_steps_that_are_not_due_are_not_called(monkeypatch):
+    learner = Learner(ring=64, num_windows=2, window=3, every=4)
+    start = learner.init(MODELS["linear"]())
+    wanted, trace = learner.scan(start, *BINS)
+    live, calls = CompiledLearner(learner, start), []
+    learn = live._learn
+    monkeypatch.setattr(live, "_learn", lambda packed: calls.append(0) or learn(packed))
+    for t, bins in enumerate(zip(*BINS, strict=True)):
+        live.observe(*(np.asarray(array) for array in bins))
+        np.testing.assert_array_equal(live.learn().loss, trace.learned.loss[t])
+    close(live.state, wanted)
+    assert len(calls) == T // 4
+    live.state = start
+    live.observe(*(np.asarray(array[0]) for array in BINS))
+    live.learn()
+    assert len(calls) == T // 4
+
+
 def test_what_is_left_out_is_filled_in(live):
     """All channels observed, the trial goes on, and a bin may pass without learning."""
     before = live.state

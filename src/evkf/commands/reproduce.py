@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from evkf.bench.core import device
 from evkf.commands.console import (
     FELL_SHORT,
     Config,
@@ -26,6 +27,7 @@ from evkf.data.files import replacing
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import run_tasks
+from evkf.latency import low_latency
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few trials and small sizes, in 2 minutes.")]
@@ -67,6 +69,7 @@ def command(name: str) -> Callable[..., None]:
         effort = read_effort(name, quick, trials, methods)
         check_free([*files(name, out), *json_target(json_file, *files(name, out))], force)
         say = console(quiet, json_file)
+        low_latency()
         result = reproduce(name, effort, out, scheduler, force, say)
         emit(json_file, result)
         if result["missed"]:
@@ -88,7 +91,8 @@ def command(name: str) -> Callable[..., None]:
       evkf reproduce {name} --trials 3 --out out/three
       evkf reproduce {name} --scheduler tcp://127.0.0.1:8786
 
-    Exits with 1 if a target is missed; with --quick or --methods there are none.
+    Exits with 1 if a target is missed; with --quick, or without all methods, there are none. With
+    --force everything is computed anew.
     """
     return run
 
@@ -105,8 +109,8 @@ def run_all(
 ) -> None:
     """Compute every table and figure of the paper but that of reaching.
 
-    The same as `evkf reproduce NAME` for every name, into one folder. Reaching needs a recording,
-    and has a command of its own: evkf reproduce reaching --data FILE.
+    The same as `evkf reproduce NAME` for every name, into one folder; what is there already stays.
+    Reaching needs a recording, and has a command of its own: evkf reproduce reaching --data FILE.
 
     \b
     Examples:
@@ -115,11 +119,18 @@ def run_all(
 
     Exits with 1 if a target is missed; with --quick there are none.
     """
-    every = [path for name in EXPERIMENTS for path in files(name, out)]
-    check_free([*every, *json_target(json_file, *every)], force)
+    every = {name: files(name, out) for name in EXPERIMENTS}
+    written = [path for paths in every.values() for path in paths]
+    names = [name for name in every if force or not all(path.exists() for path in every[name])]
+    wanted = [path for name in names for path in every[name]]
+    check_free([*wanted, *json_target(json_file, *written)], force)
     say = console(quiet, json_file)
+    low_latency()
     found = {}
-    for name in EXPERIMENTS:
+    for name in every:
+        if name not in names:
+            say.print(f"{name} is there already; --force computes it anew")
+            continue
         effort = read_effort(name, quick, trials, None)
         found[name] = reproduce(name, effort, out, scheduler, force, say)
     emit(json_file, found)
@@ -141,8 +152,13 @@ def read_effort(name: str, quick: bool, trials: int | None, methods: str | None)
         if method not in known:
             remedy = f"choose from {', '.join(known)}, with commas between"
             raise InputError(f"unknown method {method!r}", "--methods", remedy)
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"a method twice in {methods!r}", "--methods", "name every one once")
+    for method in EXPERIMENTS[name].needs:
+        if method not in chosen:
+            raise InputError(f"{name} without {method}", "--methods", f"add {method}")
     usual = module.QUICK_TRIALS if quick else module.TRIALS
-    return Effort(quick, trials or usual, chosen, not quick and chosen == known)
+    return Effort(quick, trials or usual, chosen, not quick and set(chosen) == set(known))
 
 
 def reproduce(
@@ -153,7 +169,7 @@ def reproduce(
     module = experiment.module
     specs = module.tasks(effort.methods, effort.trials, effort.quick)
     with bar(say, f"{name}: tasks") as tell:
-        results = run_tasks(specs, out / "tasks", scheduler, tell)
+        results = run_tasks(specs, out / "tasks", scheduler, tell, anew=force)
     rows = [row for result in results for row in result["rows"]]
     timing = _time(name, effort, say) if experiment.timed else []
     missed = experiment.shortfalls(rows, timing) if effort.judged else []
@@ -168,6 +184,7 @@ def reproduce(
             "tasks": len(specs),
         },
         "versions": versions(),
+        "device": device(),
         "rows": rows,
         "timing": timing,
         "missed": missed,

@@ -23,6 +23,8 @@ class Experiment(NamedTuple):
     shortfalls: Callable[[list[Row], list[Row]], list[str]]
     """Targets that rows and times miss."""
     timed: bool = True
+    needs: tuple[str, ...] = ()
+    """Methods without which there is no figure."""
 
 
 EXPERIMENTS = {
@@ -47,5 +49,6 @@ EXPERIMENTS = {
         vdp_figure.draw_vdp,
         lambda rows, timing: [],
         timed=False,
+        needs=("evkf",),
     ),
 }

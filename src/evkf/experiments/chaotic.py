@@ -30,7 +30,6 @@ from evkf.likelihoods import StudentT
 from evkf.model import Model, simulate
 from evkf.types import Status
 
-REVISION = 1
 PROTOCOLS = ("public", "matched")
 LATENTS, BINS, TRIALS = (2, 16, 32, 64, 128), 250, 10
 QUICK_LATENTS, QUICK_BINS, QUICK_TRIALS = (2, 16), 60, 2
@@ -89,7 +88,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """Every protocol and size by every method, the trials in blocks."""
     bins = QUICK_BINS if quick else BINS
     return [
-        specification(__name__, REVISION, seeds, protocol=protocol, method=method, L=L, bins=bins)
+        specification(__name__, seeds, protocol=protocol, method=method, L=L, bins=bins)
         for protocol in PROTOCOLS
         for L in (QUICK_LATENTS if quick else LATENTS)
         for method in methods

@@ -2,8 +2,8 @@
 
 A specification is plain JSON that names an experiment's module and all that its result depends on.
 The result is stored in a file named by the hash of the specification, written whole or not at all;
-what is there already is not computed again. Tasks run in a pool of fresh processes, or on a Dask
-cluster.
+what is there already is not computed again, unless it is asked for anew. Tasks run in fresh
+processes, or on a Dask cluster.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax._src import xla_bridge
@@ -31,42 +31,44 @@ from evkf.errors import EvkfError, InputError
 Spec = dict[str, Any]
 Result = dict[str, Any]
 Tell = Callable[[int, int], None]
+Outcome = dict[str, Any]
+"""A result, or an error in words."""
+Outcomes = Iterator[tuple[str, Outcome]]
 
 MOST_LOST = 3
-"""Times that processes may die, one after another, before anything is finished."""
+"""Processes that a task may take down with it."""
 PATIENCE = 10
 """Seconds in which a scheduler must answer."""
-
-
-class Failure(NamedTuple):
-    """A task that ended in an error."""
-
-    spec: Spec
-    error: BaseException
 
 
 class TaskError(EvkfError):
     """Tasks failed; the others are stored."""
 
 
-def specification(module: str, revision: int, seeds: Sequence[int], **settings: Any) -> Spec:
+def specification(module: str, seeds: Sequence[int], **settings: Any) -> Spec:
     """What a task computes.
 
     Args:
         module: The module whose `run` computes it.
-        revision: Raised whenever the same settings come to mean another computation.
         seeds: Trials that are computed together.
         settings: All else that the result depends on.
 
     Example:
-        >>> specification("evkf.experiments.chaotic", 1, [0, 1], method="evkf")["seeds"]
+        >>> specification("evkf.experiments.chaotic", [0, 1], method="evkf")["seeds"]
         [0, 1]
     """
-    versions = {"evkf": evkf.__version__, "jax": version("jax")}
-    return {"module": module, "revision": revision, "versions": versions} | {
-        **settings,
-        "seeds": list(seeds),
-    }
+    return {"module": module, "versions": known_versions(), **settings, "seeds": list(seeds)}
+
+
+def known_versions() -> dict[str, str]:
+    """Of this package and of what computes for it.
+
+    Example:
+        >>> list(known_versions())
+        ['evkf', 'jax', 'jaxlib', 'numpy']
+    """
+    libraries = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
+    return {"evkf": evkf.__version__, **libraries}
 
 
 def blocks(num: int, size: int) -> list[list[int]]:
@@ -90,25 +92,41 @@ def address(spec: Spec) -> str:
 
 
 def work(text: str) -> str:
-    """Compute a task, on whatever machine; specification and result as JSON.
+    """Compute a task, on whatever machine; specification and outcome as JSON.
 
     Products and factorisations use one thread: results do not depend on the number of cores, and
-    as many tasks run at once as there are.
+    as many tasks run at once as there are. An error is an outcome too, for not every exception can
+    travel between processes.
     """
     spec = json.loads(text)
-    if spec["versions"] != specification("", 0, [])["versions"]:
-        what = f"a task for {spec['versions']}, on a worker with evkf {evkf.__version__}"
-        raise InputError(what, "worker", "install the same versions of evkf and jax everywhere")
+    try:
+        _set_up(spec["versions"])
+        run = import_module(spec["module"]).run
+        with threadpool_limits(1), jax.enable_x64(True):
+            return json.dumps({"result": run(spec)})
+    except Exception as error:
+        return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+
+def _set_up(versions: dict[str, str]) -> None:
+    """One thread on a CPU, before JAX computes anything."""
+    if versions != known_versions():
+        what = f"a task for {versions}, on a worker with {known_versions()}"
+        raise InputError(what, "worker", "install the same versions everywhere")
     if not xla_bridge.backends_are_initialized():
         os.environ["NPROC"] = "1"
         jax.config.update("jax_platforms", "cpu")
-    run = import_module(spec["module"]).run
-    with threadpool_limits(1), jax.enable_x64(True):
-        return json.dumps(run(spec))
+    elif os.environ.get("NPROC") != "1" or jax.default_backend() != "cpu":
+        remedy = "give tasks processes of their own, such as `dask worker --nthreads 1`"
+        raise InputError("JAX has computed already, with other settings", "worker", remedy)
 
 
 def run_tasks(
-    specs: Sequence[Spec], store: Path, scheduler: str | None = None, tell: Tell | None = None
+    specs: Sequence[Spec],
+    store: Path,
+    scheduler: str | None = None,
+    tell: Tell | None = None,
+    anew: bool = False,
 ) -> list[Result]:
     """The results of tasks, in their order; those that are not stored yet are computed.
 
@@ -117,32 +135,38 @@ def run_tasks(
         store: Folder of results; whatever is finished is in it, also after an interruption.
         scheduler: Address of a Dask scheduler; a pool of processes on this machine without.
         tell: Told how many of the tasks are done.
+        anew: Whether to compute what is stored again.
     """
     store.mkdir(parents=True, exist_ok=True)
-    found = {address(spec): _stored(store, spec) for spec in specs}
+    found = {address(spec): None if anew else _stored(store, spec) for spec in specs}
     missing = {address(spec): spec for spec in specs if found[address(spec)] is None}
     done = len(found) - len(missing)
     if tell:
         tell(done, len(found))
-    compute = _on_cluster(scheduler, missing) if scheduler else _on_machine(missing)
     failures = []
-    for name, outcome in compute:
-        if isinstance(outcome, Failure):
-            failures.append(outcome)
+    for name, outcome in _compute(missing, scheduler):
+        if "error" in outcome:
+            failures.append((missing[name], outcome["error"]))
             continue
-        found[name] = _keep(store, missing[name], json.loads(outcome))
+        found[name] = _keep(store, missing[name], outcome["result"])
         done += 1
         if tell:
             tell(done, len(found))
     if failures:
-        first = failures[0]
-        named = {key: first.spec[key] for key in first.spec if key not in ("versions", "revision")}
+        spec, error = failures[0]
+        named = {key: value for key, value in spec.items() if key != "versions"}
         raise TaskError(
-            f"{len(failures)} of {len(found)} tasks failed, the first with "
-            f"{type(first.error).__name__}: {first.error} (in {json.dumps(named)}): "
-            "the others are stored; run the command again for those that failed"
-        ) from first.error
+            f"{len(failures)} of {len(found)} tasks failed, the first with {error} "
+            f"(in {json.dumps(named)}): the others are stored; run the command again for these"
+        )
     return [found[address(spec)] for spec in specs]  # pyright: ignore[reportReturnType]
+
+
+def _compute(missing: dict[str, Spec], scheduler: str | None) -> Outcomes:
+    if not missing:
+        return iter(())
+    texts = {name: json.dumps(spec) for name, spec in missing.items()}
+    return _on_cluster(texts, scheduler) if scheduler else _on_machine(texts)
 
 
 def _path(store: Path, spec: Spec) -> Path:
@@ -150,14 +174,14 @@ def _path(store: Path, spec: Spec) -> Path:
 
 
 def _stored(store: Path, spec: Spec) -> Result | None:
+    path = _path(store, spec)
     try:
-        stored = json.loads(_path(store, spec).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))["result"]
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        path = str(_path(store, spec))
-        raise InputError("no stored result", path, "delete the file, and run again") from error
-    return stored["result"]
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "delete the file, and run again"
+        raise InputError("not a stored result", str(path), remedy) from error
 
 
 def _keep(store: Path, spec: Spec, result: Result) -> Result:
@@ -166,39 +190,40 @@ def _keep(store: Path, spec: Spec, result: Result) -> Result:
     return result
 
 
-Outcomes = Iterator[tuple[str, str | Failure]]
+def _on_machine(texts: dict[str, str]) -> Outcomes:
+    """In fresh processes, one for every core; one that dies is replaced, and its task taken again.
 
-
-def _on_machine(missing: dict[str, Spec]) -> Outcomes:
-    """In a pool of fresh processes; a process that dies is replaced, and its task taken again."""
-    left, in_vain = dict(missing), 0
-    while left:
-        num = len(left)
-        with _pool(min(os.cpu_count() or 1, num)) as pool:
-            futures = {pool.submit(work, json.dumps(spec)): name for name, spec in left.items()}
-            for future in as_completed(futures):
-                name = futures[future]
-                outcome = _outcome(future, left[name])
-                died = isinstance(outcome, Failure) and isinstance(outcome.error, BrokenProcessPool)
-                if not died or in_vain == MOST_LOST:
-                    del left[name]
-                    yield name, outcome
-        in_vain = in_vain + 1 if len(left) == num else 0
-
-
-@contextmanager
-def _pool(size: int) -> Iterator[ProcessPoolExecutor]:
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(size, context, initializer=_ignore_interrupts)
+    Every process stands alone, so that a task that kills its own harms no other.
+    """
+    own, ended = threading.local(), threading.Event()
     before = set(multiprocessing.active_children())
+
+    def take(text: str) -> Outcome:
+        for _ in range(MOST_LOST):
+            if not hasattr(own, "pool"):
+                own.pool = ProcessPoolExecutor(
+                    1, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
+                )
+            try:
+                return json.loads(own.pool.submit(work, text).result())
+            except BrokenProcessPool as error:
+                del own.pool
+                lost = {"error": f"{type(error).__name__}: {error}"}
+                if ended.is_set():
+                    break
+        return lost
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = ThreadPoolExecutor(min(cores or 1, len(texts)))
+    futures = {threads.submit(take, text): name for name, text in texts.items()}
     try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        ended.set()
+        threads.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
-        raise
-    pool.shutdown()
 
 
 def _ignore_interrupts() -> None:
@@ -206,7 +231,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _on_cluster(scheduler: str, missing: dict[str, Spec]) -> Outcomes:
+def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
     """On the workers of a Dask scheduler, which takes tasks of those that die to others."""
     try:
         import distributed
@@ -215,24 +240,23 @@ def _on_cluster(scheduler: str, missing: dict[str, Spec]) -> Outcomes:
         raise InputError(what, "--scheduler", 'pip install "evkf[cluster]"') from error
     try:
         client = distributed.Client(scheduler, timeout=PATIENCE)
-    except OSError as error:
-        remedy = "start one with `dask scheduler`, and check the address"
+    except (OSError, ValueError) as error:
+        remedy = "start one with `dask scheduler`, and give its address as tcp://host:port"
         raise InputError(f"no scheduler answers: {error}", scheduler, remedy) from error
     with client:
         futures = {
-            client.submit(work, json.dumps(spec), key=f"evkf-{name}", retries=MOST_LOST): name
-            for name, spec in missing.items()
+            client.submit(work, text, key=f"evkf-{name}", pure=True): name
+            for name, text in texts.items()
         }
         try:
             for future in distributed.as_completed(list(futures)):
-                name = futures[future]
-                yield name, _outcome(future, missing[name])
+                yield futures[future], _outcome(future)
         finally:
             client.cancel(list(futures))
 
 
-def _outcome(future: Future, spec: Spec) -> str | Failure:
+def _outcome(future: Any) -> Outcome:
     try:
-        return future.result()
+        return json.loads(future.result())
     except Exception as error:
-        return Failure(spec, error)
+        return {"error": f"{type(error).__name__}: {error}"}

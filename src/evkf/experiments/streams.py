@@ -105,8 +105,12 @@ def learn(learner: Learner, models: Model, ys: Float[Array, "S T N"], num_ahead:
     return jax.vmap(one)(models, ys)
 
 
+TOGETHER = 10
+"""Steps whose mean is taken before the median: not every one of them learns."""
+
+
 class StepTime(NamedTuple):
-    """Medians of a compiled step, and of an empty compiled call between the steps."""
+    """Medians of compiled steps, and of an empty compiled call between them."""
 
     step_ms: float
     empty_us: float
@@ -123,8 +127,9 @@ def time_calls(call: Callable[[int], Any], num: int) -> StepTime:
         jax.block_until_ready(empty(one))
         empties.append(time.perf_counter_ns() - middle)
         steps.append(middle - begin)
-    late = slice(num // 5, None)
-    return StepTime(float(np.median(steps[late])) / 1e6, float(np.median(empties[late])) / 1e3)
+    late = np.array(steps[num // 5 // TOGETHER * TOGETHER :])
+    means = late[: len(late) // TOGETHER * TOGETHER].reshape(-1, TOGETHER).mean(axis=1)
+    return StepTime(float(np.median(means)) / 1e6, float(np.median(empties)) / 1e3)
 
 
 def time_filter(filter: Filter, model: Model, ys: np.ndarray, num: int) -> StepTime:

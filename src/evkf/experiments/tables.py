@@ -19,14 +19,13 @@ def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 
 
 def values(rows: Iterable[Row], name: str) -> np.ndarray:
-    """A figure of every row that has it; one that is not finite was stored as null.
+    """A figure of every row that has it.
 
     Example:
-        >>> values([{"kl": 1.0}, {"kl": None}, {}], "kl")
-        array([ 1., inf])
+        >>> values([{"kl": 1.0}, {"kl": 2.0}, {}], "kl")
+        array([1., 2.])
     """
-    found = [row[name] for row in rows if name in row]
-    return np.array([np.inf if value is None else value for value in found], float)
+    return np.array([row[name] for row in rows if name in row], float)
 
 
 def mean(rows: Iterable[Row], name: str) -> float:
@@ -54,6 +53,18 @@ def plus_minus(rows: Iterable[Row], name: str, digits: int = 3) -> str:
         return "diverges"
     spread = f" ± {found.std():.{digits}f}" if len(found) > 1 else ""
     return f"{found.mean():.{digits}f}{spread}"
+
+
+def leads(ours: float, theirs: float, higher: bool) -> bool:
+    """Whether a figure is better than another; one that is not finite is the worst.
+
+    Example:
+        >>> leads(0.1, float("nan"), higher=False), leads(float("inf"), 1.0, higher=False)
+        (True, False)
+    """
+    if not np.isfinite(ours) or not np.isfinite(theirs):
+        return bool(np.isfinite(ours))
+    return ours > theirs if higher else ours < theirs
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
 from evkf.forecasting import expected_observation
-from evkf.learning.learner import Learner
+from evkf.learning.learner import Learner, no_step
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model
@@ -116,6 +116,7 @@ class CompiledLearner:
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
         self._packed, self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
+        self._bins, self._rest = int(known.ring.count), no_step(known)
         self._seen = np.ones(self._channels, bool)
         self._no_input = np.zeros(self._inputs, self._dtype)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
@@ -141,10 +142,13 @@ class CompiledLearner:
             what = f"mask of type {seen.dtype} and shape {seen.shape}"
             raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
         self._packed, said = self._observe(self._packed, observed, seen, given, np.asarray(fresh))
+        self._bins += 1
         return said
 
     def learn(self) -> LearnInfo:
-        """Take the gradient steps that are due."""
+        """Take the gradient steps that are due; where none is, nothing is called."""
+        if self.learner.ring and self._bins % self.learner.every:
+            return self._rest
         self._packed, learned = self._learn(self._packed)
         return learned
 
@@ -182,7 +186,7 @@ class CompiledLearner:
         if shapes(state) != shapes(self._like):
             what = f"a {type(state).__name__} of another structure"
             raise InputError(what, "state", "set what `state` gave, with other numbers")
-        self._packed = self._pack(state)
+        self._packed, self._bins = self._pack(state), int(_known(state).ring.count)
 
     def _read_input(self, u: ArrayLike | None) -> np.ndarray:
         if u is None and self._inputs:

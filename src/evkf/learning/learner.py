@@ -31,9 +31,11 @@ from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = adam()
 
-MOST_DOUBT = 0.1
-"""Of the variance, in the share of what was learned: early on, and for networks with so many
-numbers that they do not use them all."""
+EARLY_DOUBT, MOST_DOUBT = 0.8, 0.1
+"""Most of the variance, in the share of what was learned: at the beginning of a stream, when a
+network follows the few bins there are; and of the bins in the ring, for one with so many numbers
+that it does not use them all.
+"""
 
 
 class Learner(eqx.Module):
@@ -307,7 +309,9 @@ class Learner(eqx.Module):
         numbers = jax.tree.leaves(split(learned, ("dynamics",))[0])
         per_latent = sum(leaf.size for leaf in numbers) / learned.model.family.dim
         bins = state.ring.count - state.ring.oldest
-        share = jnp.minimum(per_latent / bins, MOST_DOUBT).astype(state.doubt.dtype)
+        early = jnp.minimum(per_latent / state.ring.count, EARLY_DOUBT)
+        share = jnp.maximum(early, jnp.minimum(per_latent / bins, MOST_DOUBT))
+        share = share.astype(state.doubt.dtype)
         moves = state.thawed.dynamics & state.thawed.noise
         return jnp.where(moves, jnp.arctanh(share), state.doubt)
 
@@ -352,5 +356,10 @@ def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
 
 
 def _rest(state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
+    return state, no_step(state)
+
+
+def no_step(state: LearnerState) -> LearnInfo:
+    """What is said of a bin in which no gradient step was due."""
     dtype = state.gradient.dtype
-    return state, LearnInfo(jnp.asarray(jnp.nan, dtype), jnp.zeros((), dtype), jnp.asarray(False))
+    return LearnInfo(jnp.asarray(jnp.nan, dtype), jnp.zeros((), dtype), jnp.asarray(False))

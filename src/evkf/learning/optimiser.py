@@ -2,24 +2,35 @@
 
 from functools import cache
 
+import jax.numpy as jnp
 import optax
+from jax import Array
 
 
 @cache
 def adam(
-    rate: float = 1e-2, decay: int = 3500, floor: float = 0.3, clip: float = 1.0
+    rate: float = 1e-2,
+    decay: int = 3500,
+    floor: float = 0.3,
+    clip: float = 1.0,
+    warm_up: int = 100,
 ) -> optax.GradientTransformation:
-    """Adam with clipped gradients and a rate that falls as a cosine, then stays.
+    """Adam with clipped gradients and a rate that rises, then falls as a cosine, then stays.
 
     Args:
-        rate: The first learning rate.
+        rate: The largest learning rate.
         decay: Steps until the last one is reached.
         floor: The last rate as a share of the first.
         clip: Largest norm of a gradient.
+        warm_up: Steps in which the rate rises: at first there are few bins to learn from.
 
     Example:
         >>> from evkf.learning import Learner
         >>> learner = Learner(optimiser=adam(rate=3e-3, decay=10_000))
     """
-    schedule = optax.cosine_decay_schedule(rate, decay, floor)
+    fall = optax.cosine_decay_schedule(rate, decay, floor)
+
+    def schedule(step: Array) -> Array:
+        return fall(step) * jnp.minimum(1, (step + 1) / max(warm_up, 1))
+
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
