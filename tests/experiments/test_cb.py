@@ -19,30 +19,30 @@ from tests.quick import quick_compilation  # noqa: F401
 
 NAMES = tuple(cb.METHODS)
 FEW = {
-    "ovs": lambda on: OnlineVariationalSmoother(2, 2, num_support=4, learn=on),
-    "vjf": lambda on: cb.VJF(warm_up=5, learn=on),
-    "direct": lambda on: DirectVJF(iterations=2, num_samples=2, learn=on),
-    "svmc": lambda on: StreamingVMC(20, 1, 4, 4, learn=on),
+    "ovs": lambda _, on: OnlineVariationalSmoother(2, 2, num_support=4, learn=on),
+    "vjf": lambda _, on: cb.VJF(warm_up=5, learn=on),
+    "direct": lambda _, on: DirectVJF(iterations=2, num_samples=2, learn=on),
+    "svmc": lambda _, on: StreamingVMC(20, 1, 4, 4, learn=on),
 }
+
+
+def turned(states):
+    """60 R(0.9) (2z - 1), by hand."""
+    x, y = 2 * np.transpose(states) - 1
+    cos, sin = np.cos(0.9), np.sin(0.9)
+    return 60 * np.transpose([cos * x - sin * y, sin * x + cos * y])
 
 
 def test_the_truth_turns_the_square_and_stays_in_it():
     true, states, ys = cb.problem(2000, 3)
     z = np.array([0.2, 0.9])
-    x, y = 2 * 0.2 - 1, 2 * 0.9 - 1
-    turned = [np.cos(0.9) * x - np.sin(0.9) * y, np.sin(0.9) * x + np.cos(0.9) * y]
     nat = true.dynamics.transition(jnp.asarray(z), jnp.zeros(0))[:, 0]
-    np.testing.assert_allclose(nat, 60 * np.array(turned), rtol=1e-12)
+    np.testing.assert_allclose(nat, turned(z), rtol=1e-12)
     assert states.min() >= 0
     assert states.max() <= 1
     assert 0.2 < cb.in_corner(states).mean() < 1
     np.testing.assert_allclose(np.var(ys - states @ true.likelihood.C.T), 0.3, rtol=0.03)
-    # Means of a continuous Bernoulli: 1/(1 - e^-x) - 1/x.
-    nats = (
-        60
-        * (2 * states[:-1] - 1)
-        @ np.array([[np.cos(0.9), -np.sin(0.9)], [np.sin(0.9), np.cos(0.9)]]).T
-    )
+    nats = turned(states[:-1])
     means = 1 / -np.expm1(-nats) - 1 / nats
     np.testing.assert_allclose(np.mean(states[1:] - means, axis=0), 0, atol=0.02)
 

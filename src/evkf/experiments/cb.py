@@ -9,12 +9,14 @@ states, or take them for Gaussian ones.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float
 
 from evkf.dynamics import NaturalDynamics, Network, ResidualMLP, ResidualRBF
@@ -96,7 +98,7 @@ class Method(NamedTuple):
 
     label: str
     start: Callable[[str, Likelihood, int], Model]
-    make: Callable[[bool], Filter] | None
+    make: Callable[[str, bool], Filter] | None
     kinds: tuple[str, ...] = KINDS
 
 
@@ -123,12 +125,44 @@ def start_rbf(kind: str, likelihood: Likelihood, seed: int) -> Model:
     return Model(dynamics, likelihood, family=DiagonalGaussian(2))
 
 
+RATES = {
+    "vjf": {CB: 1e-2, GAUSSIAN: 3e-3},
+    "direct": {CB: 3e-2, GAUSSIAN: 3e-3},
+    "svmc": {CB: 1e-2, GAUSSIAN: 1e-2},
+}
+"""Adam's. The streams are short: each was chosen among several, the published one too, by the
+method's own bound on a trial that is not reported. That of OVS stayed; eVKF's were not touched."""
+
+
+@cache
+def _adam(rate: float, clip: float) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adam(rate))
+
+
+def _vjf(kind: str, on: bool) -> Filter:
+    """The published warm-up of 1000 bins would outlast the stream."""
+    return VJF(warm_up=100, optimiser=_adam(RATES["vjf"][kind], 100.0), learn=on)
+
+
+def _direct(kind: str, on: bool) -> Filter:
+    return DirectVJF(optimiser=_adam(RATES["direct"][kind], 1.0), learn=on)
+
+
+def _svmc(kind: str, on: bool) -> Filter:
+    return StreamingVMC(model_rate=RATES["svmc"][kind], decay=LEARNED, learn=on)
+
+
+def _ovs(kind: str, on: bool) -> Filter:
+    del kind
+    return OnlineVariationalSmoother(learn=on)
+
+
 METHODS = {
     "evkf": Method("eVKF", start, None),
-    "ovs": Method("OVS", start, lambda on: OnlineVariationalSmoother(learn=on), (GAUSSIAN,)),
-    "vjf": Method("VJF", start_rbf, lambda on: VJF(warm_up=100, learn=on)),
-    "direct": Method("VJF, direct", start_diagonal, lambda on: DirectVJF(learn=on)),
-    "svmc": Method("SVMC (5,000)", start, lambda on: StreamingVMC(learn=on)),
+    "ovs": Method("OVS", start, _ovs, (GAUSSIAN,)),
+    "vjf": Method("VJF", start_rbf, _vjf),
+    "direct": Method("VJF, direct", start_diagonal, _direct),
+    "svmc": Method("SVMC (5,000)", start, _svmc),
 }
 ORACLE = "oracle"
 """The filter of eVKF, given the true dynamics."""
@@ -177,7 +211,7 @@ def run(spec: Spec) -> Result:
 
 
 def _run(spec: Spec, problems: list[tuple[Model, np.ndarray, np.ndarray]]) -> Ran:
-    seeds, num = spec["seeds"], spec["learned"]
+    seeds, num, kind = spec["seeds"], spec["learned"], spec["kind"]
     ys = jnp.stack([jnp.asarray(ys, float) for _, _, ys in problems])
     keys = stack([jax.random.key(seed) for seed in seeds])
     if spec["method"] == ORACLE:
@@ -187,14 +221,14 @@ def _run(spec: Spec, problems: list[tuple[Model, np.ndarray, np.ndarray]]) -> Ra
         )
     method = METHODS[spec["method"]]
     pairs = zip(seeds, problems, strict=True)
-    models = stack([method.start(spec["kind"], true.likelihood, s) for s, (true, _, _) in pairs])
+    models = stack([method.start(kind, true.likelihood, s) for s, (true, _, _) in pairs])
     later = jax.vmap(jax.random.fold_in, (0, None))(keys, num)
     if method.make is None:
         first = learn(Learner(), models, ys[:, :num], 1)
         filter, learned, states = EVKF(), first.models, first.filters
     else:
-        states = stream(method.make(True), models, ys[:, :num], keys).state
-        filter, learned = method.make(False), states.model
+        states = stream(method.make(kind, True), models, ys[:, :num], keys).state
+        filter, learned = method.make(kind, False), states.model
     return Ran(stream(filter, learned, ys[:, num:], later, states).belief, learned)
 
 
@@ -306,4 +340,4 @@ def time_one(what: dict[str, Any]) -> StepTime:
         model = method.start(what["kind"], true.likelihood, 0)
         if method.make is None:
             return time_learner(Learner(), model, ys, TIMED)
-        return time_filter(method.make(True), model, ys, TIMED)
+        return time_filter(method.make(what["kind"], True), model, ys, TIMED)
