@@ -1,0 +1,173 @@
+"""Continuous Bernoulli dynamics: the generator, the judging, a run in small, report and figures."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from evkf.dynamics import NaturalDynamics, Network
+from evkf.experiments import cb
+from evkf.experiments.cb_figure import draw_cb, draw_methods, draw_table3
+from evkf.experiments.cb_report import PAPER, claims, report
+from evkf.families import ContinuousBernoulli, Gaussian
+from evkf.filters import DirectVJF
+from evkf.metrics import transition_kl
+from tests.quick import quick_compilation  # noqa: F401
+
+NAMES, ON = tuple(cb.METHODS), (True, False)
+RUN = ("evkf", "direct")
+"""Methods that are run here; the others are tried one by one elsewhere."""
+
+
+def turned(states):
+    """60 R(0.9) (2z - 1), by hand."""
+    x, y = 2 * np.transpose(states) - 1
+    cos, sin = np.cos(0.9), np.sin(0.9)
+    return 60 * np.transpose([cos * x - sin * y, sin * x + cos * y])
+
+
+def test_the_truth_turns_the_square_and_stays_in_it():
+    true, states, ys = cb.problem(2000, 3)
+    z = np.array([0.2, 0.9])
+    nat = true.dynamics.transition(jnp.asarray(z), jnp.zeros(0))[:, 0]
+    np.testing.assert_allclose(nat, turned(z), rtol=1e-12)
+    assert states.min() >= 0
+    assert states.max() <= 1
+    assert 0.2 < cb.in_corner(states).mean() < 1
+    np.testing.assert_allclose(np.var(ys - states @ true.likelihood.C.T), 0.3, rtol=0.03)
+    nats = turned(states[:-1])
+    means = 1 / -np.expm1(-nats) - 1 / nats
+    np.testing.assert_allclose(np.mean(states[1:] - means, axis=0), 0, atol=0.02)
+
+
+def test_kl_is_that_of_integration():
+    true, states, _ = cb.problem(4, 0)
+    other = NaturalDynamics(ContinuousBernoulli(2), Network([2, 3, 2], jax.random.key(0), 20.0))
+
+    def kl(a, b):
+        one, two = (lambda z, x=x: x * z - np.log(np.expm1(x) / x) for x in (a, b))
+        return quad(lambda z: np.exp(one(z)) * (one(z) - two(z)), 0, 1, epsabs=1e-12)[0]
+
+    none = jnp.zeros(0)
+    moves = [
+        [np.asarray(system.transition(jnp.asarray(z), none))[:, 0] for z in states]
+        for system in (true.dynamics, other)
+    ]
+    want = np.sum([kl(a, b) for a, b in zip(*map(np.ravel, moves), strict=True)]) / len(states)
+    got = transition_kl(true.dynamics, other, jnp.asarray(states))
+    np.testing.assert_allclose(got, want, rtol=1e-7)
+
+
+def test_intervals_hold_nine_tenths():
+    nat = np.array([[[-40.0], [0.5]], [[3.0], [0.0]]])
+    low, high = cb.interval(ContinuousBernoulli(2), jnp.asarray(nat))
+    for x, a, b in zip(nat.ravel(), low.ravel(), high.ravel(), strict=True):
+        x = x or 1e-9
+        for z, share in ((a, 0.05), (b, 0.95)):
+            np.testing.assert_allclose(np.expm1(x * z) / np.expm1(x), share, rtol=1e-5)
+    beliefs = Gaussian(1).from_moments(jnp.zeros(1), 4 * jnp.eye(1))
+    low, high = cb.interval(Gaussian(1), jax.tree.map(lambda x: x[None], beliefs))
+    np.testing.assert_allclose([low, high], [[[-3.29]], [[3.29]]])
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """Two methods on two short trials, with the least effort."""
+    few = cb.METHODS | {
+        "direct": cb.METHODS["direct"]._replace(
+            make=lambda _, on: DirectVJF(iterations=2, num_samples=2, learn=on)
+        )
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cb, "METHODS", few)
+        patch.setattr(cb, "QUICK_LEARNED", 12)
+        patch.setattr(cb, "QUICK_JUDGED", cb.SHOWN + cb.ONWARD)
+        specs = cb.tasks(RUN, 2, True)
+        return specs, [json.loads(json.dumps(cb.run(spec))) for spec in specs]
+
+
+def test_all_figures_of_all_trials_come_out(ran):
+    specs, results = ran
+    pairs = [("cb", "oracle"), *((kind, name) for kind in cb.KINDS for name in RUN)]
+    assert [(spec["kind"], spec["method"]) for spec in specs] == pairs
+    for (kind, method), result in zip(pairs, results, strict=True):
+        assert [row["trial"] for row in result["rows"]] == [0, 1]
+        for row in result["rows"]:
+            assert (row["kind"], row["method"]) == (kind, method)
+            numbers = {name for name in row if name not in ("kind", "method", "trial")}
+            assert ("kl" in numbers) == (kind == "cb")
+            assert {"log_q", "log_chamfer", "rmse", "roughness"} <= numbers
+            assert all(np.isfinite(row[name]) for name in numbers), row
+        shown, hidden = result["series"]
+        assert ("nat" in shown) == (kind == "cb")
+        assert np.shape(shown["onward"]) == (cb.PATHS, cb.ONWARD, 2)
+        assert hidden == {}
+
+
+@pytest.mark.parametrize("what", cb.timings(NAMES, False), ids=lambda what: "-".join(what.values()))
+def test_every_method_takes_the_start_it_is_given(what):
+    method, (true, _, _) = cb.METHODS[what["method"]], cb.problem(2, 0)
+    model = method.start(what["kind"], true.likelihood, 0)
+    filters = (cb.Learner(),) if method.make is None else map(method.make, [what["kind"]] * 2, ON)
+    for filter in filters:
+        assert jax.tree.leaves(filter.init(model))
+
+
+def everybody(results):
+    """What was run, told of all the other methods as well."""
+    direct = [result for result in results if result["rows"][0]["method"] == "direct"]
+    return results + [
+        result | {"rows": [row | {"method": name} for row in result["rows"]]}
+        for name in NAMES
+        if name not in RUN
+        for result in direct
+        if result["rows"][0]["kind"] in cb.METHODS[name].kinds
+    ]
+
+
+def test_figures_are_drawn_and_the_report_is_written(ran):
+    results = everybody(ran[1])
+    for draw, num in ((draw_cb, 8), (draw_methods, 20), (draw_table3, 3)):
+        figure = draw(results)
+        figure.draw_without_rendering()
+        assert len(figure.axes) == num
+    rows = [row for result in results for row in result["rows"]]
+    timing = [what | {"step_ms": 1.25} for what in cb.timings(NAMES, True)]
+    text = report(rows, timing, 2, True)
+    assert text.count("| 1.2 |") == 9
+    assert "Quick" in text
+    assert "nan" not in text
+    for kind in PAPER.values():
+        for figures in kind.values():
+            assert all(f"| {figure} |" in text for figure in figures.values())
+
+
+def made_up(**figures):
+    """Rows of eVKF and VJF in both kinds, as (log q, KL, log Chamfer) of each."""
+    names = ("log_q", "kl", "log_chamfer")
+    return [
+        {"kind": kind, "method": method, "trial": trial} | dict(zip(names, found, strict=True))
+        for key, found in figures.items()
+        for kind, method in [key.split("_")]
+        for trial in range(2)
+    ]
+
+
+def test_claims_are_marked_both_ways():
+    good = {"cb_evkf": (3, 0.1, -3), "cb_vjf": (2, 1.0, -2)}
+    good |= {"gaussian_evkf": (4, 9, -1), "gaussian_vjf": (3, 10, 0)}
+    found = claims(made_up(**good))
+    assert len(found) == 8
+    assert all(claim.holds for claim in found)
+    swap = {"evkf": "vjf", "vjf": "evkf", "cb": "gaussian", "gaussian": "cb"}
+    bad = {"_".join(swap[part] for part in key.split("_")): good[key] for key in good}
+    assert not any(claim.holds for claim in claims(made_up(**bad)))
+    assert "**Not confirmed**: eVKF has the lowest KL" in report(made_up(**bad), [], 2, False)
+
+
+def test_a_step_is_timed(monkeypatch):
+    monkeypatch.setattr(cb, "TIMED", 12)
+    assert cb.time_one({"kind": "cb", "method": "vjf"}).step_ms > 0
