@@ -14,6 +14,8 @@ from tests.oracles import kalman_loop
 from tests.quick import quick_compilation  # noqa: F401
 
 BINS = 10
+PLAIN = ["uncorrected"]
+METHODS = {"linear": [*PLAIN, "corrected"], "vdp": PLAIN, "gamma": PLAIN}
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,10 @@ def linear():
 
 @pytest.fixture(scope="module")
 def results():
-    given = {"methods": ["uncorrected", "corrected"], "bins": BINS, "runs": 2, "particles": 100}
+    given = {"bins": BINS, "runs": 2, "particles": 100}
     return [
-        gaps.run(specification("gaps", 1, [0], system=system, **given)) for system in gaps.SYSTEMS
+        gaps.run(specification("gaps", 1, [0], system=system, methods=methods, **given))
+        for system, methods in METHODS.items()
     ]
 
 
@@ -44,9 +47,9 @@ def test_the_evidence_is_that_of_a_kalman_filter_by_hand(linear):
     zero, b = np.zeros(2), np.zeros(5)
     _, _, exact = kalman_loop(A, Q, C, b, np.eye(5), zero, np.eye(2), ys, seen)
     np.testing.assert_allclose(gaps.exact_evidence(model, ys), exact, rtol=1e-10)
-    many = gaps.evidence(model, ys, 4, 5000)
-    np.testing.assert_allclose(many.value, exact, atol=0.1)
-    assert np.all((many.error > 0) & (many.error < 0.05))
+    many = gaps.evidence(model, ys, 8, 2500)
+    assert np.all(np.abs(many.value - exact) < 5 * many.error)
+    assert np.all((many.error > 0) & (many.error < 0.1))
 
 
 def test_slacks_are_the_closed_forms_of_gaussians(linear):
@@ -90,9 +93,9 @@ def test_nodes_of_gammas_have_their_moments():
 
 def test_tiny_runs_give_all_rows_and_no_violation(rows):
     found = [(row["system"], row["method"]) for row in rows]
-    assert found == [(s, m) for s in gaps.SYSTEMS for m in gaps.METHODS]
+    assert found == [(system, method) for system in METHODS for method in METHODS[system]]
     assert all(row["L_above_predicted"] == 0 for row in rows)
-    for row in rows[::2]:
+    for row in (row for row in rows if row["method"] == "uncorrected"):
         assert (row["violations"], row["M_above_pushed"]) == (0, 0)
         assert row["gap_least"] > 0
         assert row["adds_up"] < (1e-6 if row["system"] == "linear" else 0.05)

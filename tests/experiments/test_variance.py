@@ -11,20 +11,23 @@ from evkf.experiments.variance_figure import draw
 from evkf.experiments.variance_report import report, shortfalls
 from tests.quick import quick_compilation  # noqa: F401
 
-SPREADS, SAMPLES = [0.1, 0.4], 400
+SPREADS, SAMPLES = [0.1, 0.4], 4000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_points():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variance, "POINTS", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
 def results():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variance, "POINTS", 4)
-        given = {"spreads": SPREADS, "samples": SAMPLES}
-        return [
-            variance.run(
-                specification("variance", 1, [0], system=system, nonlinearity=knob, **given)
-            )
-            for system, knob in (("linear", 0.0), ("vdp", 1.5), ("network", 4.0), ("gamma", 0.0))
-        ]
+    given = {"spreads": SPREADS, "samples": SAMPLES}
+    return [
+        variance.run(specification("variance", 1, [0], system=system, nonlinearity=knob, **given))
+        for system, knob in (("linear", 0.0), ("vdp", 1.5), ("network", 4.0), ("gamma", 0.0))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def both_signs(key, num, dim):
 
 def test_linear_dynamics_lose_exactly_what_the_formula_says():
     model, points = variance.problem("linear", 0.0, 0.2, 0)
-    found = variance.measure(model, points[:3], 0.3, both_signs(0, 20, 2), jax.random.key(0))
+    found = variance.measure(model, points, 0.3, both_signs(0, SAMPLES // 2, 2), jax.random.key(0))
     A, Q = np.asarray(model.dynamics.weight), 0.04 * np.eye(2)
     lost = np.trace(A @ (0.09 * np.eye(2)) @ A.T)
     np.testing.assert_allclose(found.formula, lost)
@@ -54,19 +57,19 @@ def test_linear_dynamics_lose_exactly_what_the_formula_says():
 def test_gamma_dynamics_lose_less_by_what_averaging_gives_back():
     """Uncorrected the variance is E[f^2] / (b0 E[f]^2), where E is over the filter's nodes."""
     model, points = variance.problem("gamma", 0.0, 20**-0.5, 0)
-    normal = jnp.zeros((20_000, 2))
-    found = variance.measure(model, points[:1], 0.3, normal, jax.random.key(0))
+    normal = jnp.zeros((SAMPLES, 2))
+    found = variance.measure(model, points, 0.3, normal, jax.random.key(0))
     family = model.family
     belief = family.from_moments(points[0], 0.09 * jnp.eye(2))
 
     def f(z):
         return family.mean(model.transition(z, jnp.zeros(0)))
 
-    images = jax.vmap(f)(family.sample(belief, jax.random.key(1), 20_000))
+    images = jax.vmap(f)(family.sample(belief, jax.random.key(1), SAMPLES))
     mean, var = images.mean(axis=0), images.var(axis=0)
     lost = jnp.sum(var * (1 - 1 / (20 * mean**2)))
-    np.testing.assert_allclose(found.true[0], 2 / 20 + var.sum(), rtol=0.02)
-    np.testing.assert_allclose(found.true[0] - found.uncorrected[0], lost, rtol=0.1)
+    np.testing.assert_allclose(found.true[0], 2 / 20 + var.sum(), rtol=0.05)
+    np.testing.assert_allclose(found.true[0] - found.uncorrected[0], lost, rtol=0.15)
     np.testing.assert_allclose(found.corrected[0], 2 / 20 + found.formula[0], rtol=1e-6)
     assert found.shift[0] > 0
 
@@ -85,11 +88,9 @@ def test_tiny_runs_give_all_rows(rows):
     assert len(rows) == len(SPREADS) * (3 * len(variance.NOISES) + 4)
     for row in rows:
         assert np.isfinite(list(row.values())[1:]).all()
-        assert row["corrected"] > 0
-        wide = 1 - row["share"]
-        assert wide < 1 or row["system"] == "gamma"
+        assert min(row["corrected"], row["matching"], row["lost"]) > 0
     exact = [row["ratio"] for row in rows if row["system"] == "linear"]
-    np.testing.assert_allclose(exact, 1, atol=0.2)
+    np.testing.assert_allclose(exact, 1, atol=0.1)
 
 
 def test_the_report_and_the_figure(results, rows):

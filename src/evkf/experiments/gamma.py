@@ -104,6 +104,11 @@ def _weights() -> tuple:
     return (weight, out[:-1].T), (bias, out[-1])
 
 
+def prior() -> Float[Array, "2 2"]:
+    """States begin somewhere near the cycle."""
+    return Gamma(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
+
+
 def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Array]:
     """The true model of a trial, its states and observations.
 
@@ -116,9 +121,8 @@ def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Arra
     C = rng.normal(size=(NEURONS, 2))
     C /= np.linalg.norm(C, axis=1, keepdims=True)
     b = np.log(5 + 5 * rng.random(NEURONS)) - C @ np.full(2, CENTRE)
-    prior = Gamma(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
     dynamics = GammaDynamics(network(), 2, precision)
-    model = Model(dynamics, Poisson(C, b, bin_width=BIN), prior)
+    model = Model(dynamics, Poisson(C, b, bin_width=BIN), prior())
     states, ys = simulate(model, jax.random.key(trial), bins)
     return model, states, ys
 

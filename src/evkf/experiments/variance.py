@@ -172,7 +172,7 @@ def problem(
         (40, 2)
     """
     dynamics = SYSTEMS[system].make(nonlinearity, noise, trial)
-    prior = gamma.problem(1, 1, 0)[0].prior if system == "gamma" else None
+    prior = gamma.prior() if system == "gamma" else None
     model = Model(dynamics, Poisson(np.ones((1, dynamics.dim))), prior)
     states, _ = simulate(model, jax.random.key(trial), SETTLE + POINTS * EVERY)
     return model, states[SETTLE::EVERY]
