@@ -30,7 +30,8 @@ def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bo
         [
             "# Gaps between bounds and evidence",
             "",
-            f"Nats per bin, means over {trials} trials ± standard deviations."
+            f"Nats per bin, means over {trials} trials ± standard deviations. L ≥ M is counted in "
+            f"all bins, the rest is of those after the first {protocol.SKIP}."
             + (" Quick: few bins and particles." if quick else ""),
             "",
             markdown(
