@@ -1,7 +1,6 @@
 """The figure of lost variance: how much it is, and what the formula makes of it."""
 
 import matplotlib
-import matplotlib.ticker
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -48,19 +47,19 @@ def _share(ax: Axes, rows: list[Row]) -> None:
             pairs = sorted({(row["spread"], row["noise"]) for row in own})
             x = [(spread / noise) ** 2 for spread, noise in pairs]
             y = [mean(select(own, spread=s, noise=n), "share") for s, n in pairs]
-            ax.plot(x, y, MARKS[name], color=hue, ms=4, label=_label(name, nonlinearity))
+            ax.plot(x, y, MARKS[name], color=hue, ms=4.5, label=_label(name, nonlinearity))
     line = np.logspace(-2, 2.5, 100)
     ax.plot(line, line / (1 + line), color=MUTED, lw=0.8, ls=":", label="random walk")
     ax.set(xscale="log", xlabel="variance of the belief / variance of the dynamics' noise")
     ax.set_ylabel("share of the true variance that is lost")
-    ax.set_title("A  Lost without correction")
-    ax.legend(loc="upper left", fontsize=7.5)
+    ax.set_title("A  What is lost without correction")
+    ax.legend(loc="upper left")
 
 
 def _ratio(ax: Axes, rows: list[Row]) -> None:
-    """By width of belief, at the lowest noise; bands from the 10th to the 90th of 100 states."""
+    """By width of belief, at the lowest noise; bands hold 80 of 100 states."""
     ax.axhline(1, color=MUTED, lw=0.8, ls=":")
-    for name in ("linear", "vdp", "network"):
+    for name in ("vdp", "network", "linear"):
         for hue, nonlinearity in zip(HUES[name], SYSTEMS[name].nonlinearities, strict=True):
             own = select(rows, system=name, nonlinearity=nonlinearity)
             if not own:
@@ -73,17 +72,15 @@ def _ratio(ax: Axes, rows: list[Row]) -> None:
                 for part in ("ratio_low", "ratio", "ratio_high")
             )
             ax.fill_between(spreads, low, high, color=hue, alpha=0.12, lw=0)
-            label = _label(name, nonlinearity)
-            ax.plot(spreads, mid, f"{MARKS[name]}-", color=hue, ms=4, lw=1.2, label=label)
-    ax.set(xscale="log", yscale="log", xlabel="standard deviation of the belief")
-    ax.set_ylabel("$M P M^\\top$ / variance lost")
-    ax.set_title("B  The formula, Gaussian states")
-    _plain(ax, [0.1, 0.2, 0.5, 1, 2, 5])
-    ax.legend(loc="upper left", fontsize=7.5)
+            ax.plot(spreads, mid, f"{MARKS[name]}-", color=hue, ms=4.5, lw=1.2)
+    ax.set(yscale="log", ylabel="$M P M^{\\mathsf{T}}$ / variance lost")
+    ax.set_title("B  The formula for Gaussian states (colours as in A)")
+    _widths(ax)
+    _ratios(ax)
 
 
 def _gamma(ax: Axes, rows: list[Row]) -> None:
-    """Of the formula and of predictions, by width of belief and b0."""
+    """Of the formula and of the corrected prediction, by width of belief and b0."""
     own = select(rows, system="gamma")
     noises = sorted({row["noise"] for row in own}, reverse=True)
     hues = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(noises)))
@@ -91,17 +88,17 @@ def _gamma(ax: Axes, rows: list[Row]) -> None:
     for noise, hue in zip(noises, hues, strict=True):
         some = select(own, noise=noise)
         spreads = sorted({row["spread"] for row in some})
-        lines = {"ratio": "o-", "corrected": "s--"}
-        for name, style in lines.items():
+        for name, style in (("ratio", "^-"), ("corrected", "s--")):
             found = [mean(select(some, spread=spread), name) for spread in spreads]
-            words = "formula / lost" if name == "ratio" else "corrected / true variance"
-            label = f"{words}, $b_0$ = {noise**-2:.0f}"
-            mfc = hue if name == "ratio" else "white"
-            ax.plot(spreads, found, style, color=hue, ms=4, lw=1.2, mfc=mfc, label=label)
-    ax.set(xscale="log", xlabel="standard deviation of the belief", ylabel="ratio of variances")
-    ax.set_title("C  The formula, Gamma states")
-    _plain(ax, None)
-    ax.legend(loc="upper left", fontsize=7.5, ncols=1)
+            fill, label = (hue, f"$b_0$ = {noise**-2:.0f}") if name == "ratio" else ("white", None)
+            ax.plot(spreads, found, style, color=hue, ms=4.5, lw=1.2, mfc=fill, label=label)
+    ax.plot([], [], "^-", color=MUTED, ms=4.5, lw=1.2, label="formula / variance lost")
+    ax.plot([], [], "s--", color=MUTED, ms=4.5, mfc="white", label="corrected / true variance")
+    ax.set(yscale="log", ylabel="ratio of variances")
+    ax.set_title("C  Gamma states")
+    _widths(ax)
+    _ratios(ax)
+    ax.legend(loc="upper left")
 
 
 def _single(ax: Axes, series: list[Row]) -> None:
@@ -111,23 +108,29 @@ def _single(ax: Axes, series: list[Row]) -> None:
     if own:
         own = select(own, noise=min(one["noise"] for one in own))
     hues = matplotlib.colormaps["cividis"](np.linspace(0, 0.9, max(len(own), 1)))
-    ends = [np.inf, 0.0]
+    ax.axhline(1, color=MUTED, lw=0.8, ls=":")
     for one, hue in zip(own, hues, strict=False):
         lost, formula = np.array(one["lost"]), np.array(one["formula"])
-        ax.plot(lost, formula, "o", color=hue, ms=3.5, label=f"belief {one['spread']:g}")
-        ends = [min(ends[0], lost.min(), formula.min()), max(ends[1], lost.max(), formula.max())]
-    if own:
-        ax.plot(ends, ends, color=MUTED, lw=0.8, ls=":")
-    ax.set(xscale="log", yscale="log", xlabel="variance lost", ylabel="tr $M P M^\\top$")
+        label = f"belief of sd {one['spread']:g}"
+        ax.plot(lost, formula / lost, "s", color=hue, ms=3.5, label=label)
+    ax.set(xscale="log", yscale="log", xlabel="variance lost")
+    ax.set_ylabel("$M P M^{\\mathsf{T}}$ / variance lost")
     ax.set_title(f"D  Single states of the network, gain {top:g}")
-    ax.legend(loc="upper left", fontsize=7.5)
+    _ratios(ax)
+    ax.legend(loc="upper left")
 
 
-def _plain(ax: Axes, up: list[float] | None) -> None:
-    """Ticks as plain numbers."""
+def _widths(ax: Axes) -> None:
+    """Widths of beliefs across."""
     across = [0.05, 0.1, 0.2, 0.4, 0.8]
+    ax.set(xscale="log", xlabel="standard deviation of the belief")
     ax.set_xticks(across, [f"{x:g}" for x in across])
-    ax.tick_params(axis="x", which="minor", bottom=False)
-    if up:
-        ax.set_yticks(up, [f"{y:g}" for y in up])
-        ax.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    ax.set_xticks([], minor=True)
+
+
+def _ratios(ax: Axes) -> None:
+    """Ratios up, as plain numbers; the same everywhere."""
+    up = [0.4, 0.6, 0.8, 1, 1.5, 2, 3]
+    ax.set_ylim(0.38, 3)
+    ax.set_yticks(up, [f"{y:g}" for y in up])
+    ax.set_yticks([], minor=True)
