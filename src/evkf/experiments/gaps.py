@@ -46,7 +46,7 @@ BINS, TRIALS, RUNS, PARTICLES = 300, 4, 8, 20_000
 QUICK_BINS, QUICK_TRIALS, QUICK_RUNS, QUICK_PARTICLES = 60, 1, 4, 2_000
 BLOCK = 2
 """Trials of a task."""
-INNER, OUTER = 24, 16
+INNER, OUTER = 40, 16
 """Nodes a latent: of the belief before, and of the belief."""
 PRECISION = 20
 """b0 of the Gamma dynamics."""
@@ -288,7 +288,7 @@ def judge(
         "L_above_predicted": int(np.sum(~(found.predicted - L >= -EXACT))),
         "F_negative": np.mean(found.F < -EXACT),
         "L_above_pushed": np.mean(found.pushed - L < -EXACT),
-        "L_above_evidence": np.mean(value - L < -2 * error),
+        "L_above_evidence": np.mean(value - L < -2 * error - EXACT),
         "adds_up": np.max(np.abs(found.E - found.F - gap)),
     }
     if exact is not None:
