@@ -6,12 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
-from evkf.experiments.gaps import SYSTEMS
+from evkf.experiments.gaps import SKIP, SYSTEMS
 from evkf.experiments.runner import Result
 from evkf.experiments.tables import Row, select
 from evkf.figures import MUTED, STYLE, TRUTH
 
-BLUE, ORANGE, GREEN, RED = OKABE_ITO[0], OKABE_ITO[1], OKABE_ITO[2], OKABE_ITO[5]
+BLUE, ORANGE = OKABE_ITO[:2]
 
 
 def draw(results: list[Result]) -> Figure:
@@ -38,7 +38,7 @@ def draw(results: list[Result]) -> Figure:
 
 
 def _bounds(ax: Axes, own: Row) -> None:
-    bins, evidence = 1 + np.arange(len(own["L"])), np.array(own["evidence"])
+    bins, evidence = SKIP + 1 + np.arange(len(own["L"])), np.array(own["evidence"])
     ax.axhline(0, color=TRUTH, lw=0.8)
     lines = (
         ("pushed", "evidence under the push-forward", MUTED, 0.9, ":"),
@@ -47,11 +47,11 @@ def _bounds(ax: Axes, own: Row) -> None:
     )
     for name, label, colour, width, style in lines:
         ax.plot(bins, np.array(own[name]) - evidence, style, color=colour, lw=width, label=label)
-    ax.set_xlim(1, len(bins))
+    ax.set_xlim(bins[0], bins[-1])
 
 
 def _slacks(ax: Axes, own: Row) -> None:
-    bins = 1 + np.arange(len(own["E"]))
+    bins = SKIP + 1 + np.arange(len(own["E"]))
     slack = np.array(own["F"])
     ax.axhline(0, color=TRUTH, lw=0.8)
     ax.plot(bins, own["E"], color=ORANGE, lw=1.1, label="$\\mathcal{E}_t$, of $M_t$")
