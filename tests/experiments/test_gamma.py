@@ -88,6 +88,7 @@ def test_gammas_are_matched_to_the_particles_of_a_wide_belief(problem):
     np.testing.assert_allclose(family.var(found.moments[0, 0]), z.var(axis=0), rtol=0.15)
     stats = np.stack([np.log(z), z], -1).mean(axis=0)
     np.testing.assert_allclose(family.to_mean(found.mean_log[0, 0]), stats, atol=0.03)
+    np.testing.assert_allclose(found.correlation[0, 0], np.corrcoef(z.T)[0, 1], atol=0.1)
 
 
 def test_tiny_runs_give_all_rows(rows):

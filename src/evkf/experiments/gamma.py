@@ -148,6 +148,8 @@ class Matched(NamedTuple):
 
     mean_log: Float[Array, "S T L 2"]
     moments: Float[Array, "S T L 2"]
+    correlation: Float[Array, "S T"]
+    """Of the two latents, which no product of Gammas has."""
     status: Int[Array, "S T"]
 
 
@@ -161,9 +163,12 @@ def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys
         def body(carry: tuple, y: Array) -> tuple:
             state, t = carry
             state, info = filter.step(model, state, y, None, jax.random.fold_in(key, t))
-            stats = jax.vmap(family.stats)(state.particles)
-            mean = jnp.tensordot(jnp.exp(state.log_weights), stats, 1)
-            return (state, t + 1), Matched(family.to_nat(mean), state.belief, info.status)
+            weights, stats = jnp.exp(state.log_weights), jax.vmap(family.stats)(state.particles)
+            mean = jnp.tensordot(weights, stats, 1)
+            off = (state.particles - mean[:, 1]) / jnp.sqrt(family.var(state.belief))
+            correlation = weights @ jnp.prod(off, axis=1)
+            said = Matched(family.to_nat(mean), state.belief, correlation, info.status)
+            return (state, t + 1), said
 
         return jax.lax.scan(body, (filter.init(model), 0), ys)[1]
 
@@ -187,8 +192,9 @@ def run(spec: Spec) -> Result:
             named = {"b0": spec["b0"], "method": name, "trial": seed}
             model, states, _ = problems[i]
             fell = int(jnp.sum(ran.status[i] & int(Status.FELL_BACK) > 0))
-            judged = judge(model, pick(beliefs, i), states)
-            rows.append(named | judged | {"fell_back": fell})
+            rows.append(named | judge(model, pick(beliefs, i), states) | {"fell_back": fell})
+            if isinstance(ran, Matched):
+                rows[-1]["correlation"] = float(jnp.mean(jnp.abs(ran.correlation[i])))
             if seed == 0:
                 series.append(named | _series(model, pick(beliefs, i), states))
     return {"rows": rows, "series": series}

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
-from evkf.experiments.gamma import GRID
-from evkf.experiments.gamma_report import LABELS
+from evkf.experiments.gamma import GRID, METHODS
+from evkf.experiments.gamma_report import LABELS, NEAR
 from evkf.experiments.runner import Result
 from evkf.experiments.tables import Row, select, values
 from evkf.figures import MUTED, STYLE, TRUTH
@@ -18,13 +18,7 @@ DRAWN = 80
 """b0 of the trial that is drawn; the highest there is, if it is not among them."""
 SHOWN = 100
 """Bins that are drawn."""
-COLOURS = dict(
-    zip(
-        ("corrected", "uncorrected", "matching"),
-        OKABE_ITO[:1] + OKABE_ITO[5:6] + OKABE_ITO[2:3],
-        strict=True,
-    )
-)
+COLOURS = {"corrected": OKABE_ITO[0], "uncorrected": OKABE_ITO[5], "matching": OKABE_ITO[2]}
 COLOURS |= {"mean_log": TRUTH, "moments": MUTED}
 MARKS = {"corrected": "o", "uncorrected": "s", "matching": "^", "mean_log": "D", "moments": "v"}
 
@@ -48,15 +42,36 @@ def draw(results: list[Result]) -> Figure:
             axes[0, column].set_title(f"{'AB'[column]}  States {how} correction, $b_0$ = {b0}")
             axes[1, column].set_title(f"{'DE'[column]}  First latent {how} correction")
         axes[1, 1].sharey(axes[1, 0])
-        _by_noise(axes[0, 2], rows, "log_q")
-        axes[0, 2].set_ylabel("log density of the true state (nats per bin)")
-        axes[0, 2].set_title("C  Log density")
+        _by_noise(axes[0, 2], behind(rows), "behind")
+        axes[0, 2].axhline(NEAR, color=MUTED, lw=0.8, ls=":", zorder=0)
+        axes[0, 2].set_yscale("log")
+        axes[0, 2].set_ylabel("nats per bin behind the particles")
+        axes[0, 2].set_title("C  Log density of the true state")
         axes[0, 2].legend(loc="upper left")
         _by_noise(axes[1, 2], rows, "coverage_90")
+        axes[1, 2].legend(loc="lower left")
         axes[1, 2].axhline(0.9, color=MUTED, lw=0.8, ls=":", zorder=0)
         axes[1, 2].set_ylabel("share of true states inside")
         axes[1, 2].set_title("F  Coverage of 90 % intervals")
     return figure
+
+
+def behind(rows: list[Row]) -> list[Row]:
+    """Of every trial that a filter ran, what its log density lacks to that of the particles.
+
+    Example:
+        >>> given = {"b0": 5, "trial": 0}
+        >>> rows = [given | {"method": "mean_log", "log_q": 1.0}]
+        >>> rows += [given | {"method": "corrected", "log_q": 0.75}]
+        >>> behind(rows)
+        [{'b0': 5, 'trial': 0, 'method': 'corrected', 'log_q': 0.75, 'behind': 0.25}]
+    """
+    best = {(row["b0"], row["trial"]): row for row in select(rows, method="mean_log")}
+    return [
+        row | {"behind": best[row["b0"], row["trial"]]["log_q"] - row["log_q"]}
+        for row in rows
+        if row["method"] in METHODS and (row["b0"], row["trial"]) in best
+    ]
 
 
 def _portrait(ax: Axes, shown: dict[str, Any], colour: str) -> None:
@@ -79,7 +94,7 @@ def _interval(ax: Axes, shown: dict[str, Any], colour: str) -> None:
     ax.plot(bins, mean, color=colour, lw=1.2, label="filtered mean")
     ax.plot(bins, states, color=TRUTH, lw=0.7, label="truth")
     ax.set(xlabel="bin", ylabel="$z_1$", xlim=(1, len(bins)))
-    ax.set_ylim(0, None)
+    ax.set_ylim(0, 3.6)
     ax.legend(loc="upper right", ncols=3, columnspacing=1)
 
 

@@ -31,7 +31,7 @@ def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bo
     ]
     for b0 in sorted({row["b0"] for row in rows}):
         lines += ["", f"## b0 = {b0}, noise {b0**-0.5:.2f}", "", _table(select(rows, b0=b0))]
-    lines += ["", _choices(), "", "![Latents, and log density by b0](gamma.png)"]
+    lines += ["", _words(rows), "", _choices(), "", "![Latents, and log density by b0](gamma.png)"]
     return "\n".join(lines) + "\n"
 
 
@@ -86,6 +86,19 @@ def shortfalls(rows: list[Row], timing: list[dict[str, Any]]) -> list[str]:
         if plain >= ours:
             missed.append(f"b0 = {b0}: eVKF is no better with the correction than without")
     return missed
+
+
+def _words(rows: list[Row]) -> str:
+    found = {b0: select(rows, b0=b0, method="mean_log") for b0 in {row["b0"] for row in rows}}
+    sizes = [f"{mean(own, 'correlation'):.2f} at b0 = {b0}" for b0, own in sorted(found.items())]
+    return (
+        "What eVKF is behind by grows with b0, and is the same with moment matching: it is not the "
+        "formula of the correction. The less noise there is, the more of what is unsure is where on "
+        "the cycle the state is, and the more the two latents go together under the particles: the "
+        f"mean size of their correlation is {', '.join(sizes)}. A product of Gammas cannot hold "
+        "that, neither in the prediction, which then lacks what the latents say of each other, nor "
+        "in the update, whose optimum is narrower than the marginals that are matched to particles."
+    )
 
 
 def _choices() -> str:
