@@ -92,12 +92,13 @@ def _words(rows: list[Row]) -> str:
     found = {b0: select(rows, b0=b0, method="mean_log") for b0 in {row["b0"] for row in rows}}
     sizes = [f"{mean(own, 'correlation'):.2f} at b0 = {b0}" for b0, own in sorted(found.items())]
     return (
-        "What eVKF is behind by grows with b0, and is the same with moment matching: it is not the "
-        "formula of the correction. The less noise there is, the more of what is unsure is where on "
-        "the cycle the state is, and the more the two latents go together under the particles: the "
-        f"mean size of their correlation is {', '.join(sizes)}. A product of Gammas cannot hold "
-        "that, neither in the prediction, which then lacks what the latents say of each other, nor "
-        "in the update, whose optimum is narrower than the marginals that are matched to particles."
+        "Moment matching, which needs no formula, is hardly nearer to the particles than the "
+        "correction: what is left is not the formula's fault. The likely reason is that a product "
+        "of Gammas holds no correlation. The less noise there is, the more of what is unsure is "
+        "where on the cycle the state is, and the more the two latents go together: under the "
+        f"particles the mean size of their correlation is {', '.join(sizes)}. The optimum of an "
+        "update by a product is narrower than the marginals, which are what is matched to "
+        "particles, and its prediction lacks what the latents say of each other."
     )
 
 
