@@ -29,7 +29,9 @@ def results():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gamma, "PARTICLES", PARTICLES)
         return [
-            gamma.run(specification("gamma", 1, SEEDS, b0=20, method=method, bins=BINS))
+            gamma.run(
+                specification("evkf.experiments.gamma", SEEDS, b0=20, method=method, bins=BINS)
+            )
             for method in (gamma.PARTICLE, *METHODS)
         ]
 

@@ -31,7 +31,9 @@ def linear():
 def results():
     given = {"bins": BINS, "runs": 2, "particles": 100}
     return [
-        gaps.run(specification("gaps", 1, [0], system=system, methods=methods, **given))
+        gaps.run(
+            specification("evkf.experiments.gaps", [0], system=system, methods=methods, **given)
+        )
         for system, methods in METHODS.items()
     ]
 

@@ -25,7 +25,11 @@ def few_points():
 def results():
     given = {"spreads": SPREADS, "samples": SAMPLES}
     return [
-        variance.run(specification("variance", 1, [0], system=system, nonlinearity=knob, **given))
+        variance.run(
+            specification(
+                "evkf.experiments.variance", [0], system=system, nonlinearity=knob, **given
+            )
+        )
         for system, knob in (("linear", 0.0), ("vdp", 1.5), ("network", 4.0), ("gamma", 0.0))
     ]
 

@@ -40,7 +40,6 @@ from evkf.metrics import log_chamfer, roughness, transition_kl
 from evkf.model import Model, simulate
 from evkf.types import Belief, Vector
 
-REVISION = 1
 CB, GAUSSIAN = KINDS = ("cb", "gaussian")
 """What states are taken for."""
 KAPPA, OMEGA, CHANNELS, NOISE = 60.0, 0.9, 20, 0.3
@@ -179,7 +178,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     bins = {"learned": learned, "judged": judged}
     pairs = [(kind, name) for kind in KINDS for name in methods if kind in METHODS[name].kinds]
     return [
-        specification("cb", REVISION, seeds, kind=kind, method=method, **bins)
+        specification(__name__, seeds, kind=kind, method=method, **bins)
         for kind, method in [(CB, ORACLE), *pairs]
         for seeds in blocks(trials, BLOCK)
     ]

@@ -28,7 +28,6 @@ from evkf.metrics import mean_log_density
 from evkf.model import Model, simulate
 from evkf.types import Key, Status
 
-REVISION = 1
 PRECISIONS, BINS, TRIALS = (5, 20, 80, 320), 400, 10
 """Values of b0, and sizes."""
 QUICK_PRECISIONS, QUICK_BINS, QUICK_TRIALS = (20, 80), 100, 2
@@ -136,7 +135,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """
     bins = QUICK_BINS if quick else BINS
     return [
-        specification("gamma", REVISION, seeds, b0=b0, method=method, bins=bins)
+        specification(__name__, seeds, b0=b0, method=method, bins=bins)
         for b0 in (QUICK_PRECISIONS if quick else PRECISIONS)
         for method in (PARTICLE, *methods)
         for seeds in blocks(trials, BLOCK)
@@ -253,9 +252,3 @@ def _series(model: Model, beliefs: Array, states: Array) -> dict[str, Any]:
 
 def _rounded(array: Array) -> list:
     return np.round(np.asarray(array, float), 4).tolist()
-
-
-def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """Nothing is timed."""
-    del methods, quick
-    return []

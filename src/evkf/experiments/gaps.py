@@ -35,7 +35,6 @@ from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
 from evkf.types import Belief
 
-REVISION = 1
 SYSTEMS = {
     "linear": "linear, Gaussian",
     "vdp": "Van der Pol, Poisson",
@@ -91,7 +90,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     sizes = (QUICK_BINS, QUICK_RUNS, QUICK_PARTICLES) if quick else (BINS, RUNS, PARTICLES)
     given = dict(zip(("bins", "runs", "particles"), sizes, strict=True))
     return [
-        specification("gaps", REVISION, seeds, system=system, methods=list(methods), **given)
+        specification(__name__, seeds, system=system, methods=list(methods), **given)
         for system in SYSTEMS
         for seeds in blocks(trials, BLOCK)
     ]
@@ -313,9 +312,3 @@ def _series(L: np.ndarray, gap: np.ndarray, found: Slacks, value: np.ndarray) ->
     every = {"L": L, "M": L - gap, "E": found.E, "F": found.F}
     every |= {"pushed": found.pushed, "evidence": value}
     return {name: np.round(array[:SHOWN], 5).tolist() for name, array in every.items()}
-
-
-def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """Nothing is timed."""
-    del methods, quick
-    return []

@@ -8,7 +8,7 @@ Pol, the gain of a network, or nothing that can be set (Gamma).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 from evkf.types import Key, Matrix, Scalar, Vector
 
-REVISION = 1
 SPREADS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Standard deviations of beliefs."""
 NOISES = (0.05, 0.1)
@@ -94,9 +93,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     spreads, samples = (QUICK_SPREADS, QUICK_SAMPLES) if quick else (SPREADS, SAMPLES)
     given = {"spreads": list(spreads), "samples": samples}
     return [
-        specification(
-            "variance", REVISION, range(trials), system=name, nonlinearity=nonlinearity, **given
-        )
+        specification(__name__, range(trials), system=name, nonlinearity=nonlinearity, **given)
         for name, system in SYSTEMS.items()
         for nonlinearity in system.nonlinearities
     ]
@@ -231,9 +228,3 @@ def _series(found: Measured) -> dict[str, list]:
     lost = found.true - found.uncorrected
     every = {"lost": lost, "formula": found.formula}
     return {name: np.round(array, 6).tolist() for name, array in every.items()}
-
-
-def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """Nothing is timed."""
-    del methods, quick
-    return []
