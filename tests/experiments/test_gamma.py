@@ -17,6 +17,8 @@ BINS, SEEDS, PARTICLES = 12, [0, 1], 2000
 METHODS = ("corrected", "uncorrected")
 """Moment matching has tests of its own."""
 
+NAME = "evkf.experiments.gamma"
+
 
 @pytest.fixture(scope="module")
 def problem():
@@ -29,9 +31,7 @@ def results():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gamma, "PARTICLES", PARTICLES)
         return [
-            gamma.run(
-                specification("evkf.experiments.gamma", SEEDS, b0=20, method=method, bins=BINS)
-            )
+            gamma.run(specification(NAME, SEEDS, b0=20, method=method, bins=BINS))
             for method in (gamma.PARTICLE, *METHODS)
         ]
 
@@ -110,7 +110,6 @@ def test_the_correction_keeps_what_is_carried(rows):
 def test_tasks_name_every_method_and_block():
     specs = gamma.tasks(("corrected",), 10, False)
     assert len(specs) == 2 * 2 * len(gamma.PRECISIONS)
-    assert gamma.timings(("corrected",), True) == []
 
 
 def test_the_report_and_the_figure(results, rows):

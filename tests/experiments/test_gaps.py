@@ -17,6 +17,8 @@ BINS = 10
 PLAIN = ["uncorrected"]
 METHODS = {"linear": [*PLAIN, "corrected"], "vdp": PLAIN, "gamma": PLAIN}
 
+NAME = "evkf.experiments.gaps"
+
 
 @pytest.fixture(scope="module")
 def linear():
@@ -31,9 +33,7 @@ def linear():
 def results():
     given = {"bins": BINS, "runs": 2, "particles": 100}
     return [
-        gaps.run(
-            specification("evkf.experiments.gaps", [0], system=system, methods=methods, **given)
-        )
+        gaps.run(specification(NAME, [0], system=system, methods=methods, **given))
         for system, methods in METHODS.items()
     ]
 
@@ -123,4 +123,3 @@ def test_the_report_and_the_figure(results, rows):
     assert "exact evidence" in text
     assert len(draw(results).axes) == 6
     assert [spec["bins"] for spec in gaps.tasks(("corrected",), 4, False)] == 6 * [gaps.BINS]
-    assert gaps.timings((), True) == []

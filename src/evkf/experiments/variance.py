@@ -80,22 +80,23 @@ SYSTEMS = {
         "Gamma", "", positive, (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)
     ),
 }
+METHODS = SYSTEMS
+"""What can be chosen: there is but one method."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Every system by its nonlinearities; there is but one method.
+    """Every system by its nonlinearities.
 
     Example:
-        >>> [spec["nonlinearity"] for spec in tasks((), 1, True)]
+        >>> [spec["nonlinearity"] for spec in tasks(tuple(METHODS), 1, True)]
         [0.0, 0.5, 1.5, 5.0, 0.5, 1.5, 4.0, 0.0]
     """
-    del methods
     spreads, samples = (QUICK_SPREADS, QUICK_SAMPLES) if quick else (SPREADS, SAMPLES)
     given = {"spreads": list(spreads), "samples": samples}
     return [
         specification(__name__, range(trials), system=name, nonlinearity=nonlinearity, **given)
-        for name, system in SYSTEMS.items()
-        for nonlinearity in system.nonlinearities
+        for name in methods
+        for nonlinearity in SYSTEMS[name].nonlinearities
     ]
 
 
