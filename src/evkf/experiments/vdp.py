@@ -215,7 +215,7 @@ def judge_dynamics(
     }
 
 
-def trajectories(model: Model, starts: np.ndarray, seed: int, stay: bool) -> np.ndarray:
+def trajectories(model: Model, starts: np.ndarray, seed: int, stay: bool = False) -> np.ndarray:
     """Of 500 bins, one from every start.
 
     In steps of 5 ms the true system itself escapes once in some 10,000 bins. Its trajectories are
