@@ -104,7 +104,9 @@ def test_the_report_and_the_figure(results, rows):
     for title in ("## Linear", "## Van der Pol, damping 1.5", "## Network, gain 4", "## Gamma"):
         assert title in text
     assert len(draw(results).axes) == 4
-    assert [spec["seeds"] for spec in variance.tasks(tuple(variance.METHODS), 2, True)] == 8 * [[0, 1]]
+    assert [spec["seeds"] for spec in variance.tasks(tuple(variance.METHODS), 2, True)] == 8 * [
+        [0, 1]
+    ]
 
 
 def test_shortfalls_look_at_the_linear_case_alone():

@@ -4,7 +4,7 @@ All but the points are of the first trial.
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -23,7 +23,7 @@ MARKS = {CB: "o", GAUSSIAN: "s"}
 NAMES = {CB: "continuous Bernoulli", GAUSSIAN: "Gaussian"}
 ABOVE: dict = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 4, "borderaxespad": 0}
 ABOVE |= {"handlelength": 1.2, "columnspacing": 1, "fontsize": 8}
-LAYOUT = {"hspace": 0.05, "wspace": 0.05}
+GAP = 0.05
 SHRUNK = 5
 """How many times shorter arrows of velocity are drawn than they are."""
 
@@ -47,7 +47,7 @@ def series(results: Sequence[Result], kind: str, method: str) -> Result | None:
 def draw_cb(results: Sequence[Result]) -> Figure:
     """A: velocities of states and parameters, true and learned. B: beliefs, and where they lead."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 7.2), layout=ConstrainedLayoutEngine(**LAYOUT))
+        figure = Figure(figsize=(10.5, 7.2), layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
         top, bottom = cast(np.ndarray, figure.subfigures(2, 1, height_ratios=[1, 1.15]))
         planes = top.subplots(1, 4)
         times = bottom.subplots(2, 2, sharex=True, sharey=True)
@@ -83,7 +83,7 @@ def draw_methods(results: Sequence[Result]) -> Figure:
     names = [name for name in METHODS if series(results, GAUSSIAN, name)]
     with matplotlib.rc_context(STYLE):
         size = (2.3 * len(names), 8.4)
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(**LAYOUT))
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
         halves = cast(np.ndarray, figure.subfigures(2, 1))
         for half, kind in zip(halves, (GAUSSIAN, CB), strict=True):
             panels = half.subplots(2, len(names), height_ratios=[1.5, 1], squeeze=False)
@@ -102,7 +102,7 @@ def draw_table3(results: Sequence[Result]) -> Figure:
     panels = {"log_q": "log q ↑", "kl": "KL (nats) ↓", "log_chamfer": "log Chamfer ↓"}
     names = [name for name in METHODS if select(rows, method=name)]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 3.4), layout=ConstrainedLayoutEngine(**LAYOUT))
+        figure = Figure(figsize=(10.5, 3.4), layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
         axes = cast(np.ndarray, figure.subplots(1, len(panels)))
         for ax, (name, title) in zip(axes, panels.items(), strict=True):
             _points(ax, rows, names, name)
@@ -121,7 +121,7 @@ def _points(ax: Axes, rows: list, names: list[str], figure: str) -> None:
             if not len(found):
                 continue
             spread = np.linspace(-0.09, 0.09, len(found)) if len(found) > 1 else np.zeros(1)
-            style = {"color": COLOURS[kind], "marker": MARKS[kind], "ls": "none"}
+            style: dict[str, Any] = {"color": COLOURS[kind], "marker": MARKS[kind], "ls": "none"}
             label = NAMES[kind] if i == 0 else "_"
             ax.plot(i + shift + spread, found, **style, ms=3.5, alpha=0.6, mew=0, label=label)
             middle = found.mean()

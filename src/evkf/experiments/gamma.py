@@ -23,6 +23,7 @@ from evkf.experiments.streams import pick, stack, stream
 from evkf.families import Gamma
 from evkf.filters import ParticleFilter
 from evkf.filters import VariationalKalmanFilter as EVKF
+from evkf.filters.particle import ParticleState
 from evkf.likelihoods import Poisson
 from evkf.metrics import mean_log_density
 from evkf.model import Model, simulate
@@ -162,6 +163,7 @@ def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys
         def body(carry: tuple, y: Array) -> tuple:
             state, t = carry
             state, info = filter.step(model, state, y, None, jax.random.fold_in(key, t))
+            assert isinstance(state, ParticleState)
             weights, stats = jnp.exp(state.log_weights), jax.vmap(family.stats)(state.particles)
             mean = jnp.tensordot(weights, stats, 1)
             off = (state.particles - mean[:, 1]) / jnp.sqrt(family.var(state.belief))

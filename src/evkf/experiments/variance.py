@@ -150,12 +150,18 @@ def measure(
         images = jax.vmap(mean_of)(zs)
         true = jnp.mean(jax.vmap(var_of)(zs), axis=0) + jnp.var(images, axis=0)
         rules = (EVKF(correct=False), EVKF(correct=True), EVKF(rule="moment_matching"))
-        plain, *others = (rule.predict(model, State(belief)).belief for rule in rules)
-        totals = [jnp.sum(family.var(other)) for other in (plain, *others)]
+        plain, corrected, matching = (rule.predict(model, State(belief)).belief for rule in rules)
         jacobian = jax.jacfwd(mean_of)(family.mean(belief))
         shift = (family.mean(plain) - jnp.mean(images, axis=0)) / jnp.sqrt(true)
         formula = jnp.sum((jacobian @ family.cov(belief)) * jacobian)
-        return Measured(jnp.sum(true), *totals, formula, jnp.mean(shift))
+        return Measured(
+            jnp.sum(true),
+            jnp.sum(family.var(plain)),
+            jnp.sum(family.var(corrected)),
+            jnp.sum(family.var(matching)),
+            formula,
+            jnp.mean(shift),
+        )
 
     return jax.lax.map(lambda pair: one(*pair), (points, jax.random.split(key, len(points))))
 
@@ -187,8 +193,7 @@ def run(spec: Spec) -> Result:
             model, points = problem(spec["system"], nonlinearity, noise, seed)
             normal = jax.random.normal(keys[0], (spec["samples"], points.shape[1]))
             for spread in spec["spreads"]:
-                found = measure(model, points, spread, normal, keys[1])
-                found = Measured(*(np.asarray(part) for part in found))
+                found = jax.device_get(measure(model, points, spread, normal, keys[1]))
                 named = {"system": spec["system"], "nonlinearity": nonlinearity, "noise": noise}
                 named |= {"spread": spread, "trial": seed}
                 rows.append(named | judge(found))
