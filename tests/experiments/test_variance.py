@@ -114,3 +114,5 @@ def test_shortfalls_look_at_the_linear_case_alone():
     other = {"system": "network", "ratio": 3.0}
     assert shortfalls([near, other], []) == []
     assert len(shortfalls([near, far], [])) == 1
+    (missed,) = shortfalls([near, other | {"ratio": np.nan}], [])
+    assert "network" in missed
