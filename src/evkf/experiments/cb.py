@@ -129,7 +129,7 @@ RATES = {
     "direct": {CB: 3e-2, GAUSSIAN: 3e-3},
     "svmc": {CB: 2e-2, GAUSSIAN: 1e-2},
 }
-"""Adam's. The streams are short: each was chosen among several, the published one too, by the
+"""Adam's. The streams are short: each was chosen among several, the default one too, by the
 method's own bound on a trial that is not reported. That of OVS stayed; eVKF's were not touched."""
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from evkf.experiments.cb import CB, GAUSSIAN, GRID, METHODS, ORACLE, SHOWN
 from evkf.experiments.runner import Result
@@ -21,9 +22,11 @@ COLOURS = {CB: ESTIMATE, GAUSSIAN: "#d55e00"}
 BANDS = {CB: BAND, GAUSSIAN: "#f3c9ab"}
 MARKS = {CB: "o", GAUSSIAN: "s"}
 NAMES = {CB: "continuous Bernoulli", GAUSSIAN: "Gaussian"}
-ABOVE: dict = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 4, "borderaxespad": 0}
-ABOVE |= {"handlelength": 1.2, "columnspacing": 1, "fontsize": 8}
+TITLES = {CB: "B  Continuous Bernoulli states", GAUSSIAN: "C  Gaussian states"}
+UNDER: dict = {"loc": "lower left", "ncols": 4, "handlelength": 1.2, "columnspacing": 1}
+UNDER |= {"frameon": True, "framealpha": 1, "edgecolor": "none"}
 GAP = 0.05
+TOLD = "generated (dots), expected moves (arrows), truth (black), mean and 90 % interval (below)"
 SHRUNK = 5
 """How many times shorter arrows of velocity are drawn than they are."""
 
@@ -68,8 +71,8 @@ def draw_cb(results: Sequence[Result]) -> Figure:
             assert found is not None
             for row in range(2):
                 _course(times[row, column], found, row, kind)
-            times[0, column].set_title(f"{'BC'[column]}  {NAMES[kind].capitalize()}")
-            times[0, column].legend(**ABOVE)
+            times[0, column].set_title(TITLES[kind])
+            times[0, column].legend(**UNDER)
             times[1, column].set_xlabel("bin after learning")
         for row in range(2):
             times[row, 0].set_ylabel(f"$z_{row + 1}$")
@@ -87,7 +90,7 @@ def draw_methods(results: Sequence[Result]) -> Figure:
         halves = cast(np.ndarray, figure.subfigures(2, 1))
         for half, kind in zip(halves, (GAUSSIAN, CB), strict=True):
             panels = half.subplots(2, len(names), height_ratios=[1.5, 1], squeeze=False)
-            text = f"States inferred and learned as {NAMES[kind]}"
+            text = f"States inferred and learned as {NAMES[kind]}: " + TOLD
             half.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
             for column, name in enumerate(names):
                 _portrait(panels[:, column], series(results, kind, name), name, kind)
@@ -108,6 +111,9 @@ def draw_table3(results: Sequence[Result]) -> Figure:
             _points(ax, rows, names, name)
             ax.set_title(title)
         axes[1].set_yscale("log")
+        axes[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[1].yaxis.set_major_formatter("{x:g}")
+        axes[1].yaxis.set_minor_formatter(NullFormatter())
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -130,13 +136,16 @@ def _points(ax: Axes, rows: list, names: list[str], figure: str) -> None:
     if len(true) and figure != "kl":
         ax.axhline(true.mean(), color=TRUTH, lw=0.8, ls="--", label="true dynamics")
     ax.set_xticks(range(len(names)), [METHODS[name].label for name in names])
-    ax.tick_params(axis="x", labelrotation=25)
+    for label in ax.get_xticklabels():
+        label.set(rotation=25, ha="right", rotation_mode="anchor")
+    ax.margins(y=0.1)
 
 
-def _arrows(ax: Axes, field: np.ndarray, colour: str) -> None:
-    """From the points of the grid, in units of the axes."""
-    x, y = GRID.reshape(-1, 2).T
-    ax.quiver(x, y, *field.T, color=colour, angles="xy", scale_units="xy", scale=1, width=0.006)
+def _arrows(ax: Axes, field: np.ndarray, colour: str, every: int = 1) -> None:
+    """From points of the grid, in units of the axes."""
+    x, y = np.moveaxis(GRID, -1, 0)[:, ::every, ::every]
+    u, v = np.moveaxis(field.reshape(GRID.shape), -1, 0)[:, ::every, ::every]
+    ax.quiver(x, y, u, v, color=colour, angles="xy", scale_units="xy", scale=1, width=0.006)
     ax.set(xlim=(-0.2, 1.2), ylim=(-0.2, 1.2), aspect="equal", xlabel="$z_1$", ylabel="$z_2$")
     ax.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
 
@@ -151,7 +160,7 @@ def _course(ax: Axes, found: Result, row: int, kind: str) -> None:
     lines = ax.plot(later, paths.T, color="#b5b5b5", lw=0.5, zorder=0.5)
     lines[0].set_label("generated")
     ax.axvline(SHOWN, color=MUTED, lw=0.7, ls=":")
-    ax.set(ylim=(-0.75, 1.75), yticks=(0, 0.5, 1))
+    ax.set(ylim=(-0.95, 1.6), yticks=(0, 0.5, 1))
 
 
 def _filtered(ax: Axes, found: Result, row: int, kind: str) -> None:
@@ -172,8 +181,8 @@ def _portrait(panels: np.ndarray, found: Result | None, name: str, kind: str) ->
             ax.axis("off")
         plane.text(0.5, 0.5, "Gaussian only", ha="center", color=MUTED, transform=plane.transAxes)
         return
-    plane.plot(*found["dots"].T, ".", color=COLOURS[kind], ms=2, alpha=0.5, mew=0)
-    _arrows(plane, found["field"] / SHRUNK, TRUTH)
-    plane.set(xlim=(-0.75, 1.75), ylim=(-0.75, 1.75))
+    plane.plot(*found["dots"].T, ".", color=COLOURS[kind], ms=3.5, alpha=0.5, mew=0)
+    _arrows(plane, found["field"] / SHRUNK, TRUTH, 2)
+    plane.set(xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
     _filtered(time, found | {"states": found["states"][:SHOWN]}, 0, kind)
     time.set(ylim=(-0.5, 1.5), yticks=(0, 0.5, 1), xlabel="bin after learning", ylabel="$z_1$")

@@ -150,15 +150,18 @@ def _has_both(rows: list[Row], name: str) -> bool:
 
 
 def _nearer(rows: list[Row], name: str) -> Claim:
-    chamfer = [
-        values(select(rows, method=name, kind=kind), "log_chamfer") for kind in (CB, GAUSSIAN)
-    ]
+    ours, theirs = (
+        {row["trial"]: values([row], "log_chamfer")[0] for row in found}
+        for found in (select(rows, method=name, kind=kind) for kind in (CB, GAUSSIAN))
+    )
+    both = [trial for trial in ours if trial in theirs]
+    first, second = (np.mean([found[trial] for trial in both]) for found in (ours, theirs))
     text = f"{METHODS[name].label} generates what is nearer the truth"
     return Claim(
         f"{text} as continuous Bernoulli than as Gaussian",
-        bool(chamfer[0].mean() < chamfer[1].mean()),
-        f"log Chamfer {chamfer[0].mean():.2f} and {chamfer[1].mean():.2f}; "
-        f"lower in {np.sum(chamfer[0] < chamfer[1])} of {len(chamfer[0])} trials",
+        bool(first < second),
+        f"log Chamfer {first:.2f} and {second:.2f}; "
+        f"lower in {sum(ours[trial] < theirs[trial] for trial in both)} of {len(both)} trials",
     )
 
 
@@ -225,7 +228,7 @@ def _differences(rows: list[Row]) -> str:
         "the 500 that it mentions; here 500 more follow, as in Table 2. It does not say which form "
         "of VJF it ran: both are here, with a warm-up of 100 bins where the published 1000 "
         "would outlast the stream. Learning rates of VJF and SVMC were chosen by their own bounds "
-        "on a trial that is not reported, as the published ones learn little in 500 bins; eVKF's "
+        "on a trial that is not reported, as the default ones learn little in 500 bins; eVKF's "
         "are its defaults. SVMC has no log q in the paper; here it is that of the belief "
         "with the mean, and if Gaussian the covariance, of its particles. The KL divergence is "
         "that from true to learned transitions."
