@@ -25,8 +25,8 @@ Tree = TypeVar("Tree")
 
 
 def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
-    """One of two trees of the same structure."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+    """One of two trees of the same structure; what they share stays as it is."""
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no)
 
 
 def total(values: Float[Array, "..."]) -> Float[Array, ""]:

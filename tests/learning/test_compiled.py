@@ -63,7 +63,7 @@ def test_steps_that_are_not_due_are_not_called(monkeypatch):
     wanted, trace = learner.scan(start, *BINS)
     live, calls = CompiledLearner(learner, start), []
     learn = live._learn
-    monkeypatch.setattr(live, "_learn", lambda packed: calls.append(0) or learn(packed))
+    monkeypatch.setattr(live, "_learn", lambda *packed: calls.append(0) or learn(*packed))
     for t, bins in enumerate(zip(*BINS, strict=True)):
         live.observe(*(np.asarray(array) for array in bins))
         np.testing.assert_array_equal(live.learn().loss, trace.learned.loss[t])

@@ -2,7 +2,8 @@
 
 Handing a state of many small arrays to a compiled function costs more than filtering a bin. Here
 they travel together, one vector for each type of number; only the ring's large arrays stand alone,
-and are written in place.
+and are written in place. What observing leaves as it is, parameters above all, is handed in and not
+back.
 """
 
 from collections.abc import Callable
@@ -77,7 +78,6 @@ class CompiledLearner:
         self.learner, self.monitor = learner, monitor
         state = _begin(learner, monitor, start, key)
         known = _known(state)
-        pack, unpack = packing(state)
         bins = known.ring.bins
         self._channels, self._inputs = bins.y.shape[1], bins.u.shape[1]
         self._dtype = bins.y.dtype
@@ -98,34 +98,35 @@ class CompiledLearner:
             return state, (state.learner.filter.belief, info, evidence)
 
         pack_said, self._unpack_said = packing(jax.eval_shape(take, state, *shapes)[1])
+        pack, unpack = _packing_apart(state, lambda state, *bin: take(state, *bin)[0], shapes)
 
-        def observe(packed: Packed, *bin: Array) -> tuple[Packed, Packed]:
-            state, said = take(unpack(packed), *bin)
-            return pack(state), pack_said(said)
+        def observe(moving: Packed, still: Packed, *bin: Array) -> tuple[Packed, Packed]:
+            state, said = take(unpack(moving, still), *bin)
+            return pack(state)[0], pack_said(said)
 
-        def learn(packed: Packed) -> tuple[Packed, LearnInfo]:
-            state = unpack(packed)
+        def learn(moving: Packed, still: Packed) -> tuple[Packed, Packed, LearnInfo]:
+            state = unpack(moving, still)
             new, learned = learner.learn(_known(state))
             state = new if isinstance(state, LearnerState) else state._replace(learner=new)
-            return pack(state), learned
+            return *pack(state), learned
 
-        def outlook(packed: Packed, u: Array) -> Outlook:
-            return look_out(learner, _known(unpack(packed)), u)
+        def outlook(moving: Packed, still: Packed, u: Array) -> Outlook:
+            return look_out(learner, _known(unpack(moving, still)), u)
 
         # Copies: the compiled functions write in place.
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
-        self._packed, self._unpack = self._pack(state), unpack
+        (self._moving, self._still), self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
         self._bins, self._rest = int(known.ring.count), no_step(known)
         self._seen = np.ones(self._channels, bool)
         self._no_input = np.zeros(self._inputs, self._dtype)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
-        def compiled(function: Callable, *given: Any) -> Any:
-            in_place = jax.jit(function, donate_argnums=0, compiler_options=options)
-            return in_place.lower(self._packed, *given).compile()
+        def compiled(function: Callable, in_place: tuple[int, ...], *given: Any) -> Any:
+            jitted = jax.jit(function, donate_argnums=in_place, compiler_options=options)
+            return jitted.lower(self._moving, self._still, *given).compile()
 
-        self._observe, self._learn = compiled(observe, *shapes), compiled(learn)
+        self._observe, self._learn = compiled(observe, (0,), *shapes), compiled(learn, (0, 1))
         self._outlook = jax.jit(outlook, compiler_options=options)
 
     def observe(
@@ -141,7 +142,8 @@ class CompiledLearner:
         if seen.shape != self._seen.shape or seen.dtype != bool:
             what = f"mask of type {seen.dtype} and shape {seen.shape}"
             raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
-        self._packed, said = self._observe(self._packed, observed, seen, given, np.asarray(fresh))
+        bin = (observed, seen, given, np.asarray(fresh))
+        self._moving, said = self._observe(self._moving, self._still, *bin)
         self._bins += 1
         return said
 
@@ -149,12 +151,12 @@ class CompiledLearner:
         """Take the gradient steps that are due; where none is, nothing is called."""
         if self.learner.ring and self._bins % self.learner.every:
             return self._rest
-        self._packed, learned = self._learn(self._packed)
+        self._moving, self._still, learned = self._learn(self._moving, self._still)
         return learned
 
     def outlook(self, u: ArrayLike | None = None) -> Outlook:
         """The state now, and the next bin under its input u."""
-        return self._outlook(self._packed, self._read_input(u))
+        return self._outlook(self._moving, self._still, self._read_input(u))
 
     def belief(self, said: Packed) -> PyTree:
         """The belief after a bin."""
@@ -175,7 +177,7 @@ class CompiledLearner:
         What is read is a copy. It can be set, to go on from another: with parts frozen or thawed,
         after `Learner.relearn`, or from a file.
         """
-        return jax.tree.map(jnp.copy, self._unpack(self._packed))
+        return jax.tree.map(jnp.copy, self._unpack(self._moving, self._still))
 
     @state.setter
     def state(self, state: LearnerState | Watched) -> None:
@@ -186,7 +188,8 @@ class CompiledLearner:
         if shapes(state) != shapes(self._like):
             what = f"a {type(state).__name__} of another structure"
             raise InputError(what, "state", "set what `state` gave, with other numbers")
-        self._packed, self._bins = self._pack(state), int(_known(state).ring.count)
+        self._moving, self._still = self._pack(state)
+        self._bins = int(_known(state).ring.count)
 
     def _read_input(self, u: ArrayLike | None) -> np.ndarray:
         if u is None and self._inputs:
@@ -208,6 +211,30 @@ def look_out(learner: Learner, state: LearnerState, u: Input) -> Outlook:
     ahead = learner.filter.predict(model, state.filter, predict_key, u).belief
     mean, cov = model.family.mean(belief), model.family.cov(belief)
     return Outlook(mean, cov, expected_observation(model, ahead))
+
+
+def _packing_apart(
+    like: PyTree, move: Callable[..., PyTree], given: tuple
+) -> tuple[Callable[[PyTree], tuple[Packed, Packed]], Callable[[Packed, Packed], PyTree]]:
+    """Functions from a tree to what a function changes and what it does not, and back."""
+    structure, jaxpr = jax.tree.structure(like), jax.make_jaxpr(move)(like, *given).jaxpr
+    moves = [new is not old for new, old in zip(jaxpr.outvars, jaxpr.invars, strict=False)]
+
+    def apart(tree: PyTree) -> tuple[list, list]:
+        each = list(zip(moves, jax.tree.leaves(tree), strict=True))
+        return [leaf for moved, leaf in each if moved], [leaf for moved, leaf in each if not moved]
+
+    (pack_moving, unpack_moving), (pack_still, unpack_still) = map(packing, apart(like))
+
+    def pack(tree: PyTree) -> tuple[Packed, Packed]:
+        moving, still = apart(tree)
+        return pack_moving(moving), pack_still(still)
+
+    def unpack(moving: Packed, still: Packed) -> PyTree:
+        parts = iter(unpack_moving(moving)), iter(unpack_still(still))
+        return structure.unflatten([next(parts[0] if moved else parts[1]) for moved in moves])
+
+    return pack, unpack
 
 
 def _begin(

@@ -5,6 +5,7 @@ from functools import cache
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 
 @cache
@@ -30,7 +31,7 @@ def adam(
     """
     fall = optax.cosine_decay_schedule(rate, decay, floor)
 
-    def schedule(step: Array) -> Array:
-        return fall(step) * jnp.minimum(1, (step + 1) / max(warm_up, 1))
+    def schedule(step: ArrayLike) -> Array:
+        return jnp.asarray(fall(step)) * jnp.minimum(1, (jnp.asarray(step) + 1) / max(warm_up, 1))
 
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
