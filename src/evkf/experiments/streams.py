@@ -105,7 +105,7 @@ def learn(learner: Learner, models: Model, ys: Float[Array, "S T N"], num_ahead:
     return jax.vmap(one)(models, ys)
 
 
-TOGETHER = 10
+TOGETHER = 15
 """Steps whose mean is taken before the median: not every one of them learns."""
 
 

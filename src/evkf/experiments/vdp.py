@@ -78,13 +78,13 @@ def start_deep(likelihood: Likelihood, seed: int) -> Model:
     return start(likelihood, seed, (32, 32))
 
 
-EVERY = 10
+EVERY = 15
 """Bins from one gradient step of eVKF to the next; the paper has 150."""
 THRIFTY = Learner(
     every=EVERY,
     num_windows=16,
-    average=0.05,
-    optimiser=adam(2e-2, decay=LEARNED // EVERY, warm_up=30),
+    average=0.06,
+    optimiser=adam(3e-2, decay=LEARNED // EVERY, floor=0.1, warm_up=20),
 )
 METHODS = {
     "evkf": Method(f"eVKF, a step every {EVERY} bins", start, THRIFTY),

@@ -118,8 +118,10 @@ class CompiledLearner:
         (self._moving, self._still), self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
         self._bins, self._rest = int(known.ring.count), no_step(known)
-        self._seen = np.ones(self._channels, bool)
-        self._no_input = np.zeros(self._inputs, self._dtype)
+        # What is the same in most bins waits on the device: handing it over takes time.
+        self._all_seen = jnp.ones(self._channels, bool)
+        self._no_input = jnp.zeros(self._inputs, self._dtype)
+        self._flags = jnp.asarray(False), jnp.asarray(True)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
         def compiled(function: Callable, in_place: tuple[int, ...], *given: Any) -> Any:
@@ -138,11 +140,8 @@ class CompiledLearner:
     ) -> Packed:
         """Filter a bin; `belief`, `info` and `evidence` read what is returned."""
         observed, given = self._read(y, (self._channels,), "y"), self._read_input(u)
-        seen = self._seen if mask is None else np.asarray(mask)
-        if seen.shape != self._seen.shape or seen.dtype != bool:
-            what = f"mask of type {seen.dtype} and shape {seen.shape}"
-            raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
-        bin = (observed, seen, given, np.asarray(fresh))
+        seen = self._all_seen if mask is None else self._read_mask(mask)
+        bin = (observed, seen, given, self._flags[bool(fresh)])
         self._moving, said = self._observe(self._moving, self._still, *bin)
         self._bins += 1
         return said
@@ -191,13 +190,22 @@ class CompiledLearner:
         self._moving, self._still = self._pack(state)
         self._bins = int(_known(state).ring.count)
 
-    def _read_input(self, u: ArrayLike | None) -> np.ndarray:
+    def _read_input(self, u: ArrayLike | None) -> np.ndarray | Array:
         if u is None and self._inputs:
             size = self._inputs
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
         return self._no_input if u is None else self._read(u, (self._inputs,), "u")
 
+    def _read_mask(self, mask: ArrayLike) -> np.ndarray:
+        seen = np.asarray(mask)
+        if seen.shape != (self._channels,) or seen.dtype != bool:
+            what = f"mask of type {seen.dtype} and shape {seen.shape}"
+            raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
+        return seen
+
     def _read(self, value: ArrayLike, shape: tuple[int, ...], where: str) -> np.ndarray:
+        if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == shape:
+            return value
         array = real_numbers(value, where)
         if array.shape != shape:
             raise InputError(f"{where} of shape {array.shape}", where, f"pass shape {shape}")
