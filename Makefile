@@ -35,7 +35,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test long lint format lock clean
+.PHONY: help setup dev demo test long numbers lint format lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -67,6 +67,9 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/nwb_memory.py --json results/nwb_memory.json
 	@$(BIN)/evkf reproduce reaching --data $(DATA) --out results/reaching --force
 	@$(BIN)/python benchmarks/centre_out.py $(DATA)/chewie_centre_out_100ms.npz --json results/centre_out.json
+
+numbers: setup ## put the numbers of results/ into README.md and docs/
+	@$(BIN)/python docs/fill_in.py
 
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"

@@ -1,0 +1,134 @@
+"""README and docs have their numbers from committed results, and every result is told of."""
+
+from pathlib import Path
+
+import fill_in
+import pytest
+
+from evkf.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLD = ("README.md", "reproduction.md")
+"""Pages that must have numbers from results."""
+
+TABLES = """# A table: of two
+
+About 3 trials.
+
+| method | RMSE | paper | KL |
+|---|---:|---:|---:|
+| eVKF | **0.10 ± 0.01** (0.15) | 0.15 | — |
+| OVS, slow (2) | 0.20 ± 0.02 | 0.25 | 1 |
+
+## Claims
+
+- **Confirmed**: all.
+- Not that.
+
+![A picture](one.png)
+
+## More
+
+| method | RMSE |
+|---|---:|
+| eVKF | 0.3 |
+"""
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "one.md").write_text(TABLES, encoding="utf-8")
+    (tmp_path / "one.json").write_text('{"config": {"trials": 3}}', encoding="utf-8")
+    return tmp_path
+
+
+def said(source: str, results: Path, before: str = "old") -> str:
+    """What a marked place comes to hold."""
+    text = f"At <!-- results: {source} -->{before}<!-- end -->, so."
+    filled = fill_in.fill(text, "page", results)
+    assert fill_in.fill(filled, "page", results) == filled
+    assert filled.startswith(f"At <!-- results: {source} -->")
+    assert filled.endswith("<!-- end -->, so.")
+    return filled.split("-->")[1].removesuffix("<!-- end ").strip()
+
+
+@pytest.mark.parametrize("page", fill_in.pages(), ids=lambda page: page.name)
+def test_pages_say_what_results_say(page):
+    text = page.read_text(encoding="utf-8")
+    assert fill_in.fill(text, page.name) == text, "other numbers than results/: make numbers"
+    assert page.name not in TOLD or "<!-- results: " in text
+
+
+def test_every_result_of_the_paper_is_told():
+    """Its tables stand on the page, or a link leads to it."""
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for path in (ROOT / "results" / "paper").glob("*.md"):
+        taken = f"<!-- results: paper/{path.name} ", f"](../results/paper/{path.name})"
+        assert any(words in text for words in taken), path.name
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("one.md # A table: of two | eVKF | RMSE", "0.10 ± 0.01"),
+        ("one.md # A table: of two | eVKF | RMSE | mean", "0.10"),
+        ("one.md # A table: of two | eVKF | paper", "0.15"),
+        ("one.md # More | eVKF | RMSE", "0.3"),
+        ("one.md | OVS, slow (2) | KL", "1"),
+        ("one.json : config.trials", "3"),
+        ("one.md # Claims", "- **Confirmed**: all.\n- Not that."),
+        ("one.md # More", "| method | RMSE |\n|---|---:|\n| eVKF | 0.3 |"),
+    ],
+)
+def test_places_take_what_is_there(results, source, found):
+    assert said(source, results) == found
+
+
+def test_a_whole_file_gives_its_tables_and_lists(results):
+    blocks = said("one.md", results).split("\n\n")
+    assert [block.count("\n") for block in blocks] == [3, 1, 2]
+    assert "picture" not in str(blocks)
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("two.md", "no such result .*results/two.md"),
+        ("one.md # Lost", "no heading 'Lost'.*'Claims'"),
+        ("one.md | eVKF | RMSE", "2 such cells"),
+        ("one.md | GPFA | RMSE", "0 such cells"),
+        ("one.md # More | eVKF | RMSE | median", "median"),
+        ("one.json : config.seeds", "no 'seeds'.*there is trials"),
+    ],
+)
+def test_what_is_not_there_is_named(results, source, match):
+    with pytest.raises(InputError, match=match):
+        said(source, results)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a <!-- results: one.md -->", "close every one"),
+        ("a <!-- results: one.md --> b <!-- results: one.md --><!-- end -->", "no end"),
+        ("a <!-- end -->", "close every one"),
+        ("a\n<!-- results: one.json : config.trials -->3<!-- end -->", "start of a line"),
+    ],
+)
+def test_places_that_are_not_closed_or_break_a_paragraph(results, text, match):
+    with pytest.raises(InputError, match=match):
+        fill_in.fill(text, "page", results)
+
+
+def test_check_tells_and_writes_nothing(results, monkeypatch, capsys):
+    page = results / "page.md"
+    page.write_text("At <!-- results: one.json : config.trials -->4<!-- end -->.", encoding="utf-8")
+    monkeypatch.setattr(fill_in, "pages", lambda: [page])
+    monkeypatch.setattr(fill_in.fill, "__defaults__", (results,))
+    monkeypatch.setattr("sys.argv", ["fill_in.py", "--check"])
+    assert fill_in.main() == 1
+    assert "page.md" in capsys.readouterr().out
+    assert "-->4<!--" in page.read_text(encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["fill_in.py"])
+    assert fill_in.main() == 0
+    assert "-->3<!--" in page.read_text(encoding="utf-8")
