@@ -151,14 +151,9 @@ def _svmc(kind: str, on: bool) -> Filter:
     return StreamingVMC(model_rate=RATES["svmc"][kind], decay=LEARNED, learn=on)
 
 
-def _ovs(kind: str, on: bool) -> Filter:
-    del kind
-    return OnlineVariationalSmoother(learn=on)
-
-
 METHODS = {
     "evkf": Method("eVKF", start, None),
-    "ovs": Method("OVS", start, _ovs, (GAUSSIAN,)),
+    "ovs": Method("OVS", start, lambda _, on: OnlineVariationalSmoother(learn=on), (GAUSSIAN,)),
     "vjf": Method("VJF", start_rbf, _vjf),
     "direct": Method("VJF, direct", start_diagonal, _direct),
     "svmc": Method("SVMC (5,000)", start, _svmc),

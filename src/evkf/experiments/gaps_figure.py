@@ -7,16 +7,15 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.gaps import SKIP, SYSTEMS
-from evkf.experiments.runner import Result
-from evkf.experiments.tables import Row, select
+from evkf.experiments.tables import Found, Row, select
 from evkf.figures import MUTED, STYLE, TRUTH
 
 BLUE, ORANGE = OKABE_ITO[:2]
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(found: Found) -> Figure:
     """Without correction, a column a system. Above: bounds less the evidence. Below: slacks."""
-    series = [one for result in results for one in result["series"]]
+    series = [one for result in found.results for one in result["series"]]
     names = [name for name in SYSTEMS if select(series, system=name, method="uncorrected")]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 5.8), layout="constrained")
