@@ -29,10 +29,9 @@ def draw(found: Found) -> Figure:
             axes[1, column].set_xlabel("bin")
         axes[0, 0].set_ylabel("nats above $\\log p(y_t | y_{<t})$")
         axes[1, 0].set_ylabel("slack (nats)")
-        for row in (0, 1):
-            handles, labels = axes[row, 0].get_legend_handles_labels()
-            place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0 if row else 1.09)}
-            axes[row, 0].legend(handles, labels, ncols=4, borderaxespad=0, **place)
+        for row, edge in enumerate(("upper", "lower")):
+            named = axes[row, 0].get_legend_handles_labels()
+            figure.legend(*named, loc=f"outside {edge} center", ncols=len(named[1]))
     return figure
 
 

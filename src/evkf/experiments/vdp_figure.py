@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -85,9 +84,9 @@ def draw_vdp(found: Found) -> Figure:
     ours, true = by_name["evkf"], by_name[ORACLE]
     num = len(ours["mean"]) - JUDGED
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.6, 9.6), layout="constrained")
+        figure = Figure(figsize=(10.6, 9.9), layout="constrained")
         top, middle, bottom = cast(
-            np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.05, 1.9])
+            np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.2, 1.9])
         )
         whole, early, late = top.subplots(1, 3, width_ratios=[1.4, 1, 1])
         fields = middle.subplots(1, 3, width_ratios=[1, 1, 1.25])
@@ -99,22 +98,24 @@ def draw_vdp(found: Found) -> Figure:
         early.set_title("B  Forecasts of 5 bins, early")
         _snapshots(late, ours, slice(num - EARLY, num))
         late.set_title("C  Forecasts of 5 bins, late")
-        for ax, each, title in zip(fields, (true, ours), ("true", "learned"), strict=False):
-            _field(ax, np.array(each["field"]), np.array(each["states"])[:num])
-            ax.set_title(f"D  Velocity, {title}")
+        for ax, each, colour in zip(fields, (true, ours), (TRUTH, ESTIMATE), strict=False):
+            _field(ax, each, num, colour)
+        fields[0].set_title("D  Velocity, true")
+        fields[1].set_title("Velocity, learned")
         _moving(fields[2], every)
         fields[2].set_title("E  Error while learning")
-        fields[2].legend(fontsize=7, ncols=2, loc="upper right")
+        named = fields[2].get_legend_handles_labels()
+        middle.legend(*named, loc="outside lower right", ncols=len(named[1]), fontsize=8)
         for column, name in enumerate(names):
             each = by_name[name]
-            _field(panels[0, column], np.array(each["field"]), np.array(each["states"])[:num])
-            panels[0, column].set_title(
-                f"F  {METHODS[name].label}: learned" if column == 0 else METHODS[name].label
-            )
+            _field(panels[0, column], each, num, ESTIMATE)
+            panels[0, column].set_title(METHODS[name].label, weight="normal", size=9)
             _states(panels[1, column], each, slice(num + JUDGED - SHOWN // 2, num + JUDGED))
             if column:
                 panels[0, column].set_ylabel("")
                 panels[1, column].set_ylabel("")
+        text = "F  Velocities that every method learned, and states inferred with them"
+        bottom.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
     return figure
 
 
@@ -147,16 +148,17 @@ def _snapshots(ax: Axes, series: Series, bins: slice) -> None:
     ax.set(xlabel="time (s)", yticks=[0, -7], yticklabels=["$z_1$", "$z_2$"])
 
 
-def _field(ax: Axes, field: Float[np.ndarray, "P 2"], states: Float[np.ndarray, "T 2"]) -> None:
-    """Streamlines over the states that were visited."""
-    velocity = field.reshape(*GRID.shape)
-    ax.plot(*states[::2].T, ".", color=MUTED, ms=0.8, alpha=0.35)
+def _field(ax: Axes, series: Series, num: int, colour: str) -> None:
+    """Streamlines over the states that were visited; these as pixels, for they are many."""
+    velocity = np.array(series["field"]).reshape(*GRID.shape)
+    states = np.array(series["states"])[:num:2]
+    ax.plot(*states.T, ".", color=MUTED, ms=0.8, alpha=0.35, rasterized=True)
     ax.streamplot(
         GRID[0, :, 0],
         GRID[:, 0, 1],
         velocity[..., 0],
         velocity[..., 1],
-        color=ESTIMATE,
+        color=colour,
         linewidth=0.7,
         arrowsize=0.7,
         density=0.9,
