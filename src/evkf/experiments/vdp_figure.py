@@ -28,18 +28,18 @@ def _collect(results: Sequence[dict[str, Any]]) -> list[Series]:
 
 
 def draw_table2(found: Found) -> Figure:
-    """Moving averages of the error, over trials, for both likelihoods."""
+    """Moving averages of the error, over trials, for every likelihood."""
     every = _collect(found.results)
+    kinds = [kind for kind in KINDS if select(every, kind=kind)]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 3.5), layout="constrained")
-        axes = figure.subplots(1, len(KINDS), sharey=True)
-        for ax, kind in zip(axes, KINDS, strict=True):
+        figure = Figure(figsize=(1 + 3.6 * len(kinds), 3.5), layout="constrained")
+        axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        for ax, kind in zip(axes, kinds, strict=True):
             _moving(ax, select(every, kind=kind))
             ax.set_title(f"{kind.capitalize()} observations")
-        axes[1].set_ylabel("")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS)
-        )
+            ax.label_outer()
+        named = axes[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=3 * len(kinds))
     return figure
 
 
@@ -85,9 +85,7 @@ def draw_vdp(found: Found) -> Figure:
     num = len(ours["mean"]) - JUDGED
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10.6, 9.9), layout="constrained")
-        top, middle, bottom = cast(
-            np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.2, 1.9])
-        )
+        top, middle, bottom = cast(np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.2, 1.9]))
         whole, early, late = top.subplots(1, 3, width_ratios=[1.4, 1, 1])
         fields = middle.subplots(1, 3, width_ratios=[1, 1, 1.25])
         names = [name for name in METHODS if name in by_name]

@@ -50,10 +50,9 @@ def report(found: Found) -> str:
         + (" Quick: too few bins to judge anything by." if found.quick else ""),
     ]
     for kind in KINDS:
-        parts += [
-            f"## {kind.capitalize()} observations",
-            _table(select(found.rows, kind=kind), select(found.timing, kind=kind), PAPER[kind]),
-        ]
+        own, timing = (select(some, kind=kind) for some in (found.rows, found.timing))
+        if own:
+            parts += [f"## {kind.capitalize()} observations", _table(own, timing, PAPER[kind])]
     if found.timing:
         empty = float(np.median(values(found.timing, "empty_us")))
         parts.append(
