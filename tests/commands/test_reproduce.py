@@ -1,13 +1,16 @@
 """`evkf reproduce NAME`: what is written, told and refused; the tasks themselves are made up."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from evkf.commands import reproduce
-from evkf.experiments import chaotic
-from evkf.experiments.catalogue import EXPERIMENTS
+from evkf.experiments import chaotic, vdp
+from evkf.experiments.catalogue import EXPERIMENTS, Experiment, Picture
 from evkf.experiments.streams import StepTime
+from tests.experiments import test_vdp
 from tests.test_cli import invoke
 
 
@@ -77,6 +80,113 @@ def test_an_unknown_method_is_refused(tmp_path):
     assert "a method twice" in twice.err
     without = invoke("reproduce", "vdp", "--methods", "ovs", "--out", str(tmp_path))
     assert "vdp without evkf (in --methods): add evkf" in without.err
+
+
+@pytest.fixture
+def oscillator(monkeypatch):
+    """Rows and series of Van der Pol, as made up for its own tests."""
+
+    def found(specs, store, scheduler, tell, anew):
+        wanted = {(spec["kind"], spec["method"]) for spec in specs}
+        every = test_vdp.made_up().results
+        return [
+            result
+            for result in every
+            if (result["rows"][0]["kind"], result["rows"][0]["method"]) in wanted
+        ]
+
+    monkeypatch.setattr(reproduce, "run_tasks", found)
+    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
+    ms = {"evkf": 0.1, "ovs": 50.0, "svmc": 30.0}
+    monkeypatch.setattr(vdp, "time_one", lambda what: StepTime(ms.get(what["method"], 1.0), 7.0))
+
+
+def test_the_oscillator_has_a_table_and_a_figure(oscillator, tmp_path):
+    ran = invoke("reproduce", "table2", "--trials", "2", "--out", str(tmp_path))
+    assert ran.code == 0
+    assert "all targets met" in ran.out
+    stored = json.loads((tmp_path / "table2.json").read_text())
+    assert len(stored["timing"]) == len(vdp.KINDS) * len(vdp.METHODS)
+    ran = invoke("reproduce", "vdp", "--methods", "evkf", "--out", str(tmp_path))
+    assert ran.code == 0
+    assert "no targets for this run" in ran.out
+    assert json.loads((tmp_path / "vdp.json").read_text())["timing"] == []
+    for name in ("table2", "vdp"):
+        assert f"({name}.png)" in (tmp_path / f"{name}.md").read_text()
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def stand_in(name, missed=()):
+    """An experiment that takes no time, with two pictures."""
+    module = SimpleNamespace(
+        METHODS=("evkf", "other"),
+        TRIALS=3,
+        QUICK_TRIALS=1,
+        tasks=lambda methods, trials, quick: [
+            {"method": method, "seeds": list(range(trials))} for method in methods
+        ],
+    )
+    pictures = {key: Picture(f"Of {key}", lambda found: Figure()) for key in (name, f"{name}_more")}
+    targets = None if missed is None else lambda found: list(missed)
+    return Experiment("A stand-in.", module, lambda found: f"# {name}\n", pictures, targets)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Three experiments: one has targets, one misses its own, one has none. Names of those run."""
+    ran = []
+
+    def run_tasks(specs, store, scheduler, tell, anew):
+        ran.append(anew)
+        return [{"rows": [spec | {"trial": seed} for seed in spec["seeds"]]} for spec in specs]
+
+    every = {
+        "met": stand_in("met"),
+        "short": stand_in("short", ["too slow"]),
+        "told": stand_in("told", None),
+    }
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", every)
+    monkeypatch.setattr(reproduce, "run_tasks", run_tasks)
+    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
+    return ran
+
+
+def test_all_computes_what_is_not_there(stand_ins, tmp_path):
+    for path in reproduce.files("met", tmp_path):
+        path.write_text("there")
+    ran = invoke("reproduce", "all", "--out", str(tmp_path), "--json", str(tmp_path / "all.json"))
+    assert ran.code == 1
+    assert "met is there already" in ran.out
+    assert "missed: too slow" in ran.out
+    assert "no targets for this run" in ran.out
+    assert "evkf reproduce reaching" in ran.out
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert {name: len(result["rows"]) for name, result in found.items()} == {"short": 6, "told": 6}
+    text = (tmp_path / "short.md").read_text()
+    assert text == "# short\n\n![Of short](short.png)\n\n![Of short_more](short_more.png)\n"
+    names = {f"short{end}" for end in (".json", ".md", ".png", ".svg", "_more.png", "_more.svg")}
+    assert {path.name for path in tmp_path.glob("short*")} == names
+    assert stand_ins == [False, False]
+    assert invoke("reproduce", "all", "--out", str(tmp_path)).code == 0
+    assert len(stand_ins) == 2
+    forced = invoke("reproduce", "all", "--out", str(tmp_path), "--force", "--quick")
+    assert forced.code == 0
+    assert stand_ins[2:] == [True, True, True]
+    assert (tmp_path / "met.md").read_text().startswith("# met")
+
+
+def test_all_leaves_a_result_that_is_there_in_part(stand_ins, tmp_path):
+    (tmp_path / "told.md").write_text("mine")
+    ran = invoke("reproduce", "all", "--out", str(tmp_path))
+    assert ran.code == 2
+    assert "told.md" in ran.err
+    assert stand_ins == []
+
+
+def test_every_picture_is_among_the_files_and_named_once(tmp_path):
+    names = [key for experiment in EXPERIMENTS.values() for key in experiment.pictures]
+    assert len(set(names)) == len(names)
+    assert {"cb", "cb_methods"} <= {path.stem for path in reproduce.files("cb", tmp_path)}
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "reaching", "all"])

@@ -12,6 +12,7 @@ from evkf.dynamics import NaturalDynamics, Network
 from evkf.experiments import cb
 from evkf.experiments.cb_figure import draw_cb, draw_methods, draw_table3
 from evkf.experiments.cb_report import PAPER, claims, report
+from evkf.experiments.tables import Found
 from evkf.families import ContinuousBernoulli, Gaussian
 from evkf.filters import DirectVJF
 from evkf.metrics import transition_kl
@@ -125,16 +126,16 @@ def everybody(results):
 
 
 def test_figures_are_drawn_and_the_report_is_written(ran):
-    results = everybody(ran)
+    timing = [what | {"step_ms": 1.25} for what in cb.timings(NAMES, True)]
+    found = Found(everybody(ran), timing, 2, quick=True)
     for draw, num in ((draw_cb, 8), (draw_methods, 20), (draw_table3, 3)):
-        figure = draw(results)
+        figure = draw(found)
         figure.draw_without_rendering()
         assert len(figure.axes) == num
-    rows = [row for result in results for row in result["rows"]]
-    timing = [what | {"step_ms": 1.25} for what in cb.timings(NAMES, True)]
-    text = report(rows, timing, 2, True)
+    text = report(found)
     assert text.count("| 1.2 |") == 9
     assert "Quick" in text
+    assert "over 2 trials" in text
     assert "nan" not in text
     for kind in PAPER.values():
         for figures in kind.values():
@@ -161,7 +162,7 @@ def test_claims_are_marked_both_ways():
     swap = {"evkf": "vjf", "vjf": "evkf", "cb": "gaussian", "gaussian": "cb"}
     bad = {"_".join(swap[part] for part in key.split("_")): good[key] for key in good}
     assert not any(claim.holds for claim in claims(made_up(**bad)))
-    assert "**Not confirmed**: eVKF has the lowest KL" in report(made_up(**bad), [], 2, False)
+    assert "**Not confirmed**: eVKF has the lowest KL" in report(Found([{"rows": made_up(**bad)}]))
 
 
 def test_a_step_is_timed(monkeypatch):

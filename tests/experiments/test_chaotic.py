@@ -8,6 +8,7 @@ import pytest
 
 from evkf.experiments import chaotic, chaotic_report
 from evkf.experiments.runner import specification
+from evkf.experiments.tables import Found
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -44,8 +45,8 @@ def test_every_task_of_the_table_is_there_once():
 
 
 def made_up(evkf=0.1, others=0.2, wide=0.1):
-    """Rows of two trials: eVKF's error, that of the others, and eVKF's at 128 latents."""
-    return [
+    """Two trials: eVKF's error, that of the others, and eVKF's at 128 latents."""
+    rows = [
         {
             "protocol": protocol,
             "method": method,
@@ -59,25 +60,25 @@ def made_up(evkf=0.1, others=0.2, wide=0.1):
             chaotic.PROTOCOLS, chaotic.METHODS, chaotic.LATENTS, range(2)
         )
     ]
-
-
-TIMING = [{"method": "evkf", "L": 2, "step_ms": 0.25, "empty_us": 7.0}]
+    timing = [{"method": "evkf", "L": 2, "step_ms": 0.25, "empty_us": 7.0}]
+    return Found([{"rows": rows}], timing, 2)
 
 
 def test_targets_are_missed_where_they_are():
-    assert chaotic_report.shortfalls(made_up(), TIMING) == []
-    assert len(chaotic_report.shortfalls(made_up(evkf=0.21, wide=0.21), TIMING)) == 10
-    assert chaotic_report.shortfalls(made_up(wide=0.11), TIMING) == [
+    assert chaotic_report.shortfalls(made_up()) == []
+    assert len(chaotic_report.shortfalls(made_up(evkf=0.21, wide=0.21))) == 10
+    assert chaotic_report.shortfalls(made_up(wide=0.11)) == [
         "public: 0.1100 at L = 128 is above 1.05 times 0.1000"
     ]
 
 
 def test_the_report_and_the_figure_show_every_method():
-    text = chaotic_report.report(made_up(), TIMING, 2, quick=False)
+    text = chaotic_report.report(made_up())
+    assert "over 2 trials" in text
     for method in chaotic.METHODS.values():
         assert f"| {method.label} |" in text
     assert "**0.1000 ± 0.0000** | 0.047" in text
-    left, right = chaotic_report.draw([{"rows": made_up()}]).axes
+    left, right = chaotic_report.draw(made_up()).axes
     assert len(left.get_legend_handles_labels()[1]) == len(chaotic.METHODS)
     assert "whole state" in right.get_title("left")
 

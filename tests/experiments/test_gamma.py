@@ -11,6 +11,7 @@ from evkf.experiments import gamma
 from evkf.experiments.gamma_figure import draw
 from evkf.experiments.gamma_report import report, shortfalls
 from evkf.experiments.runner import specification
+from evkf.experiments.tables import Found
 from tests.quick import quick_compilation  # noqa: F401
 
 BINS, SEEDS, PARTICLES = 12, [0, 1], 2000
@@ -112,20 +113,23 @@ def test_tasks_name_every_method_and_block():
     assert len(specs) == 2 * 2 * len(gamma.PRECISIONS)
 
 
-def test_the_report_and_the_figure(results, rows):
-    text = report(rows, [], 2, True)
+def test_the_report_and_the_figure(results):
+    found = Found(results, trials=2, quick=True)
+    text = report(found)
+    assert "over 2 trials" in text
     for label in (*gamma.REFERENCES.values(), *(gamma.METHODS[name] for name in METHODS)):
         assert f"| {label} |" in text
     assert "b0 = 20" in text
-    assert len(draw(results).axes) == 6
+    assert len(draw(found).axes) == 6
 
 
 def test_shortfalls_name_both_targets():
-    def row(method, log_q):
-        return {"b0": 5, "method": method, "log_q": log_q}
+    def missed(ours, plain):
+        figures = {"mean_log": 1.0, "moments": 1.1, "corrected": ours, "uncorrected": plain}
+        rows = [{"b0": 5, "method": name, "log_q": log_q} for name, log_q in figures.items()]
+        return shortfalls(Found([{"rows": rows}]))
 
-    rows = [row("mean_log", 1.0), row("moments", 1.1), row("corrected", 0.8)]
-    (far, worse) = shortfalls([*rows, row("uncorrected", 0.9)], [])
+    far, worse = missed(0.8, 0.9)
     assert "0.300 nats" in far
     assert "no better" in worse
-    assert shortfalls([*rows[:2], row("corrected", 1.0), row("uncorrected", 0.9)], []) == []
+    assert missed(1.0, 0.9) == []

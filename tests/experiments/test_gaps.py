@@ -10,6 +10,7 @@ from evkf.experiments.gaps import EVKF, Evidence, Slacks
 from evkf.experiments.gaps_figure import draw
 from evkf.experiments.gaps_report import report, shortfalls
 from evkf.experiments.runner import specification
+from evkf.experiments.tables import Found
 from tests.oracles import kalman_loop
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -103,7 +104,6 @@ def test_tiny_runs_give_all_rows_and_no_violation(rows):
         assert (row["violations"], row["M_above_pushed"]) == (0, 0)
         assert row["gap_least"] > 0
         assert row["adds_up"] < (1e-6 if row["system"] == "linear" else 0.05)
-    assert shortfalls(rows, []) == []
 
 
 def test_violations_are_counted_and_named():
@@ -112,14 +112,18 @@ def test_violations_are_counted_and_named():
     gap = np.array([0.1, -0.1, np.nan])
     row = gaps.judge(zero, gap, found, Evidence(zero, zero), None) | gaps.count(zero, gap)
     assert (row["violations"], row["M_above_pushed"], row["L_above_predicted"]) == (2, 3, 0)
-    missed = shortfalls([{"system": "gamma", "method": "uncorrected"} | row], [])
+    row |= {"system": "gamma", "method": "uncorrected"}
+    missed = shortfalls(Found([{"rows": [row]}]))
     assert "L < M in 2 of 3 bins" in missed[0]
     assert len(missed) == 2
 
 
-def test_the_report_and_the_figure(results, rows):
-    text = report(rows, [], 1, True)
+def test_the_report_and_the_figure(results):
+    found = Found(results, quick=True)
+    assert shortfalls(found) == []
+    text = report(found)
+    assert "one trial" in text
     assert "No bound was found violated" in text
     assert "exact evidence" in text
-    assert len(draw(results).axes) == 6
+    assert len(draw(found).axes) == 6
     assert [spec["bins"] for spec in gaps.tasks(("corrected",), 4, False)] == 6 * [gaps.BINS]

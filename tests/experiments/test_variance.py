@@ -7,6 +7,7 @@ import pytest
 
 from evkf.experiments import variance
 from evkf.experiments.runner import specification
+from evkf.experiments.tables import Found
 from evkf.experiments.variance_figure import draw
 from evkf.experiments.variance_report import report, shortfalls
 from tests.quick import quick_compilation  # noqa: F401
@@ -99,20 +100,24 @@ def test_tiny_runs_give_all_rows(rows):
     np.testing.assert_allclose(exact, 1, atol=0.1)
 
 
-def test_the_report_and_the_figure(results, rows):
-    text = report(rows, [], 1, True)
+def test_the_report_and_the_figure(results):
+    found = Found(results, quick=True)
+    text = report(found)
+    assert "One trial of 4 states" in text
     for title in ("## Linear", "## Van der Pol, damping 1.5", "## Network, gain 4", "## Gamma"):
         assert title in text
-    assert len(draw(results).axes) == 4
+    assert len(draw(found).axes) == 4
     assert [spec["seeds"] for spec in variance.tasks(tuple(variance.METHODS), 2, True)] == 8 * [
         [0, 1]
     ]
 
 
 def test_shortfalls_look_at_the_linear_case_alone():
-    near, far = ({"system": "linear", "ratio": ratio} for ratio in (1.01, 0.9))
-    other = {"system": "network", "ratio": 3.0}
-    assert shortfalls([near, other], []) == []
-    assert len(shortfalls([near, far], [])) == 1
-    (missed,) = shortfalls([near, other | {"ratio": np.nan}], [])
-    assert "network" in missed
+    def missed(**ratios):
+        rows = [{"system": name, "ratio": ratio} for name, ratio in ratios.items()]
+        return shortfalls(Found([{"rows": rows}]))
+
+    assert missed(linear=1.01, network=3.0) == []
+    assert len(missed(linear=0.9, network=3.0)) == 1
+    (words,) = missed(linear=1.01, network=np.nan)
+    assert "network" in words

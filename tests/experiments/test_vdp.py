@@ -10,6 +10,7 @@ import pytest
 from evkf.experiments import vdp, vdp_figure, vdp_report
 from evkf.experiments.runner import specification
 from evkf.experiments.streams import learn, pick, stack
+from evkf.experiments.tables import Found
 from evkf.learning import Learner
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -54,8 +55,8 @@ def test_dynamics_are_judged_by_their_distance():
     assert other["log_chamfer"] > same["log_chamfer"]
 
 
-def made_up(best="evkf"):
-    """Rows and series of two trials; one method leads in everything."""
+def made_up(best="evkf", **changed):
+    """Two trials in which one method leads in everything, and times of a step in ms."""
     results = []
     bins = 200 + vdp.JUDGED
     wave = np.stack([np.sin(np.arange(bins) / 20), np.cos(np.arange(bins) / 20)], axis=1)
@@ -75,40 +76,33 @@ def made_up(best="evkf"):
         if method == "evkf":
             series[0] |= {"ahead": np.repeat(wave[:200, None], vdp.AHEAD, axis=1)}
         results.append({"rows": rows, "series": series})
-    return results
-
-
-def times(**changed):
     ms = {"evkf": 0.1, "ovs": 50.0, "vjf": 0.2, "svmc": 3.0} | changed
-    return [
+    timing = [
         {"kind": kind, "method": name, "step_ms": value, "empty_us": 7.0}
         for kind in vdp.KINDS
         for name, value in ms.items()
     ]
-
-
-def flat(results):
-    return [row for result in results for row in result["rows"]]
+    return Found(results, timing, 2)
 
 
 def test_targets_are_missed_where_they_are():
-    assert vdp_report.shortfalls(flat(made_up()), times()) == []
-    assert len(vdp_report.shortfalls(flat(made_up(best="ovs")), times())) == 2 * 3 * 3
-    slow = vdp_report.shortfalls(flat(made_up()), times(vjf=0.05, svmc=1.0))
+    assert vdp_report.shortfalls(made_up()) == []
+    assert len(vdp_report.shortfalls(made_up(best="ovs"))) == 2 * 3 * 3
+    slow = vdp_report.shortfalls(made_up(vjf=0.05, svmc=1.0))
     assert len(slow) == 4
     assert any("not 20 times" in words for words in slow)
 
 
 def test_the_report_and_the_figures_show_every_method():
-    results = made_up()
-    text = vdp_report.report(flat(results), times(), 2, quick=False)
+    found = made_up()
+    text = vdp_report.report(found)
     for name in (*(method.label for method in vdp.METHODS.values()), vdp.ORACLE):
         assert f"| {name} |" in text
     assert "**1.000 ± 0.000** (0.57)" in text
     assert "over 2 trials" in text
-    assert "2 trials" in vdp_report.report_figure(flat(results), [], 2, quick=False)
-    assert len(vdp_figure.draw_table2(results).axes) == 2
-    assert len(vdp_figure.draw_vdp(results).axes) == 6 + 2 * len(vdp.METHODS)
+    assert "2 trials" in vdp_report.report_figure(found)
+    assert len(vdp_figure.draw_table2(found).axes) == 2
+    assert len(vdp_figure.draw_vdp(found).axes) == 6 + 2 * len(vdp.METHODS)
 
 
 @pytest.mark.parametrize("name", ["evkf", "vjf"])

@@ -5,13 +5,14 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -120,6 +121,32 @@ def write_json(path: Path, value: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, overwrite=True) as part:
         part.write_text(to_json(value) + "\n", encoding="utf-8")
+
+
+def result_files(out: Path, name: str, figures: Iterable[str]) -> list[Path]:
+    """What `write_results` writes."""
+    drawn = [out / f"{figure}.{end}" for figure in figures for end in ("png", "svg")]
+    return [out / f"{name}.json", out / f"{name}.md", *drawn]
+
+
+def write_results(
+    out: Path, name: str, result: dict, text: str, figures: Mapping[str, Figure], force: bool
+) -> None:
+    """Write a result as JSON, a page about it, and figures by name; every file whole or not."""
+    files = result_files(out, name, figures)
+    claim(files, force)
+    for path, content in zip(files[:2], (to_json(result) + "\n", text), strict=True):
+        with replacing(path, overwrite=force) as part:
+            part.write_text(content, encoding="utf-8")
+    for path in files[2:]:
+        with replacing(path, overwrite=force) as part:
+            figures[path.stem].savefig(part, format=path.suffix[1:], dpi=200)
+
+
+def verdict(missed: Iterable[str], judged: bool) -> str:
+    """How a result compares with its targets, if it is held to any."""
+    told = "\n".join(f"missed: {words}" for words in missed)
+    return told or ("all targets met" if judged else "no targets for this run")
 
 
 def config_file(out: Path) -> Path:

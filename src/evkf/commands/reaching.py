@@ -15,17 +15,17 @@ from evkf.commands.console import (
     Json,
     Quiet,
     check_free,
-    claim,
     console,
     emit,
     json_target,
-    to_json,
+    result_files,
+    verdict,
     versions,
+    write_results,
 )
 from evkf.commands.console import progress_bar as bar
 from evkf.commands.options import Behaviour, Condition
 from evkf.data import NwbWarning
-from evkf.data.files import replacing
 from evkf.errors import InputError
 from evkf.experiments import reaching as protocol
 from evkf.experiments.reaching import Reaches
@@ -71,9 +71,9 @@ def reaching(
     Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
     name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
     """
-    files = {end: out / f"reaching.{end}" for end in ("json", "md", "png", "svg")}
+    files = result_files(out, "reaching", ["reaching"])
     path = _find(data)
-    check_free([*files.values(), *json_target(json_file, path, *files.values())], force)
+    check_free([*files, *json_target(json_file, path, *files)], force)
     say = console(quiet, json_file)
     reaches = _read(say, path, behaviour, condition)
     effort, num = (protocol.QUICK, 1) if quick else (protocol.FULL, seeds)
@@ -102,16 +102,8 @@ def reaching(
         "missed": missed,
     }
     text = report(means, reaches, num, quick)
-    claim(files.values(), force)
-    for end, content in (("json", to_json(result) + "\n"), ("md", text)):
-        with replacing(files[end], overwrite=force) as part:
-            part.write_text(content, encoding="utf-8")
-    for end in ("png", "svg"):
-        with replacing(files[end], overwrite=force) as part:
-            figure.savefig(part, format=end, dpi=200)
-    told = "\n".join(f"missed: {words}" for words in missed)
-    told = told or ("all targets met" if judged else "no targets for this run")
-    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, files.values()))}")
+    write_results(out, "reaching", result, text, {"reaching": figure}, force)
+    say.print(f"\n{text}\n{verdict(missed, judged)}\nwritten: {', '.join(map(str, files))}")
     emit(json_file, result)
     if missed:
         raise typer.Exit(FELL_SHORT)

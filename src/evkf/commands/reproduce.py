@@ -15,18 +15,19 @@ from evkf.commands.console import (
     Json,
     Quiet,
     check_free,
-    claim,
     console,
     emit,
     json_target,
-    to_json,
+    result_files,
+    verdict,
     versions,
+    write_results,
 )
 from evkf.commands.console import progress_bar as bar
-from evkf.data.files import replacing
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import run_tasks
+from evkf.experiments.tables import Found, Row
 from evkf.latency import low_latency
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]
@@ -76,10 +77,11 @@ def command(name: str) -> Callable[..., None]:
             raise typer.Exit(FELL_SHORT)
 
     experiment = EXPERIMENTS[name]
+    figures = " and ".join(f"{figure}.png and .svg" for figure in experiment.pictures)
     run.__doc__ = f"""{experiment.title}
 
     Written into the folder: {name}.json with all rows, {name}.md with the table beside the paper's
-    numbers, and the figure as {name}.png and {name}.svg. What is computed is kept in its folder
+    numbers, and what it shows as {figures}. What is computed is kept in its folder
     tasks, so that a run that was interrupted goes on where it was.
 
     \b
@@ -133,6 +135,7 @@ def run_all(
             continue
         effort = read_effort(name, quick, trials, None)
         found[name] = reproduce(name, effort, out, scheduler, force, say)
+    say.print("not among these: reaching, which needs a recording: evkf reproduce reaching --help")
     emit(json_file, found)
     if any(result["missed"] for result in found.values()):
         raise typer.Exit(FELL_SHORT)
@@ -140,7 +143,7 @@ def run_all(
 
 def files(name: str, out: Path) -> list[Path]:
     """What is written."""
-    return [out / f"{name}.{end}" for end in ("json", "md", "png", "svg")]
+    return result_files(out, name, EXPERIMENTS[name].pictures)
 
 
 def read_effort(name: str, quick: bool, trials: int | None, methods: str | None) -> Effort:
@@ -166,15 +169,15 @@ def reproduce(
 ) -> dict[str, Any]:
     """Compute, write and tell; what is in the JSON file."""
     experiment = EXPERIMENTS[name]
-    module = experiment.module
-    specs = module.tasks(effort.methods, effort.trials, effort.quick)
+    specs = experiment.module.tasks(effort.methods, effort.trials, effort.quick)
     with bar(say, f"{name}: tasks") as tell:
         results = run_tasks(specs, out / "tasks", scheduler, tell, anew=force)
-    rows = [row for result in results for row in result["rows"]]
     timing = _time(name, effort, say) if experiment.timed else []
-    missed = experiment.shortfalls(rows, timing) if effort.judged else []
-    text = experiment.report(rows, timing, effort.trials, effort.quick)
-    figure = experiment.draw(results)
+    found = Found(results, timing, effort.trials, effort.quick)
+    targets = experiment.shortfalls if effort.judged else None
+    missed = targets(found) if targets else []
+    shown = [f"![{picture.caption}]({key}.png)\n" for key, picture in experiment.pictures.items()]
+    text = "\n".join([experiment.report(found), *shown])
     result = {
         "name": name,
         "config": {
@@ -185,25 +188,18 @@ def reproduce(
         },
         "versions": versions(),
         "device": device(),
-        "rows": rows,
+        "rows": found.rows,
         "timing": timing,
         "missed": missed,
     }
-    paths = files(name, out)
-    claim(paths, force)
-    for path, content in zip(paths, (to_json(result) + "\n", text), strict=False):
-        with replacing(path, overwrite=force) as part:
-            part.write_text(content, encoding="utf-8")
-    for path in paths[2:]:
-        with replacing(path, overwrite=force) as part:
-            figure.savefig(part, format=path.suffix[1:], dpi=200)
-    told = "\n".join(f"missed: {words}" for words in missed)
-    told = told or ("all targets met" if effort.judged else "no targets for this run")
-    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, paths))}")
+    figures = {key: picture.draw(found) for key, picture in experiment.pictures.items()}
+    write_results(out, name, result, text, figures, force)
+    told = verdict(missed, judged=targets is not None)
+    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, files(name, out)))}")
     return result
 
 
-def _time(name: str, effort: Effort, say: Console) -> list[dict[str, Any]]:
+def _time(name: str, effort: Effort, say: Console) -> list[Row]:
     """One after another, with nothing else running."""
     module = EXPERIMENTS[name].module
     whats = module.timings(effort.methods, effort.quick)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -25,7 +25,14 @@ from evkf.experiments import (
     vdp_figure,
     vdp_report,
 )
-from evkf.experiments.tables import Row
+from evkf.experiments.tables import Found
+
+
+class Picture(NamedTuple):
+    """A figure, and what a report says of it."""
+
+    caption: str
+    draw: Callable[[Found], Figure]
 
 
 class Experiment(NamedTuple):
@@ -33,22 +40,16 @@ class Experiment(NamedTuple):
 
     title: str
     module: ModuleType
-    """Of the tasks: METHODS, TRIALS, QUICK_TRIALS, tasks, run, timings and time_one."""
-    report: Callable[[list[Row], list[Row], int, bool], str]
-    """Markdown, of rows, times, the number of trials and whether quick."""
-    draw: Callable[[list[dict[str, Any]]], Figure]
-    """The figure, of the results of all tasks."""
-    shortfalls: Callable[[list[Row], list[Row]], list[str]]
-    """Targets that rows and times miss."""
-    timed: bool = True
+    """METHODS, TRIALS, QUICK_TRIALS, tasks and run; if timed, timings and time_one."""
+    report: Callable[[Found], str]
+    """Markdown; pictures are shown below it."""
+    pictures: dict[str, Picture]
+    """By the names of their files."""
+    shortfalls: Callable[[Found], list[str]] | None = None
+    """Targets that are missed; without, there are none."""
+    timed: bool = False
     needs: tuple[str, ...] = ()
     """Methods without which there is no figure."""
-
-
-def none_missed(rows: list[Row], timing: list[Row]) -> list[str]:
-    """Where there are no targets: what comes out is told."""
-    del rows, timing
-    return []
 
 
 EXPERIMENTS = {
@@ -56,63 +57,61 @@ EXPERIMENTS = {
         "Filter a chaotic network (Table 1).",
         chaotic,
         chaotic_report.report,
-        chaotic_report.draw,
+        {"table1": Picture("Errors against latents", chaotic_report.draw)},
         chaotic_report.shortfalls,
+        timed=True,
     ),
     "table2": Experiment(
         "Learn the Van der Pol oscillator (Table 2).",
         vdp,
         vdp_report.report,
-        vdp_figure.draw_table2,
+        {"table2": Picture("Errors while learning", vdp_figure.draw_table2)},
         vdp_report.shortfalls,
+        timed=True,
     ),
     "vdp": Experiment(
         "Draw what was learned of the Van der Pol oscillator (Figures 2 and 6).",
         vdp,
         vdp_report.report_figure,
-        vdp_figure.draw_vdp,
-        none_missed,
-        timed=False,
+        {"vdp": Picture("Filtering, forecasts, velocities and errors", vdp_figure.draw_vdp)},
         needs=("evkf",),
     ),
     "table3": Experiment(
         "Learn continuous Bernoulli states (Table 3).",
         cb,
         cb_report.report,
-        cb_figure.draw_table3,
-        none_missed,
+        {"table3": Picture("Figures of every trial", cb_figure.draw_table3)},
+        timed=True,
     ),
     "cb": Experiment(
         "Draw what was learned of continuous Bernoulli states (Figures 3 and 7).",
         cb,
         cb_report.report,
-        cb_figure.draw_cb,
-        none_missed,
-        timed=False,
+        {
+            "cb": Picture("Velocities, beliefs and trajectories", cb_figure.draw_cb),
+            "cb_methods": Picture("Phase portraits and states by method", cb_figure.draw_methods),
+        },
         needs=("evkf",),
     ),
     "gamma": Experiment(
         "Filter Gamma states with and without the correction of variances (appendix).",
         gamma,
         gamma_report.report,
-        gamma_figure.draw,
+        {"gamma": Picture("Latents, and log density by b0", gamma_figure.draw)},
         gamma_report.shortfalls,
-        timed=False,
     ),
     "gaps": Experiment(
         "Measure the gaps between bounds and evidence (appendix).",
         gaps,
         gaps_report.report,
-        gaps_figure.draw,
+        {"gaps": Picture("Bounds, evidence and slacks", gaps_figure.draw)},
         gaps_report.shortfalls,
-        timed=False,
     ),
     "variance": Experiment(
         "Measure the variance that an uncorrected prediction loses (section 3.6).",
         variance,
         variance_report.report,
-        variance_figure.draw,
+        {"variance": Picture("Variance lost and the formula", variance_figure.draw)},
         variance_report.shortfalls,
-        timed=False,
     ),
 }

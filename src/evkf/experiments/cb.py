@@ -151,14 +151,9 @@ def _svmc(kind: str, on: bool) -> Filter:
     return StreamingVMC(model_rate=RATES["svmc"][kind], decay=LEARNED, learn=on)
 
 
-def _ovs(kind: str, on: bool) -> Filter:
-    del kind
-    return OnlineVariationalSmoother(learn=on)
-
-
 METHODS = {
     "evkf": Method("eVKF", start, None),
-    "ovs": Method("OVS", start, _ovs, (GAUSSIAN,)),
+    "ovs": Method("OVS", start, lambda _, on: OnlineVariationalSmoother(learn=on), (GAUSSIAN,)),
     "vjf": Method("VJF", start_rbf, _vjf),
     "direct": Method("VJF, direct", start_diagonal, _direct),
     "svmc": Method("SVMC (5,000)", start, _svmc),
@@ -325,10 +320,13 @@ def _series(ran: Ran, states: np.ndarray) -> Result:
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """What is to be timed."""
-    del quick
-    pairs = [(kind, name) for kind in KINDS for name in methods if kind in METHODS[name].kinds]
-    return [{"kind": kind, "method": name} for kind, name in pairs]
+    """What is to be timed; if quick, continuous Bernoulli states alone."""
+    return [
+        {"kind": kind, "method": name}
+        for kind in ((CB,) if quick else KINDS)
+        for name in methods
+        if kind in METHODS[name].kinds
+    ]
 
 
 def time_one(what: dict[str, Any]) -> StepTime:

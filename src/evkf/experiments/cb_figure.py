@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from evkf.experiments.cb import CB, GAUSSIAN, GRID, METHODS, ORACLE, SHOWN
 from evkf.experiments.runner import Result
-from evkf.experiments.tables import select, values
+from evkf.experiments.tables import Found, select, values
 from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH
 
 COLOURS = {CB: ESTIMATE, GAUSSIAN: "#d55e00"}
@@ -47,7 +47,7 @@ def series(results: Sequence[Result], kind: str, method: str) -> Result | None:
     return None
 
 
-def draw_cb(results: Sequence[Result]) -> Figure:
+def draw_cb(found: Found) -> Figure:
     """A: velocities of states and parameters, true and learned. B: beliefs, and where they lead."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 7.2), layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
@@ -57,20 +57,20 @@ def draw_cb(results: Sequence[Result]) -> Figure:
         for i, (method, colour, who) in enumerate(
             ((ORACLE, TRUTH, "true"), ("evkf", ESTIMATE, "learned"))
         ):
-            found = series(results, CB, method)
-            assert found is not None
-            _arrows(planes[i], found["field"] / SHRUNK, colour)
+            shown = series(found.results, CB, method)
+            assert shown is not None
+            _arrows(planes[i], shown["field"] / SHRUNK, colour)
             planes[i].set_title(f"Expected move, {who}", size=9)
-            _arrows(planes[2 + i], 0.0018 * found["nat"], colour)
+            _arrows(planes[2 + i], 0.0018 * shown["nat"], colour)
             planes[2 + i].set_title(f"Natural parameters, {who}", size=9)
         for ax in planes[1:]:
             ax.set_ylabel("")
             ax.tick_params(labelleft=False)
         for column, kind in enumerate((CB, GAUSSIAN)):
-            found = series(results, kind, "evkf")
-            assert found is not None
+            shown = series(found.results, kind, "evkf")
+            assert shown is not None
             for row in range(2):
-                _course(times[row, column], found, row, kind)
+                _course(times[row, column], shown, row, kind)
             times[0, column].set_title(TITLES[kind])
             times[0, column].legend(**UNDER)
             times[1, column].set_xlabel("bin after learning")
@@ -81,9 +81,9 @@ def draw_cb(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def draw_methods(results: Sequence[Result]) -> Figure:
+def draw_methods(found: Found) -> Figure:
     """Phase portraits and inferred states of every method: Gaussian above, CB below."""
-    names = [name for name in METHODS if series(results, GAUSSIAN, name)]
+    names = [name for name in METHODS if series(found.results, GAUSSIAN, name)]
     with matplotlib.rc_context(STYLE):
         size = (2.3 * len(names), 8.4)
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
@@ -93,15 +93,15 @@ def draw_methods(results: Sequence[Result]) -> Figure:
             text = f"States inferred and learned as {NAMES[kind]}: " + TOLD
             half.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
             for column, name in enumerate(names):
-                _portrait(panels[:, column], series(results, kind, name), name, kind)
+                _portrait(panels[:, column], series(found.results, kind, name), name, kind)
             for ax in panels[:, 1:].flat:
                 ax.set_ylabel("")
     return figure
 
 
-def draw_table3(results: Sequence[Result]) -> Figure:
+def draw_table3(found: Found) -> Figure:
     """Every trial a point, the mean a line: log q, KL and log Chamfer by method."""
-    rows = [row for result in results for row in result["rows"]]
+    rows = found.rows
     panels = {"log_q": "log q ↑", "kl": "KL (nats) ↓", "log_chamfer": "log Chamfer ↓"}
     names = [name for name in METHODS if select(rows, method=name)]
     with matplotlib.rc_context(STYLE):

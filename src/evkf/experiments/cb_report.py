@@ -18,7 +18,7 @@ from evkf.experiments.cb import (
     QUICK_JUDGED,
     QUICK_LEARNED,
 )
-from evkf.experiments.tables import Row, best, markdown, mean, plus_minus, select, values
+from evkf.experiments.tables import Found, Row, best, markdown, mean, plus_minus, select, values
 
 PAPER = {
     CB: {
@@ -50,33 +50,27 @@ class Claim(NamedTuple):
     figures: str
 
 
-def report(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Markdown: a table for each kind of state, the paper's claims, and why log q is what it is.
-
-    Args:
-        rows: Of all trials.
-        timing: The time of a step, by kind and method; may be empty.
-        trials: How many there are.
-        quick: Whether this was a run that only shows that all works.
 
     Example:
         >>> row = {"trial": 0, "log_q": 2.0, "kl": 0.1, "log_chamfer": -3.0}
         >>> rows = [row | {"kind": kind, "method": "evkf"} for kind in ("cb", "gaussian")]
-        >>> text = report(rows, [], 1, False)
-        >>> "| eVKF | **2.00** | 2.01 | **0.100** | 0.057 |" in text
+        >>> "| eVKF | **2.00** | 2.01 | **0.100** | 0.057 |" in report(Found([{"rows": rows}]))
         True
     """
-    learned, judged = (QUICK_LEARNED, QUICK_JUDGED) if quick else (LEARNED, JUDGED)
+    rows = found.rows
+    learned, judged = (QUICK_LEARNED, QUICK_JUDGED) if found.quick else (LEARNED, JUDGED)
     lines = [
         "# Continuous Bernoulli dynamics",
         "",
-        f"{learned} bins learned from in one pass, dynamics frozen, {judged} judged. "
-        + (f"Means over {trials} trials ± standard deviations." if trials > 1 else "One trial.")
-        + (" Quick: too few bins to judge anything by." if quick else ""),
+        f"{learned} bins learned from in one pass, dynamics frozen, {judged} judged; "
+        + f"{found.averaged}."
+        + (" Quick: too few bins to judge anything by." if found.quick else ""),
     ]
     for kind in (CB, GAUSSIAN):
         lines += ["", f"## States inferred and learned as {NAMES[kind]}", ""]
-        lines += [_table(select(rows, kind=kind), select(timing, kind=kind), kind)]
+        lines += [_table(select(rows, kind=kind), select(found.timing, kind=kind), kind)]
     lines += ["", "## What the paper claims", ""]
     lines += [
         f"- **{'Confirmed' if claim.holds else 'Not confirmed'}**: {claim.text} ({claim.figures})."
@@ -84,9 +78,6 @@ def report(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
     ]
     lines += ["", "## Why log q differs between the two", "", _densities(rows)]
     lines += ["", "## What differs from the paper", "", _differences(rows)]
-    lines += ["", "![Velocities, beliefs and trajectories](cb.png)"]
-    lines += ["", "![Phase portraits and states by method](cb_methods.png)"]
-    lines += ["", "![Figures of every trial](table3.png)"]
     return "\n".join(lines) + "\n"
 
 
@@ -103,9 +94,11 @@ def _table(rows: list[Row], timing: list[Row], kind: str) -> str:
         headings += [heading, "paper"]
     for figure in ("rmse", "roughness"):
         columns += [_column(rows, names, compared, figure)]
-    steps = [select(timing, method=name) for name in names]
-    columns += [[f"{step[0]['step_ms']:.2g}" if step else "—" for step in steps]]
-    headings += ["RMSE ↓", "roughness, truth 1", "ms a bin"]
+    headings += ["RMSE ↓", "roughness, truth 1"]
+    if timing:
+        steps = [select(timing, method=name) for name in names]
+        columns += [[f"{step[0]['step_ms']:.2g}" if step else "—" for step in steps]]
+        headings += ["ms a bin"]
     return markdown(headings, zip(*columns, strict=True))
 
 

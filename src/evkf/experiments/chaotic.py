@@ -32,7 +32,8 @@ from evkf.types import Status
 
 PROTOCOLS = ("public", "matched")
 LATENTS, BINS, TRIALS = (2, 16, 32, 64, 128), 250, 10
-QUICK_LATENTS, QUICK_BINS, QUICK_TRIALS = (2, 16), 60, 2
+QUICK_LATENTS = {"public": (2, 16), "matched": (2,)}
+QUICK_BINS, QUICK_TRIALS = 60, 2
 BLOCK = 5
 """Trials that are filtered side by side."""
 CHANNELS = 100
@@ -90,7 +91,7 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     return [
         specification(__name__, seeds, protocol=protocol, method=method, L=L, bins=bins)
         for protocol in PROTOCOLS
-        for L in (QUICK_LATENTS if quick else LATENTS)
+        for L in (QUICK_LATENTS[protocol] if quick else LATENTS)
         for method in methods
         for seeds in blocks(trials, BLOCK)
     ]
@@ -131,8 +132,8 @@ def _model(method: Method, model: Model) -> Model:
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """What is to be timed."""
-    latents = QUICK_LATENTS if quick else LATENTS
+    """What is to be timed; if quick, the smallest size."""
+    latents = LATENTS[:1] if quick else LATENTS
     return [{"protocol": "public", "method": name, "L": L} for L in latents for name in methods]
 
 

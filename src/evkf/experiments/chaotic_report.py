@@ -1,6 +1,6 @@
 """Table 1 in words, its targets and its figure."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.chaotic import METHODS, PROTOCOLS
-from evkf.experiments.tables import Row, best, markdown, mean, plus_minus, select, values
+from evkf.experiments.tables import Found, Row, best, markdown, mean, plus_minus, select, values
 from evkf.figures import MUTED, STYLE, styled
 
 PAPER = {
@@ -31,18 +31,18 @@ TITLES = {
 COLOURS = dict(zip(METHODS, OKABE_ITO, strict=False))
 
 
-def latents(rows: list[Row]) -> list[int]:
+def latents(rows: Sequence[Row]) -> list[int]:
     """Sizes that rows are of."""
     return sorted({row["L"] for row in rows})
 
 
-def report(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Both protocols beside the paper's numbers, and the time of a step."""
-    few = " Quick: short trials, to see that it runs." if quick else ""
+    rows, few = found.rows, " Quick: short trials, to see that it runs." if found.quick else ""
     parts = [
         "# Table 1: filtering a chaotic network",
-        f"Root mean square errors with the true model, mean ± standard deviation over {trials} "
-        f"trial{'s' if trials > 1 else ''}; the best of a column in bold.{few}",
+        f"Root mean square errors with the true model, {found.averaged}; the best of a column in "
+        f"bold.{few}",
     ]
     for protocol in PROTOCOLS:
         own = select(rows, protocol=protocol)
@@ -51,8 +51,7 @@ def report(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
     smoothed = [row for row in rows if "rmse_one_bin_back" in row]
     if smoothed:
         parts += ["OVS also looks back one bin, which is smoothing:", _back(smoothed)]
-    parts += ["## Time of a step", _times(timing)]
-    parts += ["![Errors against latents](table1.png)"]
+    parts += ["## Time of a step", _times(found.timing)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,7 +88,7 @@ def _back(rows: list[Row]) -> str:
     )
 
 
-def _times(timing: list[Row]) -> str:
+def _times(timing: Sequence[Row]) -> str:
     sizes = latents(timing)
     names = [name for name in METHODS if select(timing, method=name)]
     table = markdown(
@@ -105,10 +104,9 @@ def _times(timing: list[Row]) -> str:
 another; an empty compiled call takes {floor:.0f} µs."
 
 
-def shortfalls(rows: list[Row], timing: list[Row]) -> list[str]:
+def shortfalls(found: Found) -> list[str]:
     """Targets that were missed."""
-    del timing
-    missed = []
+    rows, missed = found.rows, []
     for protocol in PROTOCOLS:
         own = select(rows, protocol=protocol)
         for L in latents(own):
@@ -128,9 +126,9 @@ def shortfalls(rows: list[Row], timing: list[Row]) -> list[str]:
     return missed
 
 
-def draw(results: list[dict[str, Any]]) -> Figure:
+def draw(found: Found) -> Figure:
     """Errors against latents by every method, both protocols."""
-    rows = [row for result in results for row in result["rows"]]
+    rows = found.rows
     shown = [protocol for protocol in PROTOCOLS if select(rows, protocol=protocol)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.1 * len(shown), 3.5), layout="constrained")

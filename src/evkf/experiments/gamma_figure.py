@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from evkf.colours import OKABE_ITO
 from evkf.experiments.gamma import GRID, METHODS
 from evkf.experiments.gamma_report import LABELS, NEAR
-from evkf.experiments.runner import Result
-from evkf.experiments.tables import Row, select, values
+from evkf.experiments.tables import Found, Row, select, values
 from evkf.figures import MUTED, STYLE, TRUTH
 
 DRAWN = 80
@@ -23,10 +22,10 @@ COLOURS |= {"mean_log": TRUTH, "moments": MUTED}
 MARKS = {"corrected": "o", "uncorrected": "s", "matching": "^", "mean_log": "D", "moments": "v"}
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(found: Found) -> Figure:
     """A, B: filtered states with and without correction. C: log density. D to F: intervals."""
-    rows = [row for result in results for row in result["rows"]]
-    series = [one for result in results for one in result["series"]]
+    rows = found.rows
+    series = [one for result in found.results for one in result["series"]]
     every = sorted({row["b0"] for row in rows})
     b0 = DRAWN if DRAWN in every else every[-1]
     with matplotlib.rc_context(STYLE):

@@ -1,9 +1,7 @@
 """The table of Gamma dynamics in words."""
 
-from typing import Any
-
 from evkf.experiments import gamma as protocol
-from evkf.experiments.tables import Row, best, markdown, mean, plus_minus, select
+from evkf.experiments.tables import Found, Row, best, markdown, mean, plus_minus, select
 
 NEAR = 0.2
 """Nats per bin: how near eVKF is to come to Gammas matched to particles."""
@@ -11,27 +9,28 @@ NEAR = 0.2
 LABELS = protocol.REFERENCES | protocol.METHODS
 
 
-def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Markdown: a table for every b0, and what was chosen.
 
     Example:
         >>> row = {"b0": 5, "method": "corrected", "trial": 0, "log_q": 1.0, "rmse": 0.2}
         >>> row |= {"coverage_90": 0.9, "carried": 0.7, "fell_back": 0}
-        >>> "| **1.000** |" in report([row], [], 1, False)
+        >>> "| **1.000** |" in report(Found([{"rows": [row]}]))
         True
     """
-    del timing
+    rows = found.rows
     lines = [
         "# Gamma dynamics",
         "",
-        f"Means over {trials} trials ± standard deviations. Log density of the true state in nats "
+        f"{found.averaged.capitalize()}. Log density of the true state in nats "
         "per bin; “behind” is by how much it falls short of the better of the two Gammas matched "
         "to particles. “carried” is the variance that the beliefs hand on through the dynamics, "
-        "in units of their noise 1/b0." + (" Quick: too few bins to judge by." if quick else ""),
+        "in units of their noise 1/b0."
+        + (" Quick: too few bins to judge by." if found.quick else ""),
     ]
     for b0 in sorted({row["b0"] for row in rows}):
         lines += ["", f"## b0 = {b0}, noise {b0**-0.5:.2f}", "", _table(select(rows, b0=b0))]
-    lines += ["", _words(rows), "", _choices(), "", "![Latents, and log density by b0](gamma.png)"]
+    lines += ["", _words(rows), "", _choices()]
     return "\n".join(lines) + "\n"
 
 
@@ -62,17 +61,16 @@ def reference(rows: list[Row]) -> float:
     return max(known, default=float("nan"))
 
 
-def shortfalls(rows: list[Row], timing: list[dict[str, Any]]) -> list[str]:
+def shortfalls(found: Found) -> list[str]:
     """Values of b0 at which a target is missed.
 
     Example:
         >>> rows = [{"b0": 5, "method": "mean_log", "log_q": 1.0}]
         >>> rows += [{"b0": 5, "method": "corrected", "log_q": 0.5}]
-        >>> shortfalls(rows, [])
+        >>> shortfalls(Found([{"rows": rows}]))
         ['b0 = 5: eVKF is 0.500 nats per bin behind Gammas matched to particles, more than 0.2']
     """
-    del timing
-    missed = []
+    rows, missed = found.rows, []
     for b0 in sorted({row["b0"] for row in rows}):
         own = select(rows, b0=b0)
         ours = mean(select(own, method="corrected"), "log_q")

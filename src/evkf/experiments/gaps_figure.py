@@ -7,16 +7,15 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.gaps import SKIP, SYSTEMS
-from evkf.experiments.runner import Result
-from evkf.experiments.tables import Row, select
+from evkf.experiments.tables import Found, Row, select
 from evkf.figures import MUTED, STYLE, TRUTH
 
 BLUE, ORANGE = OKABE_ITO[:2]
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(found: Found) -> Figure:
     """Without correction, a column a system. Above: bounds less the evidence. Below: slacks."""
-    series = [one for result in results for one in result["series"]]
+    series = [one for result in found.results for one in result["series"]]
     names = [name for name in SYSTEMS if select(series, system=name, method="uncorrected")]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 5.8), layout="constrained")
@@ -30,10 +29,9 @@ def draw(results: list[Result]) -> Figure:
             axes[1, column].set_xlabel("bin")
         axes[0, 0].set_ylabel("nats above $\\log p(y_t | y_{<t})$")
         axes[1, 0].set_ylabel("slack (nats)")
-        for row in (0, 1):
-            handles, labels = axes[row, 0].get_legend_handles_labels()
-            place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0 if row else 1.09)}
-            axes[row, 0].legend(handles, labels, ncols=4, borderaxespad=0, **place)
+        for row, edge in enumerate(("upper", "lower")):
+            named = axes[row, 0].get_legend_handles_labels()
+            figure.legend(*named, loc=f"outside {edge} center", ncols=len(named[1]))
     return figure
 
 

@@ -1,20 +1,17 @@
 """The tables of bounds and slacks in words."""
 
-from typing import Any
-
 from evkf.experiments import gaps as protocol
-from evkf.experiments.tables import Row, markdown, mean, plus_minus, select, values
+from evkf.experiments.tables import Found, Row, markdown, mean, plus_minus, select, values
 
 
-def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Markdown: bounds and evidence, slacks, and how often bounds hold.
 
     Example:
-        >>> "No bound was found violated" in report([], [], 0, True)
+        >>> "No bound was found violated" in report(Found([]))
         True
     """
-    del timing
-    missed = shortfalls(rows, [])
+    rows, missed = found.rows, shortfalls(found)
     groups = [
         (f"{label}, {words}", select(rows, system=system, method=method))
         for system, label in protocol.SYSTEMS.items()
@@ -30,9 +27,9 @@ def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bo
         [
             "# Gaps between bounds and evidence",
             "",
-            f"Nats per bin, means over {trials} trials ± standard deviations. L ≥ M is counted in "
+            f"Nats per bin, {found.averaged}. L ≥ M is counted in "
             f"all bins, the rest is of those after the first {protocol.SKIP}."
-            + (" Quick: few bins and particles." if quick else ""),
+            + (" Quick: few bins and particles." if found.quick else ""),
             "",
             markdown(
                 [
@@ -67,8 +64,6 @@ def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bo
             "",
             _words(rows),
             "",
-            "![Bounds, evidence and slacks](gaps.png)",
-            "",
         ]
     )
 
@@ -94,16 +89,16 @@ def _slack(own: list[Row]) -> list[str]:
     ]
 
 
-def shortfalls(rows: list[Row], timing: list[dict[str, Any]]) -> list[str]:
+def shortfalls(found: Found) -> list[str]:
     """Systems in which a bound that must hold does not.
 
     Example:
         >>> row = {"system": "vdp", "method": "uncorrected", "violations": 2, "bins": 60}
-        >>> shortfalls([row | {"M_above_pushed": 0, "L_above_predicted": 0}], [])
+        >>> row |= {"M_above_pushed": 0, "L_above_predicted": 0}
+        >>> shortfalls(Found([{"rows": [row]}]))
         ['Van der Pol, Poisson: L < M in 2 of 60 bins']
     """
-    del timing
-    missed = []
+    rows, missed = found.rows, []
     for system, label in protocol.SYSTEMS.items():
         own = select(rows, system=system, method="uncorrected")
         broken = {

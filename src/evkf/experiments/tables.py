@@ -1,11 +1,42 @@
-"""What the reports of experiments share: means over trials, and tables in Markdown."""
+"""What the reports of experiments share: what was found, means over trials, Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Row = dict[str, Any]
+
+
+class Found(NamedTuple):
+    """What came of an experiment: all that is told, drawn and held to targets.
+
+    Example:
+        >>> found = Found([{"rows": [{"kl": 1.0}]}, {"rows": [{"kl": 2.0}]}], trials=2)
+        >>> found.rows
+        [{'kl': 1.0}, {'kl': 2.0}]
+        >>> found.averaged
+        'mean ± standard deviation over 2 trials'
+    """
+
+    results: Sequence[dict[str, Any]]
+    """Of all tasks, each with rows."""
+    timing: Sequence[Row] = ()
+    """Times of a step; none where nothing is timed."""
+    trials: int = 1
+    quick: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all tasks."""
+        return [row for result in self.results for row in result["rows"]]
+
+    @property
+    def averaged(self) -> str:
+        """What the cells of a table are."""
+        if self.trials == 1:
+            return "one trial"
+        return f"mean ± standard deviation over {self.trials} trials"
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:

@@ -7,7 +7,6 @@ lost is that less the variance of the uncorrected prediction. Nonlinearity is th
 Pol, the gain of a network, or nothing that can be set (Gamma).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -36,48 +35,38 @@ OFF = 0.1
 """Share by which a formula is called too high or too low."""
 
 
-def linear(nonlinearity: float, noise: float, trial: int) -> Dynamics:
-    """A slow turn; there is nothing to set."""
-    del nonlinearity, trial
+def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dynamics:
+    """The dynamics of a system.
+
+    Linear: a slow turn. Van der Pol: in the paper's bins of 5 ms, by its damping; at 5, runs leave
+    for infinity. Network: z' = g W tanh z of 8 latents, by its gain g, far from a line in one bin.
+    Gamma: as in the experiment of its own; the noise is 1 / sqrt(b0).
+    """
+    if system == "vdp":
+        return VanDerPol(nonlinearity, noise=noise**2)
+    if system == "network":
+        weight = np.random.default_rng(trial).normal(size=(8, 8)) / np.sqrt(8)
+        return ChaoticRNN(weight, gamma=nonlinearity, tau=1.0, dt=1.0, noise=noise**2)
+    if system == "gamma":
+        return GammaDynamics(gamma.network(), 2, 1 / noise**2)
     cos, sin = np.cos(0.2), np.sin(0.2)
     return Linear(0.98 * np.array([[cos, -sin], [sin, cos]]), noise=noise**2)
 
 
-def oscillator(nonlinearity: float, noise: float, trial: int) -> Dynamics:
-    """Van der Pol in the paper's bins of 5 ms, by its damping. At 5, runs leave for infinity."""
-    del trial
-    return VanDerPol(nonlinearity, noise=noise**2)
-
-
-def network(nonlinearity: float, noise: float, trial: int) -> Dynamics:
-    """z' = g W tanh z of 8 latents, by its gain g: far from a line in one bin."""
-    weight = np.random.default_rng(trial).normal(size=(8, 8)) / np.sqrt(8)
-    return ChaoticRNN(weight, gamma=nonlinearity, tau=1.0, dt=1.0, noise=noise**2)
-
-
-def positive(nonlinearity: float, noise: float, trial: int) -> Dynamics:
-    """The Gamma dynamics of their own experiment; the noise is 1 / sqrt(b0)."""
-    del nonlinearity, trial
-    return GammaDynamics(gamma.network(), 2, 1 / noise**2)
-
-
 class System(NamedTuple):
-    """Dynamics, and what of them is varied."""
+    """What of a system is varied."""
 
     label: str
     knob: str
-    make: Callable[[float, float, int], Dynamics]
     nonlinearities: tuple[float, ...]
     noises: tuple[float, ...]
 
 
 SYSTEMS = {
-    "linear": System("linear", "", linear, (0.0,), NOISES),
-    "vdp": System("Van der Pol", "damping", oscillator, (0.5, 1.5, 3.0), NOISES),
-    "network": System("network", "gain", network, (0.5, 1.5, 4.0), NOISES),
-    "gamma": System(
-        "Gamma", "", positive, (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)
-    ),
+    "linear": System("linear", "", (0.0,), NOISES),
+    "vdp": System("Van der Pol", "damping", (0.5, 1.5, 3.0), NOISES),
+    "network": System("network", "gain", (0.5, 1.5, 4.0), NOISES),
+    "gamma": System("Gamma", "", (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)),
 }
 METHODS = SYSTEMS
 """What can be chosen: there is but one method."""
@@ -175,9 +164,9 @@ def problem(
         >>> points.shape
         (40, 2)
     """
-    dynamics = SYSTEMS[system].make(nonlinearity, noise, trial)
+    moves = dynamics(system, nonlinearity, noise, trial)
     prior = gamma.prior() if system == "gamma" else None
-    model = Model(dynamics, Poisson(np.ones((1, dynamics.dim))), prior)
+    model = Model(moves, Poisson(np.ones((1, moves.dim))), prior)
     states, _ = simulate(model, jax.random.key(trial), SETTLE + POINTS * EVERY)
     return model, states[SETTLE::EVERY]
 

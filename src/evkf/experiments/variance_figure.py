@@ -6,8 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
-from evkf.experiments.runner import Result
-from evkf.experiments.tables import Row, mean, select
+from evkf.experiments.tables import Found, Row, mean, select
 from evkf.experiments.variance import SYSTEMS
 from evkf.figures import MUTED, STYLE, TRUTH
 
@@ -20,10 +19,10 @@ HUES = {
 MARKS = {"linear": "D", "vdp": "o", "network": "s", "gamma": "^"}
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(found: Found) -> Figure:
     """A: the share lost. B: the formula beside what is lost. C: Gamma. D: single states."""
-    rows = [row for result in results for row in result["rows"]]
-    series = [one for result in results for one in result["series"]]
+    rows = found.rows
+    series = [one for result in found.results for one in result["series"]]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
         (share, ratio), (gamma, single) = figure.subplots(2, 2)

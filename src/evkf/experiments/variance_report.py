@@ -1,34 +1,32 @@
 """The table of lost variance in words."""
 
-from typing import Any
-
 import numpy as np
 
 from evkf.experiments import variance as protocol
-from evkf.experiments.tables import Row, markdown, mean, plus_minus, select, values
+from evkf.experiments.tables import Found, Row, markdown, mean, plus_minus, select, values
 
 EXACT = 0.02
 """How far from one a ratio of variances may be in the linear case, where sampling alone parts
 them."""
 
 
-def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Markdown: a table for every system, and what it says.
 
     Example:
-        >>> "Variance lost" in report([], [], 0, True)
+        >>> "Variance lost" in report(Found([]))
         True
     """
-    del timing
+    rows = found.rows
     lines = [
         "# Variance lost by the uncorrected prediction",
         "",
-        f"Means over {trials} trials of {protocol.POINTS} states ± standard deviations. “lost” is "
-        "the variance of the true push-forward (by samples) less that of the uncorrected "
-        "prediction, as a share of the former. “M P Mᵀ / lost” is of sums over states; beside it "
-        "are the shares of states at which the formula is more than "
-        f"{100 * protocol.OFF:.0f} % too high and too low. The last columns are the variances of "
-        "two predictions beside the true one." + (" Quick: few samples." if quick else ""),
+        f"{found.averaged.capitalize()} of {protocol.POINTS} states. “lost” is the variance of the "
+        "true push-forward (by samples) less that of the uncorrected prediction, as a share of the "
+        "former. “M P Mᵀ / lost” is of sums over states; beside it are the shares of states at "
+        f"which the formula is more than {100 * protocol.OFF:.0f} % too high and too low. The last "
+        "columns are the variances of two predictions beside the true one."
+        + (" Quick: few samples." if found.quick else ""),
     ]
     headings = ["noise", "belief", "lost", "M P Mᵀ / lost", "too high", "too low"]
     headings += ["corrected / true", "moment matching / true", "shift of the mean"]
@@ -40,7 +38,7 @@ def report(rows: list[Row], timing: list[dict[str, Any]], trials: int, quick: bo
                 title = f"## {system.label}{knob}"
                 title = title[:3] + title[3].upper() + title[4:]
                 lines += ["", title, "", markdown(headings, _lines(own))]
-    lines += ["", _words(), "", "![Variance lost and the formula](variance.png)"]
+    lines += ["", _words()]
     return "\n".join(lines) + "\n"
 
 
@@ -57,17 +55,16 @@ def _lines(rows: list[Row]) -> list[list[str]]:
     return found
 
 
-def shortfalls(rows: list[Row], timing: list[dict[str, Any]]) -> list[str]:
+def shortfalls(found: Found) -> list[str]:
     """Whether the formula is not what is lost where it is exact, and runs that left for infinity.
 
     Example:
-        >>> shortfalls([{"system": "linear", "ratio": 1.1}], [])
+        >>> shortfalls(Found([{"rows": [{"system": "linear", "ratio": 1.1}]}]))
         ['linear: M P M^T is off by up to 10.0 % of what is lost, more than 2 %']
     """
-    del timing
-    missed = []
-    found = values(select(rows, system="linear"), "ratio")
-    worst = float(abs(found - 1).max()) if len(found) else 0.0
+    rows, missed = found.rows, []
+    ratios = values(select(rows, system="linear"), "ratio")
+    worst = float(abs(ratios - 1).max()) if len(ratios) else 0.0
     if worst > EXACT:
         off = f"off by up to {100 * worst:.1f} % of what is lost, more than {100 * EXACT:.0f} %"
         missed.append(f"linear: M P M^T is {off}")

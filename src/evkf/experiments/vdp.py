@@ -36,7 +36,7 @@ from evkf.types import Belief, Key
 
 KINDS = ("gaussian", "poisson")
 BIN, LEARNED, JUDGED, LATE, TRIALS = 0.005, 3500, 500, 1000, 10
-QUICK_LEARNED, QUICK_TRIALS = 500, 1
+QUICK_KINDS, QUICK_LEARNED, QUICK_TRIALS = ("poisson",), 200, 1
 BLOCK = 5
 """Trials that are learned from side by side."""
 MOVING = 50
@@ -119,10 +119,10 @@ def problem(kind: str, bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndar
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """Every likelihood by every method and the oracle, the trials in blocks."""
-    learned = QUICK_LEARNED if quick else LEARNED
+    kinds, learned = (QUICK_KINDS, QUICK_LEARNED) if quick else (KINDS, LEARNED)
     return [
         specification(__name__, seeds, kind=kind, method=method, learned=learned)
-        for kind in KINDS
+        for kind in kinds
         for method in (ORACLE, *methods)
         for seeds in blocks(trials, BLOCK)
     ]
@@ -262,8 +262,8 @@ def _rounded(array: Array | np.ndarray) -> list:
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
     """What is to be timed."""
-    del quick
-    return [{"kind": kind, "method": name} for kind in KINDS for name in methods]
+    kinds = QUICK_KINDS if quick else KINDS
+    return [{"kind": kind, "method": name} for kind in kinds for name in methods]
 
 
 def time_one(what: dict[str, Any]) -> StepTime:

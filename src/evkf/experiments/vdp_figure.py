@@ -1,17 +1,17 @@
 """Figures of the Van der Pol oscillator: errors while learning, and what was learned."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
-from evkf.experiments.tables import select
+from evkf.experiments.tables import Found, select
 from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95, styled
+from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 
 COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
 SHOWN, EARLY = 300, 60
@@ -21,30 +21,29 @@ SNAPSHOT = 6
 Series = dict[str, Any]
 
 
-def _collect(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _collect(results: Sequence[dict[str, Any]]) -> list[Series]:
     """Rows with their series."""
     pairs = (zip(result["rows"], result["series"], strict=True) for result in results)
     return [row | series for each in pairs for row, series in each]
 
 
-def draw_table2(results: list[dict[str, Any]]) -> Figure:
-    """Moving averages of the error, over trials, for both likelihoods."""
-    found = _collect(results)
+def draw_table2(found: Found) -> Figure:
+    """Moving averages of the error, over trials, for every likelihood."""
+    every = _collect(found.results)
+    kinds = [kind for kind in KINDS if select(every, kind=kind)]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 3.5), layout="constrained")
-        axes = figure.subplots(1, len(KINDS), sharey=True)
-        for ax, kind in zip(axes, KINDS, strict=True):
-            _moving(ax, select(found, kind=kind))
+        figure = Figure(figsize=(1 + 3.6 * len(kinds), 3.5), layout="constrained")
+        axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        for ax, kind in zip(axes, kinds, strict=True):
+            _moving(ax, select(every, kind=kind))
             ax.set_title(f"{kind.capitalize()} observations")
-        axes[1].set_ylabel("")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS)
-        )
+            ax.label_outer()
+        named = axes[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=3 * len(kinds))
     return figure
 
 
-@styled
-def _moving(ax: Axes, found: list[Series]) -> Axes:
+def _moving(ax: Axes, found: list[Series]) -> None:
     """Error over time by every method, with bars of two standard errors over trials."""
     for name in (*METHODS, ORACLE):
         own = np.array([each["moving_rmse"] for each in select(found, method=name)])
@@ -76,51 +75,49 @@ def _moving(ax: Axes, found: list[Series]) -> Axes:
     ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean", yscale="log")
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("{x:g}")
-    return ax
 
 
-def draw_vdp(results: list[dict[str, Any]]) -> Figure:
+def draw_vdp(found: Found) -> Figure:
     """The paper's figure, of Poisson observations; below, every method."""
-    found = select(_collect(results), kind="poisson", trial=0)
-    by_name = {each["method"]: each for each in found}
+    every = select(_collect(found.results), kind="poisson")
+    by_name = {each["method"]: each for each in select(every, trial=0)}
     ours, true = by_name["evkf"], by_name[ORACLE]
     num = len(ours["mean"]) - JUDGED
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.6, 9.6), layout="constrained")
-        top, middle, bottom = cast(
-            np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.05, 1.9])
-        )
+        figure = Figure(figsize=(10.6, 9.9), layout="constrained")
+        top, middle, bottom = cast(np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.2, 1.9]))
         whole, early, late = top.subplots(1, 3, width_ratios=[1.4, 1, 1])
         fields = middle.subplots(1, 3, width_ratios=[1, 1, 1.25])
         names = [name for name in METHODS if name in by_name]
         panels = bottom.subplots(2, len(names), squeeze=False, height_ratios=[1.25, 1])
-    _states(whole, ours, slice(num + JUDGED - SHOWN, num + JUDGED))
-    whole.set_title("A  Filtering distribution, 95 %")
-    _snapshots(early, ours, slice(EARLY // 2, EARLY // 2 + EARLY))
-    early.set_title("B  Forecasts of 5 bins, early")
-    _snapshots(late, ours, slice(num - EARLY, num))
-    late.set_title("C  Forecasts of 5 bins, late")
-    for ax, each, title in zip(fields, (true, ours), ("true", "learned"), strict=False):
-        _field(ax, np.array(each["field"]), np.array(each["states"])[:num])
-        ax.set_title(f"D  Velocity, {title}")
-    _moving(fields[2], select(_collect(results), kind="poisson"))
-    fields[2].set_title("E  Error while learning")
-    fields[2].legend(fontsize=7, ncols=2, loc="upper right")
-    for column, name in enumerate(names):
-        each = by_name[name]
-        _field(panels[0, column], np.array(each["field"]), np.array(each["states"])[:num])
-        panels[0, column].set_title(
-            f"F  {METHODS[name].label}: learned" if column == 0 else METHODS[name].label
-        )
-        _states(panels[1, column], each, slice(num + JUDGED - SHOWN // 2, num + JUDGED))
-        if column:
-            panels[0, column].set_ylabel("")
-            panels[1, column].set_ylabel("")
+        _states(whole, ours, slice(num + JUDGED - SHOWN, num + JUDGED))
+        whole.set_title("A  Filtering distribution, 95 %")
+        _snapshots(early, ours, slice(EARLY // 2, EARLY // 2 + EARLY))
+        early.set_title("B  Forecasts of 5 bins, early")
+        _snapshots(late, ours, slice(num - EARLY, num))
+        late.set_title("C  Forecasts of 5 bins, late")
+        for ax, each, colour in zip(fields, (true, ours), (TRUTH, ESTIMATE), strict=False):
+            _field(ax, each, num, colour)
+        fields[0].set_title("D  Velocity, true")
+        fields[1].set_title("Velocity, learned")
+        _moving(fields[2], every)
+        fields[2].set_title("E  Error while learning")
+        named = fields[2].get_legend_handles_labels()
+        middle.legend(*named, loc="outside lower right", ncols=len(named[1]), fontsize=8)
+        for column, name in enumerate(names):
+            each = by_name[name]
+            _field(panels[0, column], each, num, ESTIMATE)
+            panels[0, column].set_title(METHODS[name].label, weight="normal", size=9)
+            _states(panels[1, column], each, slice(num + JUDGED - SHOWN // 2, num + JUDGED))
+            if column:
+                panels[0, column].set_ylabel("")
+                panels[1, column].set_ylabel("")
+        text = "F  Velocities that every method learned, and states inferred with them"
+        bottom.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
     return figure
 
 
-@styled
-def _states(ax: Axes, series: Series, bins: slice) -> Axes:
+def _states(ax: Axes, series: Series, bins: slice) -> None:
     """True states in black, and the filtering distribution."""
     times = np.arange(bins.start, bins.stop) * BIN
     mean, std, states = (np.array(series[name])[bins] for name in ("mean", "std", "states"))
@@ -131,11 +128,9 @@ def _states(ax: Axes, series: Series, bins: slice) -> Axes:
         ax.plot(times, states[:, latent] + shift, color=TRUTH, lw=0.7)
     ax.set(xlabel="time (s)", yticks=[0, -7], yticklabels=["$z_1$", "$z_2$"])
     ax.set_xlim(times[0], times[-1])
-    return ax
 
 
-@styled
-def _snapshots(ax: Axes, series: Series, bins: slice) -> Axes:
+def _snapshots(ax: Axes, series: Series, bins: slice) -> None:
     """Filtered means, and forecasts by the dynamics of that moment; crosses where they end."""
     times = np.arange(bins.start, bins.stop) * BIN
     mean, states = (np.array(series[name])[bins] for name in ("mean", "states"))
@@ -149,20 +144,19 @@ def _snapshots(ax: Axes, series: Series, bins: slice) -> Axes:
             ax.plot(when, path, color=OKABE_ITO[5], lw=0.9)
             ax.plot(when[-1], path[-1], "x", color=OKABE_ITO[5], ms=4)
     ax.set(xlabel="time (s)", yticks=[0, -7], yticklabels=["$z_1$", "$z_2$"])
-    return ax
 
 
-@styled
-def _field(ax: Axes, field: Float[np.ndarray, "P 2"], states: Float[np.ndarray, "T 2"]) -> Axes:
-    """Streamlines over the states that were visited."""
-    velocity = field.reshape(*GRID.shape)
-    ax.plot(*states[::2].T, ".", color=MUTED, ms=0.8, alpha=0.35)
+def _field(ax: Axes, series: Series, num: int, colour: str) -> None:
+    """Streamlines over the states that were visited; these as pixels, for they are many."""
+    velocity = np.array(series["field"]).reshape(*GRID.shape)
+    states = np.array(series["states"])[:num:2]
+    ax.plot(*states.T, ".", color=MUTED, ms=0.8, alpha=0.35, rasterized=True)
     ax.streamplot(
         GRID[0, :, 0],
         GRID[:, 0, 1],
         velocity[..., 0],
         velocity[..., 1],
-        color=ESTIMATE,
+        color=colour,
         linewidth=0.7,
         arrowsize=0.7,
         density=0.9,
@@ -170,4 +164,3 @@ def _field(ax: Axes, field: Float[np.ndarray, "P 2"], states: Float[np.ndarray, 
     limits = GRID[0, 0], GRID[-1, -1]
     ax.set(xlim=(limits[0][0], limits[1][0]), ylim=(limits[0][1], limits[1][1]))
     ax.set(xlabel="$z_1$", ylabel="$z_2$")
-    return ax

@@ -3,7 +3,17 @@
 import numpy as np
 
 from evkf.experiments.streams import TOGETHER
-from evkf.experiments.tables import Row, best, leads, markdown, mean, plus_minus, select, values
+from evkf.experiments.tables import (
+    Found,
+    Row,
+    best,
+    leads,
+    markdown,
+    mean,
+    plus_minus,
+    select,
+    values,
+)
 from evkf.experiments.vdp import JUDGED, KINDS, LEARNED, METHODS, MOVING, ORACLE, QUICK_LEARNED
 
 PAPER = {
@@ -27,41 +37,37 @@ OTHERS = ("ovs", "vjf", "svmc")
 HIGHER = {"log_q": True, "kl": False, "log_chamfer": False}
 
 
-def report(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
+def report(found: Found) -> str:
     """Both likelihoods beside the paper's numbers."""
-    learned = QUICK_LEARNED if quick else LEARNED
+    learned = QUICK_LEARNED if found.quick else LEARNED
     parts = [
         "# Table 2: learning the Van der Pol oscillator",
-        f"{learned} bins learned in one pass, then frozen and judged on {JUDGED} more; mean ± "
-        f"standard deviation over {trials} trial{'s' if trials > 1 else ''}. The oracle is eVKF's "
-        "filter given the true dynamics; in its row the Chamfer distance is the floor, between two "
-        "sets of true trajectories. Roughness is that of the inferred path relative to the true "
-        "one. The paper's numbers are of its own data and units, and stand in brackets."
-        + (" Quick: too few bins to judge anything by." if quick else ""),
+        f"{learned} bins learned in one pass, then frozen and judged on {JUDGED} more; "
+        f"{found.averaged}. The oracle is eVKF's filter given the true dynamics; in its row the "
+        "Chamfer distance is the floor, between two sets of true trajectories. Roughness is that "
+        "of the inferred path relative to the true one. The paper's numbers are of its own data "
+        "and units, and stand in brackets."
+        + (" Quick: too few bins to judge anything by." if found.quick else ""),
     ]
     for kind in KINDS:
-        parts += [
-            f"## {kind.capitalize()} observations",
-            _table(select(rows, kind=kind), select(timing, kind=kind), PAPER[kind]),
-        ]
-    if timing:
-        empty = float(np.median(values(timing, "empty_us")))
+        own, timing = (select(some, kind=kind) for some in (found.rows, found.timing))
+        if own:
+            parts += [f"## {kind.capitalize()} observations", _table(own, timing, PAPER[kind])]
+    if found.timing:
+        empty = float(np.median(values(found.timing, "empty_us")))
         parts.append(
             "Times are of compiled steps that infer and learn, in float32, one method after "
             f"another: the median over means of {TOGETHER} steps. An empty compiled call takes "
             f"{empty:.0f} µs."
         )
-    parts.append("![Errors while learning](table2.png)")
     return "\n\n".join(parts) + "\n"
 
 
-def report_figure(rows: list[Row], timing: list[Row], trials: int, quick: bool) -> str:
+def report_figure(found: Found) -> str:
     """What the figure of the first trial shows."""
-    del rows, timing
-    drawn = f"{'a quick run' if quick else 'the full protocol'}, {trials} trials"
+    trials = f"{found.trials} trials" if found.trials > 1 else "one trial"
+    drawn = f"{'a quick run' if found.quick else 'the full protocol'}, {trials}"
     return f"""# The Van der Pol oscillator, learned from spikes
-
-![Filtering, forecasts, velocities and errors](vdp.png)
 
 Poisson observations of the first trial, of {drawn}.
 
@@ -111,9 +117,9 @@ def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
     return markdown(headings, body)
 
 
-def shortfalls(rows: list[Row], timing: list[Row]) -> list[str]:
+def shortfalls(found: Found) -> list[str]:
     """Targets that were missed."""
-    missed = []
+    rows, missed = found.rows, []
     for kind in KINDS:
         ours = select(rows, kind=kind, method="evkf")
         for name in OTHERS:
@@ -126,7 +132,7 @@ def shortfalls(rows: list[Row], timing: list[Row]) -> list[str]:
                     missed.append(
                         f"{kind}: {figure} of eVKF {own:.3f}, of {method.label} {other:.3f}"
                     )
-            missed += _slower(select(timing, kind=kind), kind, name)
+            missed += _slower(select(found.timing, kind=kind), kind, name)
     return missed
 
 
