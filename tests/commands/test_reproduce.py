@@ -33,7 +33,10 @@ def answer(specs, store, scheduler, tell, anew):
 def made_up(monkeypatch):
     monkeypatch.setattr(reproduce, "run_tasks", answer)
     monkeypatch.setattr(reproduce, "low_latency", lambda: None)
-    monkeypatch.setattr(chaotic, "time_one", lambda what: StepTime(0.5, 7.0))
+    monkeypatch.setattr(chaotic, "ready", lambda what, bins: what)
+    monkeypatch.setattr(
+        reproduce, "time_steps", lambda whats, bins: [StepTime(0.5, 7.0)] * len(whats)
+    )
 
 
 def test_all_files_are_written(made_up, tmp_path):
@@ -98,7 +101,10 @@ def oscillator(monkeypatch):
     monkeypatch.setattr(reproduce, "run_tasks", found)
     monkeypatch.setattr(reproduce, "low_latency", lambda: None)
     ms = {"evkf": 0.1, "ovs": 50.0, "svmc": 30.0}
-    monkeypatch.setattr(vdp, "time_one", lambda what: StepTime(ms.get(what["method"], 1.0), 7.0))
+    monkeypatch.setattr(vdp, "ready", lambda what, bins: what["method"])
+    monkeypatch.setattr(
+        reproduce, "time_steps", lambda names, bins: [StepTime(ms.get(n, 1.0), 7.0) for n in names]
+    )
 
 
 def test_the_oscillator_has_a_table_and_a_figure(oscillator, tmp_path):

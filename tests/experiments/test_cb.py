@@ -163,8 +163,3 @@ def test_claims_are_marked_both_ways():
     bad = {"_".join(swap[part] for part in key.split("_")): good[key] for key in good}
     assert not any(claim.holds for claim in claims(made_up(**bad)))
     assert "**Not confirmed**: eVKF has the lowest KL" in report(Found([{"rows": made_up(**bad)}]))
-
-
-def test_a_step_is_timed(monkeypatch):
-    monkeypatch.setattr(cb, "TIMED", 12)
-    assert cb.time_one({"kind": "cb", "method": "vjf"}).step_ms > 0

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
@@ -81,10 +80,3 @@ def test_the_report_and_the_figure_show_every_method():
     left, right = chaotic_report.draw(made_up()).axes
     assert len(left.get_legend_handles_labels()[1]) == len(chaotic.METHODS)
     assert "whole state" in right.get_title("left")
-
-
-def test_a_step_is_timed_beside_an_empty_call():
-    timed = chaotic.time_one({"protocol": "public", "method": "evkf", "L": 2})
-    assert 1e-3 < timed.step_ms < 1e3
-    assert timed.empty_us / 1e3 < timed.step_ms
-    assert jax.config.jax_enable_x64

@@ -2,10 +2,8 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from evkf.experiments import vdp, vdp_figure, vdp_report
 from evkf.experiments.runner import specification
@@ -103,11 +101,3 @@ def test_the_report_and_the_figures_show_every_method():
     assert "2 trials" in vdp_report.report_figure(found)
     assert len(vdp_figure.draw_table2(found).axes) == 2
     assert len(vdp_figure.draw_vdp(found).axes) == 6 + 2 * len(vdp.METHODS)
-
-
-@pytest.mark.parametrize("name", ["evkf", "vjf"])
-def test_a_step_that_learns_is_timed(name, monkeypatch):
-    monkeypatch.setattr(vdp, "TIMED", 20)
-    timed = vdp.time_one({"kind": "gaussian", "method": name})
-    assert 0 < timed.empty_us / 1e3 < timed.step_ms
-    assert jax.config.jax_enable_x64

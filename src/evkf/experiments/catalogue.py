@@ -40,7 +40,7 @@ class Experiment(NamedTuple):
 
     title: str
     module: ModuleType
-    """METHODS, TRIALS, QUICK_TRIALS, tasks and run; if timed, timings and time_one."""
+    """METHODS, TRIALS, QUICK_TRIALS, tasks and run; if timed TIMED, QUICK_TIMED, timings, ready."""
     report: Callable[[Found], str]
     """Markdown; pictures are shown below it."""
     pictures: dict[str, Picture]

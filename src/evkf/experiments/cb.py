@@ -22,13 +22,13 @@ from jaxtyping import Array, Bool, Float
 from evkf.dynamics import NaturalDynamics, Network, ResidualMLP, ResidualRBF
 from evkf.experiments.runner import Result, Spec, blocks, specification
 from evkf.experiments.streams import (
-    StepTime,
+    Call,
     learn,
     pick,
+    ready_filter,
+    ready_learner,
     stack,
     stream,
-    time_filter,
-    time_learner,
 )
 from evkf.experiments.vdp import rmse, trajectories
 from evkf.families import ContinuousBernoulli, DiagonalGaussian, Family
@@ -55,8 +55,8 @@ DOTS = 500
 """Generated states that are drawn."""
 GRID = np.stack(np.meshgrid(np.linspace(0, 1, 11), np.linspace(0, 1, 11)), axis=-1)
 """Where velocities are drawn."""
-TIMED = 300
-"""Bins on which a step is timed."""
+TIMED, QUICK_TIMED = range(105, 300), range(15, 45)
+"""Bins whose steps are timed: after the first 100, in which VJF does not learn dynamics."""
 
 
 class Turn(eqx.Module):
@@ -329,12 +329,11 @@ def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def time_one(what: dict[str, Any]) -> StepTime:
-    """Of a compiled step that infers and learns, in float32."""
+def ready(what: dict[str, Any], bins: int) -> Call:
+    """A method at work on so many bins: it infers and learns."""
     method = METHODS[what["method"]]
-    with jax.enable_x64(False):
-        true, _, ys = problem(TIMED, 0)
-        model = method.start(what["kind"], true.likelihood, 0)
-        if method.make is None:
-            return time_learner(Learner(), model, ys, TIMED)
-        return time_filter(method.make(what["kind"], True), model, ys, TIMED)
+    true, _, ys = problem(bins, 0)
+    model = method.start(what["kind"], true.likelihood, 0)
+    if method.make is None:
+        return ready_learner(Learner(), model, ys)
+    return ready_filter(method.make(what["kind"], True), model, ys)

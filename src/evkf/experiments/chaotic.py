@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from evkf.dynamics import ChaoticRNN
 from evkf.experiments.runner import Result, Spec, blocks, specification
-from evkf.experiments.streams import StepTime, pick, stack, stream, time_filter
+from evkf.experiments.streams import Call, pick, ready_filter, stack, stream
 from evkf.families import DiagonalGaussian, Gaussian
 from evkf.filters import (
     DirectVJF,
@@ -38,8 +38,8 @@ BLOCK = 5
 """Trials that are filtered side by side."""
 CHANNELS = 100
 """Of the matched protocol."""
-TIMED = 120
-"""Bins on which a step is timed."""
+TIMED = QUICK_TIMED = range(30, 120)
+"""Bins whose steps are timed."""
 
 
 class Method(NamedTuple):
@@ -137,9 +137,8 @@ def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
     return [{"protocol": "public", "method": name, "L": L} for L in latents for name in methods]
 
 
-def time_one(what: dict[str, Any]) -> StepTime:
-    """Of a compiled step in float32."""
+def ready(what: dict[str, Any], bins: int) -> Call:
+    """A method at work on so many bins."""
     method = METHODS[what["method"]]
-    with jax.enable_x64(False):
-        model, _, ys = problem(what["protocol"], what["L"], TIMED, 0)
-        return time_filter(method.make(), _model(method, model), np.asarray(ys), TIMED)
+    model, _, ys = problem(what["protocol"], what["L"], bins, 0)
+    return ready_filter(method.make(), _model(method, model), np.asarray(ys))

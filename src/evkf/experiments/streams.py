@@ -105,8 +105,11 @@ def learn(learner: Learner, models: Model, ys: Float[Array, "S T N"], num_ahead:
     return jax.vmap(one)(models, ys)
 
 
+Call = Callable[[int], Any]
+"""Takes in a bin, as a rig would: compiled, and ready for the next."""
+
 TOGETHER = 15
-"""Steps whose mean is taken before the median: not every one of them learns."""
+"""Steps of a method whose mean is taken before the median: not every one of them learns."""
 
 
 class StepTime(NamedTuple):
@@ -116,43 +119,58 @@ class StepTime(NamedTuple):
     empty_us: float
 
 
-def time_calls(call: Callable[[int], Any], num: int) -> StepTime:
-    """Time a compiled step of bins 0 to `num`, as a rig would call it."""
+def time_steps(calls: Sequence[Call], bins: range) -> list[StepTime]:
+    """Time steps of several methods in turn, so that what slows the machine slows them all.
+
+    Args:
+        calls: Of every method.
+        bins: Those that are timed; the ones before are taken in first.
+    """
     empty, one = jax.jit(lambda x: x + 1), np.ones(())
-    steps, empties = [], []
-    for bin in range(num):
-        begin = time.perf_counter_ns()
-        jax.block_until_ready(call(bin))
-        middle = time.perf_counter_ns()
-        jax.block_until_ready(empty(one))
-        empties.append(time.perf_counter_ns() - middle)
-        steps.append(middle - begin)
-    late = np.array(steps[num // 5 // TOGETHER * TOGETHER :])
-    means = late[: len(late) // TOGETHER * TOGETHER].reshape(-1, TOGETHER).mean(axis=1)
-    return StepTime(float(np.median(means)) / 1e6, float(np.median(empties)) / 1e3)
+    jax.block_until_ready(empty(one))
+    for call in calls:
+        for bin in range(bins.start):
+            jax.block_until_ready(call(bin))
+    means: list[list[float]] = [[] for _ in calls]
+    empties: list[list[float]] = [[] for _ in calls]
+    for first in range(bins.start, bins.stop, TOGETHER):
+        some = range(first, min(first + TOGETHER, bins.stop))
+        for call, own, beside in zip(calls, means, empties, strict=True):
+            begin = time.perf_counter_ns()
+            for bin in some:
+                jax.block_until_ready(call(bin))
+            middle = time.perf_counter_ns()
+            for _ in some:
+                jax.block_until_ready(empty(one))
+            own.append((middle - begin) / len(some))
+            beside.append((time.perf_counter_ns() - middle) / len(some))
+    return [
+        StepTime(float(np.median(own)) / 1e6, float(np.median(beside)) / 1e3)
+        for own, beside in zip(means, empties, strict=True)
+    ]
 
 
-def time_filter(filter: Filter, model: Model, ys: np.ndarray, num: int) -> StepTime:
-    """The time of a step of a filter, compiled, on so many bins."""
+def ready_filter(filter: Filter, model: Model, ys: np.ndarray) -> Call:
+    """A filter at work on a recording."""
     step = CompiledStep(filter, model, key=True)
     carry = step.init()
-    rows = list(np.asarray(ys)[:num].astype(carry.dtype))
-    keys, seen = list(jax.random.split(jax.random.key(0), num)), np.ones(ys.shape[1], bool)
+    rows = list(np.asarray(ys).astype(carry.dtype))
+    keys, seen = list(jax.random.split(jax.random.key(0), len(ys))), np.ones(ys.shape[1], bool)
 
     def call(bin: int) -> Array:
         nonlocal carry
         carry = step(carry, rows[bin], seen, None, keys[bin])
         return carry
 
-    return time_calls(call, num)
+    return call
 
 
-def time_learner(learner: Learner, model: Model, ys: np.ndarray, num: int) -> StepTime:
-    """The time in which a bin is observed and learned from, compiled, on so many bins."""
+def ready_learner(learner: Learner, model: Model, ys: np.ndarray) -> Call:
+    """A learner at work on a recording: every bin is observed and learned from."""
     live = CompiledLearner(learner, model)
-    rows = list(np.asarray(ys)[:num].astype(model.family.mean(model.prior).dtype))
+    rows = list(np.asarray(ys).astype(model.family.mean(model.prior).dtype))
 
     def call(bin: int) -> tuple:
         return live.observe(rows[bin]), live.learn()
 
-    return time_calls(call, num)
+    return call

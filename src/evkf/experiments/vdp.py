@@ -17,13 +17,13 @@ from jaxtyping import Array, Float
 from evkf.dynamics import ResidualMLP, ResidualRBF, VanDerPol
 from evkf.experiments.runner import Result, Spec, blocks, specification
 from evkf.experiments.streams import (
-    StepTime,
+    Call,
     learn,
     pick,
+    ready_filter,
+    ready_learner,
     stack,
     stream,
-    time_filter,
-    time_learner,
 )
 from evkf.families import DiagonalGaussian
 from evkf.filters import VJF, Filter, OnlineVariationalSmoother, StreamingVMC
@@ -47,8 +47,8 @@ FAR = 10.0
 """Edge of the box in which trajectories are compared; the limit cycle reaches 5."""
 AHEAD = 5
 """Bins that snapshots forecast."""
-TIMED = 300
-"""Bins on which a step is timed."""
+TIMED, QUICK_TIMED = range(1005, 1305), range(15, 45)
+"""Bins whose steps are timed: after the first 1000, in which VJF does not learn dynamics."""
 
 
 class Method(NamedTuple):
@@ -266,12 +266,11 @@ def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
     return [{"kind": kind, "method": name} for kind in kinds for name in methods]
 
 
-def time_one(what: dict[str, Any]) -> StepTime:
-    """Of a compiled step that infers and learns, in float32."""
+def ready(what: dict[str, Any], bins: int) -> Call:
+    """A method at work on so many bins: it infers and learns."""
     method = METHODS[what["method"]]
-    with jax.enable_x64(False):
-        true, _, ys = problem(what["kind"], TIMED, 0)
-        model = method.start(true.likelihood, 0)
-        if isinstance(method.make, Learner):
-            return time_learner(method.make, model, ys, TIMED)
-        return time_filter(method.make(True), model, ys, TIMED)
+    true, _, ys = problem(what["kind"], bins, 0)
+    model = method.start(true.likelihood, 0)
+    if isinstance(method.make, Learner):
+        return ready_learner(method.make, model, ys)
+    return ready_filter(method.make(True), model, ys)

@@ -56,9 +56,8 @@ def report(found: Found) -> str:
     if found.timing:
         empty = float(np.median(values(found.timing, "empty_us")))
         parts.append(
-            "Times are of compiled steps that infer and learn, in float32, one method after "
-            f"another: the median over means of {TOGETHER} steps. An empty compiled call takes "
-            f"{empty:.0f} µs."
+            "Times are of compiled steps that infer and learn, in float32, the methods in turn: "
+            f"medians over means of {TOGETHER} steps. An empty compiled call takes {empty:.0f} µs."
         )
     return "\n\n".join(parts) + "\n"
 
