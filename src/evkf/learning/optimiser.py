@@ -14,7 +14,7 @@ def adam(
     decay: int = 3500,
     floor: float = 0.3,
     clip: float = 1.0,
-    warm_up: int = 100,
+    warm_up: int = 30,
 ) -> optax.GradientTransformation:
     """Adam with clipped gradients and a rate that rises, then falls as a cosine, then stays.
 
