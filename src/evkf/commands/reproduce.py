@@ -1,6 +1,7 @@
 """Commands that compute the paper's tables and figures anew, and say what came out."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -191,12 +192,12 @@ def reproduce(
     }
     paths = files(name, out)
     claim(paths, force)
-    for path, content in zip(paths, (to_json(result) + "\n", text), strict=False):
-        with replacing(path, overwrite=force) as part:
+    with ExitStack() as stack:  # all or none: with some of them the command could not go on
+        parts = [stack.enter_context(replacing(path, overwrite=force)) for path in paths]
+        for part, content in zip(parts, (to_json(result) + "\n", text), strict=False):
             part.write_text(content, encoding="utf-8")
-    for path in paths[2:]:
-        with replacing(path, overwrite=force) as part:
-            figure.savefig(part, format=path.suffix[1:], dpi=200)
+        for part in parts[2:]:
+            figure.savefig(part, format=part.suffix[1:], dpi=200)
     told = "\n".join(f"missed: {words}" for words in missed)
     told = told or ("all targets met" if effort.judged else "no targets for this run")
     say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, paths))}")

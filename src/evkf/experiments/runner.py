@@ -8,13 +8,8 @@ processes, or on a Dask cluster.
 
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +22,7 @@ from threadpoolctl import threadpool_limits
 import evkf
 from evkf.data.files import replacing
 from evkf.errors import EvkfError, InputError
+from evkf.experiments.processes import MOST_LOST, map_in_processes
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
@@ -35,8 +31,6 @@ Outcome = dict[str, Any]
 """A result, or an error in words."""
 Outcomes = Iterator[tuple[str, Outcome]]
 
-MOST_LOST = 3
-"""Processes that a task may take down with it."""
 PATIENCE = 10
 """Seconds in which a scheduler must answer."""
 
@@ -191,44 +185,12 @@ def _keep(store: Path, spec: Spec, result: Result) -> Result:
 
 
 def _on_machine(texts: dict[str, str]) -> Outcomes:
-    """In fresh processes, one for every core; one that dies is replaced, and its task taken again.
-
-    Every process stands alone, so that a task that kills its own harms no other.
-    """
-    own, ended = threading.local(), threading.Event()
-    before = set(multiprocessing.active_children())
-
-    def take(text: str) -> Outcome:
-        for _ in range(MOST_LOST):
-            if not hasattr(own, "pool"):
-                own.pool = ProcessPoolExecutor(
-                    1, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
-                )
-            try:
-                return json.loads(own.pool.submit(work, text).result())
-            except BrokenProcessPool as error:
-                del own.pool
-                lost = {"error": f"{type(error).__name__}: {error}"}
-                if ended.is_set():
-                    break
-        return lost
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = ThreadPoolExecutor(min(cores or 1, len(texts)))
-    futures = {threads.submit(take, text): name for name, text in texts.items()}
-    try:
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        ended.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that was started; it ends these."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name, answer, code in map_in_processes(work, texts):
+        if answer is None:
+            words = f"a process that died {MOST_LOST} times, at last with exit code {code}"
+            yield name, {"error": words}
+        else:
+            yield name, json.loads(answer)
 
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
