@@ -23,6 +23,7 @@ import evkf
 from evkf.data.files import replacing
 from evkf.errors import EvkfError, InputError
 from evkf.experiments.processes import MOST_LOST, map_in_processes
+from evkf.latency import with_small_loops
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
@@ -31,6 +32,8 @@ Outcome = dict[str, Any]
 """A result, or an error in words."""
 Outcomes = Iterator[tuple[str, Outcome]]
 
+SETTINGS = {"NPROC": "1", "XLA_FLAGS": with_small_loops("")}
+"""Of the environment: rows would differ by rounding with others."""
 PATIENCE = 10
 """Seconds in which a scheduler must answer."""
 
@@ -103,14 +106,14 @@ def work(text: str) -> str:
 
 
 def _set_up(versions: dict[str, str]) -> None:
-    """One thread on a CPU, before JAX computes anything."""
+    """One thread on a CPU and XLA's flags, whatever is set where, before JAX computes anything."""
     if versions != known_versions():
         what = f"a task for {versions}, on a worker with {known_versions()}"
         raise InputError(what, "worker", "install the same versions everywhere")
     if not xla_bridge.backends_are_initialized():
-        os.environ["NPROC"] = "1"
+        os.environ.update(SETTINGS)
         jax.config.update("jax_platforms", "cpu")
-    elif os.environ.get("NPROC") != "1" or jax.default_backend() != "cpu":
+    elif not SETTINGS.items() <= os.environ.items() or jax.default_backend() != "cpu":
         remedy = "give tasks processes of their own, such as `dask worker --nthreads 1`"
         raise InputError("JAX has computed already, with other settings", "worker", remedy)
 
