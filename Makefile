@@ -65,6 +65,7 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/filters_rnn.py --json results/filters_rnn.json
 	@$(BIN)/python benchmarks/filters_vdp.py --json results/filters_vdp.json
 	@$(BIN)/python benchmarks/nwb_memory.py --json results/nwb_memory.json
+	@$(BIN)/python benchmarks/cluster.py --json results/cluster.json
 	@$(BIN)/evkf reproduce reaching --data $(DATA) --out results/reaching --force
 	@$(BIN)/python benchmarks/centre_out.py $(DATA)/chewie_centre_out_100ms.npz --json results/centre_out.json
 

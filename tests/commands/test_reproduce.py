@@ -56,6 +56,18 @@ def test_all_files_are_written(made_up, tmp_path):
     assert "--force" in again.err
 
 
+def test_all_files_are_written_or_none(made_up, tmp_path, monkeypatch):
+    def savefig(figure, place, format, dpi):
+        place.touch()
+        if format == "svg":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    ran = invoke("reproduce", "table1", "--trials", "3", "--out", str(tmp_path))
+    assert ran.code == 130
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missed_target_is_told(made_up, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "evkf.experiments.chaotic_report.WITHIN", 0.5

@@ -29,6 +29,7 @@ def run(spec):
         "precision": str(matrix.dtype),
         "backend": jax.default_backend(),
         "threads": [os.environ["NPROC"], *{pool["num_threads"] for pool in threadpool_info()}],
+        "flags": os.environ["XLA_FLAGS"],
         "norm": float(jnp.linalg.norm(jnp.linalg.cholesky(matrix @ matrix.T))),
     }
     return {"rows": [{"trial": seed, "square": seed**2} | where for seed in spec["seeds"]]}

@@ -6,7 +6,7 @@ import os
 import platform
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -132,14 +132,14 @@ def result_files(out: Path, name: str, figures: Iterable[str]) -> list[Path]:
 def write_results(
     out: Path, name: str, result: dict, text: str, figures: Mapping[str, Figure], force: bool
 ) -> None:
-    """Write a result as JSON, a page about it, and figures by name; every file whole or not."""
+    """Write a result as JSON, a page about it, and figures by name: all files or none."""
     files = result_files(out, name, figures)
     claim(files, force)
-    for path, content in zip(files[:2], (to_json(result) + "\n", text), strict=True):
-        with replacing(path, overwrite=force) as part:
+    with ExitStack() as stack:
+        parts = [stack.enter_context(replacing(path, overwrite=force)) for path in files]
+        for part, content in zip(parts[:2], (to_json(result) + "\n", text), strict=True):
             part.write_text(content, encoding="utf-8")
-    for path in files[2:]:
-        with replacing(path, overwrite=force) as part:
+        for path, part in zip(files[2:], parts[2:], strict=True):
             figures[path.stem].savefig(part, format=path.suffix[1:], dpi=200)
 
 

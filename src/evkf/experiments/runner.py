@@ -8,13 +8,8 @@ processes, or on a Dask cluster.
 
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +22,8 @@ from threadpoolctl import threadpool_limits
 import evkf
 from evkf.data.files import replacing
 from evkf.errors import EvkfError, InputError
+from evkf.experiments.processes import MOST_LOST, map_in_processes
+from evkf.latency import with_small_loops
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
@@ -35,8 +32,8 @@ Outcome = dict[str, Any]
 """A result, or an error in words."""
 Outcomes = Iterator[tuple[str, Outcome]]
 
-MOST_LOST = 3
-"""Processes that a task may take down with it."""
+SETTINGS = {"NPROC": "1", "XLA_FLAGS": with_small_loops("")}
+"""Of the environment: rows would differ by rounding with others."""
 PATIENCE = 10
 """Seconds in which a scheduler must answer."""
 
@@ -109,14 +106,14 @@ def work(text: str) -> str:
 
 
 def _set_up(versions: dict[str, str]) -> None:
-    """One thread on a CPU, before JAX computes anything."""
+    """One thread on a CPU and XLA's flags, whatever is set where, before JAX computes anything."""
     if versions != known_versions():
         what = f"a task for {versions}, on a worker with {known_versions()}"
         raise InputError(what, "worker", "install the same versions everywhere")
     if not xla_bridge.backends_are_initialized():
-        os.environ["NPROC"] = "1"
+        os.environ.update(SETTINGS)
         jax.config.update("jax_platforms", "cpu")
-    elif os.environ.get("NPROC") != "1" or jax.default_backend() != "cpu":
+    elif not SETTINGS.items() <= os.environ.items() or jax.default_backend() != "cpu":
         remedy = "give tasks processes of their own, such as `dask worker --nthreads 1`"
         raise InputError("JAX has computed already, with other settings", "worker", remedy)
 
@@ -191,44 +188,12 @@ def _keep(store: Path, spec: Spec, result: Result) -> Result:
 
 
 def _on_machine(texts: dict[str, str]) -> Outcomes:
-    """In fresh processes, one for every core; one that dies is replaced, and its task taken again.
-
-    Every process stands alone, so that a task that kills its own harms no other.
-    """
-    own, ended = threading.local(), threading.Event()
-    before = set(multiprocessing.active_children())
-
-    def take(text: str) -> Outcome:
-        for _ in range(MOST_LOST):
-            if not hasattr(own, "pool"):
-                own.pool = ProcessPoolExecutor(
-                    1, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
-                )
-            try:
-                return json.loads(own.pool.submit(work, text).result())
-            except BrokenProcessPool as error:
-                del own.pool
-                lost = {"error": f"{type(error).__name__}: {error}"}
-                if ended.is_set():
-                    break
-        return lost
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = ThreadPoolExecutor(min(cores or 1, len(texts)))
-    futures = {threads.submit(take, text): name for name, text in texts.items()}
-    try:
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        ended.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that was started; it ends these."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name, answer, code in map_in_processes(work, texts):
+        if answer is None:
+            words = f"a process that died {MOST_LOST} times, at last with exit code {code}"
+            yield name, {"error": words}
+        else:
+            yield name, json.loads(answer)
 
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
