@@ -83,12 +83,9 @@ def test_a_process_that_is_killed_is_replaced_and_harms_no_other(ran):
     assert computed(ran.folder) == sorted([*range(6), 3, *[4] * (LOST - 1)])
 
 
-def test_of_a_task_that_always_kills_its_process_the_exit_code_is_told(tmp_path, monkeypatch):
-    def lose(work, texts):
-        return [(name, None, -9) for name in texts]
-
-    monkeypatch.setattr(runner, "map_in_processes", lose)
-    with pytest.raises(TaskError, match="a process that died 3 times, at last with exit code -9"):
+def test_a_task_that_always_kills_its_process_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "map_in_processes", lambda work, texts: [(*texts, None)])
+    with pytest.raises(TaskError, match="with the death of 3 processes"):
         run_tasks(toys(tmp_path, {}), tmp_path)
 
 

@@ -4,12 +4,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 
 Function = Callable[[str], str]
 
@@ -17,64 +16,48 @@ MOST_LOST = 3
 """Processes that a text may take down with it."""
 
 
-def map_in_processes(
-    function: Function, texts: dict[str, str]
-) -> Iterator[tuple[str, str | None, int | None]]:
+def map_in_processes(function: Function, texts: dict[str, str]) -> Iterator[tuple[str, str | None]]:
     """What a function makes of texts, as they come, in one process for every core.
 
-    Each process has a pipe of its own, which ends with it, even in the middle of an answer: none is
-    waited for in vain. A text whose process dies is given to others, up to `MOST_LOST` of them. All
-    end with this iterator, and with the process that it is in.
+    Every process is a pool of its own, so that a text that kills its own harms no other; it is
+    tried in `MOST_LOST` of them. All end with this iterator, and with the process that it is in.
 
     Args:
         function: Of a module, so that others can import it.
         texts: By name.
 
     Yields:
-        A name and the answer; or a name, None, and the exit code of the last process that died.
+        A name and the answer; None if all processes died of it.
     """
+    own, ended = threading.local(), threading.Event()
+    before = set(multiprocessing.active_children())
+
+    def take(text: str) -> str | None:
+        for _ in range(MOST_LOST):
+            if not hasattr(own, "pool"):
+                context = multiprocessing.get_context("spawn")
+                own.pool = ProcessPoolExecutor(1, context, initializer=_begin)
+            try:
+                with _deaf():
+                    answer = own.pool.submit(function, text)
+                return answer.result()
+            except BrokenProcessPool:
+                del own.pool
+                if ended.is_set():
+                    break
+        return None
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    todo, lost = list(texts), Counter[str]()
-    processes: dict[Connection, BaseProcess] = {}
-    idle: list[Connection] = []
-    busy: dict[Connection, str] = {}
+    threads = ThreadPoolExecutor(min(cores or 1, len(texts)))
+    futures = {threads.submit(take, text): name for name, text in texts.items()}
     try:
-        while todo or busy:
-            while todo and len(busy) < (cores or 1):
-                pipe = idle.pop() if idle else _start(function, processes)
-                busy[pipe] = todo.pop(0)
-                with suppress(OSError):  # of a process that died while idle: seen below
-                    pipe.send_bytes(texts[busy[pipe]].encode())
-            ready = wait(list(busy))
-            for pipe in [pipe for pipe in busy if pipe in ready]:
-                name = busy.pop(pipe)
-                try:
-                    answer = pipe.recv_bytes().decode()
-                except (EOFError, OSError):
-                    code = _end(pipe, processes.pop(pipe))
-                    lost[name] += 1
-                    if lost[name] < MOST_LOST:
-                        todo.insert(0, name)
-                    else:
-                        yield name, None, code
-                else:
-                    idle.append(pipe)
-                    yield name, answer, None
+        for future in as_completed(futures):
+            yield futures[future], future.result()
     finally:
-        for pipe, process in processes.items():
-            _end(pipe, process)
-
-
-def _start(function: Function, processes: dict[Connection, BaseProcess]) -> Connection:
-    """One process more, and the pipe to it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(function, theirs), daemon=True)
-    with _deaf():
-        process.start()
-        processes[ours] = process
-    theirs.close()
-    return ours
+        ended.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
 
 
 @contextmanager
@@ -83,7 +66,7 @@ def _deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # else `start` does it, and hears again
+    resource_tracker.ensure_running()  # else starting a process does it, and hears again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -91,26 +74,14 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(function: Function, pipe: Connection) -> None:
-    """Answer what comes through a pipe."""
+def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send_bytes(function(pipe.recv_bytes().decode()).encode())
 
 
 def _end_with_parent() -> None:
-    """Also when it is killed, and in the middle of an answer."""
+    """Also when it is killed, and in the middle of a text."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _end(pipe: Connection, process: BaseProcess) -> int | None:
-    """Its exit code."""
-    pipe.close()
-    process.kill()
-    process.join()
-    return process.exitcode

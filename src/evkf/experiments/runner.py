@@ -188,12 +188,9 @@ def _keep(store: Path, spec: Spec, result: Result) -> Result:
 
 
 def _on_machine(texts: dict[str, str]) -> Outcomes:
-    for name, answer, code in map_in_processes(work, texts):
-        if answer is None:
-            words = f"a process that died {MOST_LOST} times, at last with exit code {code}"
-            yield name, {"error": words}
-        else:
-            yield name, json.loads(answer)
+    for name, answer in map_in_processes(work, texts):
+        lost = {"error": f"the death of {MOST_LOST} processes"}
+        yield name, lost if answer is None else json.loads(answer)
 
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
