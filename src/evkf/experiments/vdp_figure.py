@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.tables import Found, select
-from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE
+from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE, drawn
 from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 
 COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
@@ -78,8 +78,8 @@ def _moving(ax: Axes, found: list[Series]) -> None:
 
 
 def draw_vdp(found: Found) -> Figure:
-    """The paper's figure, of Poisson observations; below, every method."""
-    every = select(_collect(found.results), kind="poisson")
+    """The paper's figure; below, every method."""
+    every = select(_collect(found.results), kind=drawn(found.quick))
     by_name = {each["method"]: each for each in select(every, trial=0)}
     ours, true = by_name["evkf"], by_name[ORACLE]
     num = len(ours["mean"]) - JUDGED
