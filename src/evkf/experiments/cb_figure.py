@@ -11,12 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from evkf.experiments.cb import CB, GAUSSIAN, GRID, METHODS, ORACLE, SHOWN
 from evkf.experiments.runner import Result
 from evkf.experiments.tables import Found, select, values
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH
+from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, log_numbers
 
 COLOURS = {CB: ESTIMATE, GAUSSIAN: "#d55e00"}
 BANDS = {CB: BAND, GAUSSIAN: "#f3c9ab"}
@@ -110,10 +109,7 @@ def draw_table3(found: Found) -> Figure:
         for ax, (name, title) in zip(axes, panels.items(), strict=True):
             _points(ax, rows, names, name)
             ax.set_title(title)
-        axes[1].set_yscale("log")
-        axes[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes[1].yaxis.set_major_formatter("{x:g}")
-        axes[1].yaxis.set_minor_formatter(NullFormatter())
+        log_numbers(axes[1])
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from evkf.colours import OKABE_ITO
 from evkf.experiments.tables import Found, select
 from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE, drawn
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
+from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95, log_numbers
 
 COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
 SHOWN, EARLY = 300, 60
@@ -72,9 +72,8 @@ def _moving(ax: Axes, found: list[Series]) -> None:
         textcoords="offset points",
         va="top",
     )
-    ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean", yscale="log")
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean")
+    log_numbers(ax)
 
 
 def draw_vdp(found: Found) -> Figure:
