@@ -82,7 +82,7 @@ def draw_cb(found: Found) -> Figure:
 
 def draw_methods(found: Found) -> Figure:
     """Phase portraits and inferred states of every method: Gaussian above, CB below."""
-    names = [name for name in METHODS if series(found.results, GAUSSIAN, name)]
+    names = [name for name in METHODS if select(found.rows, method=name)]
     with matplotlib.rc_context(STYLE):
         size = (2.3 * len(names), 8.4)
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
@@ -175,7 +175,8 @@ def _portrait(panels: np.ndarray, found: Result | None, name: str, kind: str) ->
     if found is None:
         for ax in panels:
             ax.axis("off")
-        plane.text(0.5, 0.5, "Gaussian only", ha="center", color=MUTED, transform=plane.transAxes)
+        text = "not run" if kind in METHODS[name].kinds else "Gaussian only"
+        plane.text(0.5, 0.5, text, ha="center", color=MUTED, transform=plane.transAxes)
         return
     plane.plot(*found["dots"].T, ".", color=COLOURS[kind], ms=3.5, alpha=0.5, mew=0)
     _arrows(plane, found["field"] / SHRUNK, TRUTH, 2)
