@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import LogLocator, NullFormatter
 
 TRUTH = "#1a1a1a"
 ESTIMATE = "#0072b2"
@@ -75,6 +76,21 @@ def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
             return ax
 
     return inner
+
+
+def log_numbers(ax: Axes) -> None:
+    """A logarithmic axis upwards, with plain numbers that do not crowd.
+
+    Example:
+        >>> ax = new_axes()
+        >>> log_numbers(ax)
+        >>> ax.get_yscale()
+        'log'
+    """
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 class Field(NamedTuple):

@@ -19,8 +19,8 @@ from evkf.metrics import transition_kl
 from tests.quick import quick_compilation  # noqa: F401
 
 NAMES, ON = tuple(cb.METHODS), (True, False)
-RUN = (("cb", "oracle"), ("cb", "evkf"), ("gaussian", "direct"))
-"""What is run here; the other methods are tried one by one elsewhere."""
+RUN = (("cb", "oracle"), ("cb", "direct"), ("gaussian", "evkf"))
+"""What is run here: one of every way. The other methods are tried one by one elsewhere."""
 
 
 def turned(states):
@@ -111,7 +111,7 @@ def test_every_method_takes_the_start_it_is_given(what):
     model = method.start(what["kind"], true.likelihood, 0)
     filters = (cb.Learner(),) if method.make is None else map(method.make, [what["kind"]] * 2, ON)
     for filter in filters:
-        assert jax.tree.leaves(filter.init(model))
+        assert jax.tree.leaves(jax.eval_shape(filter.init, model))
 
 
 def everybody(results):
@@ -126,7 +126,7 @@ def everybody(results):
 
 
 def test_figures_are_drawn_and_the_report_is_written(ran):
-    timing = [what | {"step_ms": 1.25} for what in cb.timings(NAMES, True)]
+    timing = [what | {"step_ms": 1.25} for what in cb.timings(NAMES, False)]
     found = Found(everybody(ran), timing, 2, quick=True)
     for draw, num in ((draw_cb, 8), (draw_methods, 20), (draw_table3, 3)):
         figure = draw(found)

@@ -11,12 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from evkf.experiments.cb import CB, GAUSSIAN, GRID, METHODS, ORACLE, SHOWN
 from evkf.experiments.runner import Result
 from evkf.experiments.tables import Found, select, values
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH
+from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, log_numbers
 
 COLOURS = {CB: ESTIMATE, GAUSSIAN: "#d55e00"}
 BANDS = {CB: BAND, GAUSSIAN: "#f3c9ab"}
@@ -83,7 +82,7 @@ def draw_cb(found: Found) -> Figure:
 
 def draw_methods(found: Found) -> Figure:
     """Phase portraits and inferred states of every method: Gaussian above, CB below."""
-    names = [name for name in METHODS if series(found.results, GAUSSIAN, name)]
+    names = [name for name in METHODS if select(found.rows, method=name)]
     with matplotlib.rc_context(STYLE):
         size = (2.3 * len(names), 8.4)
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
@@ -110,10 +109,7 @@ def draw_table3(found: Found) -> Figure:
         for ax, (name, title) in zip(axes, panels.items(), strict=True):
             _points(ax, rows, names, name)
             ax.set_title(title)
-        axes[1].set_yscale("log")
-        axes[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes[1].yaxis.set_major_formatter("{x:g}")
-        axes[1].yaxis.set_minor_formatter(NullFormatter())
+        log_numbers(axes[1])
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -179,7 +175,8 @@ def _portrait(panels: np.ndarray, found: Result | None, name: str, kind: str) ->
     if found is None:
         for ax in panels:
             ax.axis("off")
-        plane.text(0.5, 0.5, "Gaussian only", ha="center", color=MUTED, transform=plane.transAxes)
+        text = "not run" if kind in METHODS[name].kinds else "Gaussian only"
+        plane.text(0.5, 0.5, text, ha="center", color=MUTED, transform=plane.transAxes)
         return
     plane.plot(*found["dots"].T, ".", color=COLOURS[kind], ms=3.5, alpha=0.5, mew=0)
     _arrows(plane, found["field"] / SHRUNK, TRUTH, 2)

@@ -32,8 +32,7 @@ from evkf.types import Status
 
 PROTOCOLS = ("public", "matched")
 LATENTS, BINS, TRIALS = (2, 16, 32, 64, 128), 250, 10
-QUICK_LATENTS = {"public": (2, 16), "matched": (2,)}
-QUICK_BINS, QUICK_TRIALS = 60, 2
+QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS, QUICK_TRIALS = ("public",), (2, 16), 60, 2
 BLOCK = 5
 """Trials that are filtered side by side."""
 CHANNELS = 100
@@ -87,11 +86,13 @@ def rmse(protocol: str, mean: Array, zs: Array) -> float:
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     """Every protocol and size by every method, the trials in blocks."""
-    bins = QUICK_BINS if quick else BINS
+    protocols, latents, bins = (
+        (QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS) if quick else (PROTOCOLS, LATENTS, BINS)
+    )
     return [
         specification(__name__, seeds, protocol=protocol, method=method, L=L, bins=bins)
-        for protocol in PROTOCOLS
-        for L in (QUICK_LATENTS[protocol] if quick else LATENTS)
+        for protocol in protocols
+        for L in latents
         for method in methods
         for seeds in blocks(trials, BLOCK)
     ]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from evkf.colours import OKABE_ITO
 from evkf.experiments.chaotic import METHODS, PROTOCOLS
 from evkf.experiments.tables import Found, Row, best, markdown, mean, plus_minus, select, values
-from evkf.figures import MUTED, STYLE, styled
+from evkf.figures import MUTED, STYLE, log_numbers, styled
 
 PAPER = {
     "evkf": {2: 0.047, 16: 0.150, 32: 0.250, 64: 0.450},
@@ -137,7 +137,7 @@ def draw(found: Found) -> Figure:
             ax.set_title(TITLES[protocol])
             _panel(ax, select(rows, protocol=protocol))
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=3 * len(shown))
     return figure
 
 
@@ -151,9 +151,9 @@ def _panel(ax: Axes, rows: list[Row]) -> Axes:
         middle, spread = [found.mean() for found in each], [found.std() for found in each]
         own = {"color": COLOURS[name], "lw": 2.2 if name == "evkf" else 1.2}
         ax.errorbar(sizes, middle, spread, fmt="o-", ms=3.5, capsize=2, label=method.label, **own)
-    ax.set(xscale="log", yscale="log", xlabel="latents", ylabel="RMSE")
+    ax.set(xscale="log", xlabel="latents", ylabel="RMSE")
     ax.set_xticks(sizes, [str(L) for L in sizes])
+    log_numbers(ax)
     ax.minorticks_off()
     ax.grid(axis="y", color=MUTED, alpha=0.2, lw=0.5)
-    ax.yaxis.set_major_formatter("{x:g}")
     return ax

@@ -29,9 +29,9 @@ def draw(found: Found) -> Figure:
             axes[1, column].set_xlabel("bin")
         axes[0, 0].set_ylabel("nats above $\\log p(y_t | y_{<t})$")
         axes[1, 0].set_ylabel("slack (nats)")
-        for row, place in enumerate(("outside upper center", "outside lower center")):
-            handles, names = axes[row, 0].get_legend_handles_labels()
-            figure.legend(handles, names, loc=place, ncols=len(names))  # pyright: ignore
+        above, below = (ax.get_legend_handles_labels() for ax in axes[:, 0])
+        figure.legend(*above, loc="outside upper center", ncols=len(above[1]))
+        figure.legend(*below, loc="outside lower center", ncols=len(below[1]))
     return figure
 
 

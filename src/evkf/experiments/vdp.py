@@ -36,7 +36,7 @@ from evkf.types import Belief, Key
 
 KINDS = ("gaussian", "poisson")
 BIN, LEARNED, JUDGED, LATE, TRIALS = 0.005, 3500, 500, 1000, 10
-QUICK_KINDS, QUICK_LEARNED, QUICK_TRIALS = ("poisson",), 200, 1
+QUICK_KINDS, QUICK_LEARNED, QUICK_TRIALS = ("gaussian",), 200, 1
 BLOCK = 5
 """Trials that are learned from side by side."""
 MOVING = 50
@@ -126,6 +126,11 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
         for method in (ORACLE, *methods)
         for seeds in blocks(trials, BLOCK)
     ]
+
+
+def drawn(quick: bool) -> str:
+    """The likelihood whose first trial is drawn."""
+    return (QUICK_KINDS if quick else KINDS)[-1]
 
 
 class Ran(NamedTuple):

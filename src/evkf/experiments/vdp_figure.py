@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.tables import Found, select
-from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
+from evkf.experiments.vdp import BIN, GRID, JUDGED, KINDS, METHODS, MOVING, ORACLE, drawn
+from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95, log_numbers
 
 COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
 SHOWN, EARLY = 300, 60
@@ -72,14 +72,13 @@ def _moving(ax: Axes, found: list[Series]) -> None:
         textcoords="offset points",
         va="top",
     )
-    ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean", yscale="log")
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean")
+    log_numbers(ax)
 
 
 def draw_vdp(found: Found) -> Figure:
-    """The paper's figure, of Poisson observations; below, every method."""
-    every = select(_collect(found.results), kind="poisson")
+    """The paper's figure; below, every method."""
+    every = select(_collect(found.results), kind=drawn(found.quick))
     by_name = {each["method"]: each for each in select(every, trial=0)}
     ours, true = by_name["evkf"], by_name[ORACLE]
     num = len(ours["mean"]) - JUDGED

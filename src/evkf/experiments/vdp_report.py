@@ -14,7 +14,16 @@ from evkf.experiments.tables import (
     select,
     values,
 )
-from evkf.experiments.vdp import JUDGED, KINDS, LEARNED, METHODS, MOVING, ORACLE, QUICK_LEARNED
+from evkf.experiments.vdp import (
+    JUDGED,
+    KINDS,
+    LEARNED,
+    METHODS,
+    MOVING,
+    ORACLE,
+    QUICK_LEARNED,
+    drawn,
+)
 
 PAPER = {
     "gaussian": {
@@ -65,10 +74,10 @@ def report(found: Found) -> str:
 def report_figure(found: Found) -> str:
     """What the figure of the first trial shows."""
     trials = f"{found.trials} trials" if found.trials > 1 else "one trial"
-    drawn = f"{'a quick run' if found.quick else 'the full protocol'}, {trials}"
-    return f"""# The Van der Pol oscillator, learned from spikes
+    effort = f"{'a quick run' if found.quick else 'the full protocol'}, {trials}"
+    return f"""# The Van der Pol oscillator, learned
 
-Poisson observations of the first trial, of {drawn}.
+{drawn(found.quick).capitalize()} observations of the first trial, of {effort}.
 
 - **A** States of the last bins: true in black, eVKF's filtering distribution with its 95 % band.
 - **B, C** Forecasts of five bins by the dynamics of that moment, while learning began and when it
