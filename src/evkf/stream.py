@@ -34,6 +34,7 @@ from evkf.learning import (
     warmup,
 )
 from evkf.learning.compiled import Outlook, look_out
+from evkf.learning.optimiser import RISE
 from evkf.learning.pretrain import pretrain
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
@@ -187,7 +188,7 @@ class Stream:
             batch=batch,
             window=window,
             steps=steps,
-            optimiser=adam(self.rate, decay=passes * steps, floor=LAST, warm_up=0),
+            optimiser=adam(self.rate, decay=passes * steps, floor=LAST),
             progress=told,
         )
         newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
@@ -198,7 +199,7 @@ class Stream:
         """Learn from now on at the rate that several passes end with: what they taught was learned
         from every bin many times, and is not to be shaken by the last few.
         """
-        steady = adam(LAST * self.rate, floor=1.0, warm_up=0)
+        steady = adam(LAST * self.rate, floor=1.0)
         self.learner, self.trained = replace(self.learner, optimiser=steady), True
 
     def prepare(self) -> CompiledLearner:
@@ -326,7 +327,7 @@ def open_stream(
         learn = PARTS if find else ("dynamics", "noise", "prior")
         if not isinstance(dynamics.family, Gaussian):
             learn = [part for part in learn if part != "prior"]
-    pace = {"optimiser": adam(rate), "steps": steps, "ring": ring}
+    pace = {"optimiser": adam(rate, warm_up=RISE), "steps": steps, "ring": ring}
     if isinstance(learn, str):
         raise InputError(f"learn = {learn!r}", "learn", f"pass a list, such as [{learn!r}]")
     # In gaps beliefs are wide, and a tangent at their mean says nothing of what becomes of them.

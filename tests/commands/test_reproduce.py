@@ -170,8 +170,9 @@ def stand_ins(monkeypatch):
 
 
 def test_all_computes_what_is_not_there(stand_ins, tmp_path):
+    config = {"quick": False, "trials": 3, "methods": ["evkf", "other"]}
     for path in reproduce.files("met", tmp_path):
-        path.write_text("there")
+        path.write_text(json.dumps({"config": config, "missed": [], "rows": []}))
     ran = invoke("reproduce", "all", "--out", str(tmp_path), "--json", str(tmp_path / "all.json"))
     assert ran.code == 1
     assert "met is there already" in ran.out
@@ -179,13 +180,19 @@ def test_all_computes_what_is_not_there(stand_ins, tmp_path):
     assert "no targets for this run" in ran.out
     assert "evkf reproduce reaching" in ran.out
     found = json.loads((tmp_path / "all.json").read_text())
-    assert {name: len(result["rows"]) for name, result in found.items()} == {"short": 6, "told": 6}
+    rows = {name: len(result["rows"]) for name, result in found.items()}
+    assert rows == {"met": 0, "short": 6, "told": 6}
     text = (tmp_path / "short.md").read_text()
     assert text == "# short\n\n![Of short](short.png)\n\n![Of short_more](short_more.png)\n"
     names = {f"short{end}" for end in (".json", ".md", ".png", ".svg", "_more.png", "_more.svg")}
     assert {path.name for path in tmp_path.glob("short*")} == names
     assert stand_ins == [False, False]
-    assert invoke("reproduce", "all", "--out", str(tmp_path)).code == 0
+    again = invoke("reproduce", "all", "--out", str(tmp_path))
+    assert again.code == 1
+    assert "short is there already, which missed 1 of its targets" in again.out
+    other = invoke("reproduce", "all", "--out", str(tmp_path), "--trials", "2")
+    assert other.code == 2
+    assert "a result with trials = 3, not 2" in other.err
     assert len(stand_ins) == 2
     forced = invoke("reproduce", "all", "--out", str(tmp_path), "--force", "--quick")
     assert forced.code == 0

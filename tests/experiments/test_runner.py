@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+import evkf
 from evkf.errors import InputError
 from evkf.experiments import processes, runner
 from evkf.experiments.runner import TaskError, address, blocks, run_tasks, specification, work
@@ -84,7 +85,10 @@ def test_a_process_that_is_killed_is_replaced_and_harms_no_other(ran):
 
 
 def test_a_task_that_always_kills_its_process_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "map_in_processes", lambda work, texts: [(*texts, None)])
+    def lose(work, texts):
+        yield from ((name, None) for name in texts)
+
+    monkeypatch.setattr(runner, "map_in_processes", lose)
     with pytest.raises(TaskError, match="with the death of 3 processes"):
         run_tasks(toys(tmp_path, {}), tmp_path)
 
@@ -183,6 +187,19 @@ def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"evkf\[cluster\]"):
         run_tasks(toys(tmp_path, {}), tmp_path, "tcp://127.0.0.1:1")
+
+
+def test_the_source_of_rows_is_part_of_their_address(tmp_path):
+    for name in ("model.py", "cli.py", "live/session.py", "experiments/vdp_report.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    first = runner._digest(tmp_path)
+    for name in ("cli.py", "live/session.py", "experiments/vdp_report.py"):
+        (tmp_path / name).write_text("two")
+    assert runner._digest(tmp_path) == first
+    (tmp_path / "model.py").write_text("two")
+    assert runner._digest(tmp_path) != first
+    assert runner._digest(Path(evkf.__file__).parent) == runner.SOURCE
 
 
 def test_a_worker_of_another_version_refuses(tmp_path):

@@ -46,8 +46,8 @@ def test_the_oracle_is_judged_by_the_floor():
 def test_dynamics_are_judged_by_their_distance():
     true, states, _ = vdp.problem("gaussian", 700, 0)
     walk = vdp.start(true.likelihood, 0)
-    same = vdp.judge_dynamics(true, true, states, False)
-    other = vdp.judge_dynamics(true, walk, states, False)
+    same = vdp.judge_dynamics(true, true, states, 0, False)
+    other = vdp.judge_dynamics(true, walk, states, 0, False)
     assert same["kl"] == 0
     assert other["kl"] > 0.1
     assert other["log_chamfer"] > same["log_chamfer"]

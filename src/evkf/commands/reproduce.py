@@ -1,5 +1,6 @@
 """Commands that compute the paper's tables and figures anew, and say what came out."""
 
+import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +29,7 @@ from evkf.commands.console import (
 from evkf.commands.console import progress_bar as bar
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
-from evkf.experiments.runner import run_tasks
+from evkf.experiments.runner import SOURCE, run_tasks
 from evkf.experiments.streams import time_steps
 from evkf.experiments.tables import Found, Row
 from evkf.latency import low_latency
@@ -114,7 +115,8 @@ def run_all(
 ) -> None:
     """Compute every table and figure of the paper but that of reaching.
 
-    The same as `evkf reproduce NAME` for every name, into one folder; what is there already stays.
+    The same as `evkf reproduce NAME` for every name, into one folder; what is there already, of as
+    many trials, stays.
     Reaching needs a recording, and has a command of its own: evkf reproduce reaching --data FILE.
 
     \b
@@ -125,23 +127,44 @@ def run_all(
     Exits with 1 if a target is missed; with --quick there are none.
     """
     every = {name: files(name, out) for name in EXPERIMENTS}
+    efforts = {name: read_effort(name, quick, trials, None) for name in EXPERIMENTS}
+    found = {
+        name: _read_result(paths[0], efforts[name])
+        for name, paths in every.items()
+        if not force and all(path.exists() for path in paths)
+    }
     written = [path for paths in every.values() for path in paths]
-    names = [name for name in every if force or not all(path.exists() for path in every[name])]
-    wanted = [path for name in names for path in every[name]]
+    wanted = [path for name in every if name not in found for path in every[name]]
     check_free([*wanted, *json_target(json_file, *written)], force)
     say = console(quiet, json_file)
     low_latency()
-    found = {}
-    for name in every:
-        if name not in names:
-            say.print(f"{name} is there already; --force computes it anew")
-            continue
-        effort = read_effort(name, quick, trials, None)
-        found[name] = reproduce(name, effort, out, scheduler, force, say)
+    for name, effort in efforts.items():
+        if name in found:
+            missed = len(found[name]["missed"])
+            told = f", which missed {missed} of its targets" if missed else ""
+            say.print(f"{name} is there already{told}; --force computes it anew")
+        else:
+            found[name] = reproduce(name, effort, out, scheduler, force, say)
     say.print("not among these: reaching, which needs a recording: evkf reproduce reaching --help")
     emit(json_file, found)
     if any(result["missed"] for result in found.values()):
         raise typer.Exit(FELL_SHORT)
+
+
+def _read_result(path: Path, effort: Effort) -> dict[str, Any]:
+    """A result that is there, if it is of this effort."""
+    remedy = "name another folder, or compute it anew with --force"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        config, _ = result["config"], result["missed"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("not a result", str(path), remedy) from error
+    given = effort._asdict() | {"methods": list(effort.methods)}
+    for key in ("quick", "trials", "methods"):
+        if config.get(key) != given[key]:
+            what = f"a result with {key} = {config.get(key)}, not {given[key]}"
+            raise InputError(what, str(path), remedy)
+    return result
 
 
 def files(name: str, out: Path) -> list[Path]:
@@ -189,7 +212,7 @@ def reproduce(
             "methods": list(effort.methods),
             "tasks": len(specs),
         },
-        "versions": versions(),
+        "versions": versions() | {"source": SOURCE},
         "device": device(),
         "rows": found.rows,
         "timing": timing,

@@ -51,8 +51,22 @@ def report(found: Found) -> str:
     smoothed = [row for row in rows if "rmse_one_bin_back" in row]
     if smoothed:
         parts += ["OVS also looks back one bin, which is smoothing:", _back(smoothed)]
-    parts += ["## Time of a step", _times(found.timing)]
+    parts += [_soundness(rows), "## Time of a step", _times(found.timing)]
     return "\n\n".join(parts) + "\n"
+
+
+def _soundness(rows: Sequence[Row]) -> str:
+    """How far beliefs can be trusted, and how often steps had to fall back."""
+    names = [name for name in METHODS if select(rows, method=name)]
+    inside = [
+        f"{METHODS[name].label} {mean(select(rows, method=name), 'coverage_90'):.2f}"
+        for name in names
+    ]
+    fell = sum(values(rows, "fell_back"))
+    return (
+        f"Share of the true states within 90 % intervals, over all trials and sizes: "
+        f"{', '.join(inside)}. Steps that fell back to the prediction: {fell:.0f}."
+    )
 
 
 def _table(rows: list[Row], with_paper: bool) -> str:

@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ MOST_LOST = 3
 """Processes that a text may take down with it."""
 
 
-def map_in_processes(function: Function, texts: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+def map_in_processes(
+    function: Function, texts: dict[str, str]
+) -> Generator[tuple[str, str | None]]:
     """What a function makes of texts, as they come, in one process for every core.
 
     Every process is a pool of its own, so that a text that kills its own harms no other; it is
@@ -34,6 +37,8 @@ def map_in_processes(function: Function, texts: dict[str, str]) -> Iterator[tupl
 
     def take(text: str) -> str | None:
         for _ in range(MOST_LOST):
+            if ended.is_set():
+                break
             if not hasattr(own, "pool"):
                 context = multiprocessing.get_context("spawn")
                 own.pool = ProcessPoolExecutor(1, context, initializer=_begin)
@@ -43,8 +48,6 @@ def map_in_processes(function: Function, texts: dict[str, str]) -> Iterator[tupl
                 return answer.result()
             except BrokenProcessPool:
                 del own.pool
-                if ended.is_set():
-                    break
         return None
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -56,8 +59,10 @@ def map_in_processes(function: Function, texts: dict[str, str]) -> Iterator[tupl
     finally:
         ended.set()
         threads.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
+        while not all(future.done() for future in futures):  # one may be starting just now
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()
+            time.sleep(0.01)
 
 
 @contextmanager

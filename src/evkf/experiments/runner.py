@@ -1,15 +1,16 @@
 """Tasks of experiments: each a pure function of its specification, computed once.
 
-A specification is plain JSON that names an experiment's module and all that its result depends on.
-The result is stored in a file named by the hash of the specification, written whole or not at all;
-what is there already is not computed again, unless it is asked for anew. Tasks run in fresh
-processes, or on a Dask cluster.
+A specification is plain JSON that names an experiment's module and all that its result depends on,
+the source of this package included. The result is stored in a file named by the hash of the
+specification, written whole or not at all; what is there already is not computed again, unless it
+is asked for anew. Tasks run in fresh processes, or on a Dask cluster.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +31,7 @@ Result = dict[str, Any]
 Tell = Callable[[int, int], None]
 Outcome = dict[str, Any]
 """A result, or an error in words."""
-Outcomes = Iterator[tuple[str, Outcome]]
+Outcomes = Generator[tuple[str, Outcome]]
 
 SETTINGS = {"NPROC": "1", "XLA_FLAGS": with_small_loops("")}
 """Of the environment: rows would differ by rounding with others."""
@@ -62,10 +63,26 @@ def known_versions() -> dict[str, str]:
 
     Example:
         >>> list(known_versions())
-        ['evkf', 'jax', 'jaxlib', 'numpy']
+        ['evkf', 'source', 'jax', 'jaxlib', 'numpy']
     """
     libraries = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
-    return {"evkf": evkf.__version__, **libraries}
+    return {"evkf": evkf.__version__, "source": SOURCE, **libraries}
+
+
+def _digest(root: Path) -> str:
+    """Of the source that rows depend on."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in ASIDE and not name.stem.endswith(("_figure", "_report")):
+            found.update(str(name.as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+ASIDE = ("cli.py", "commands", "bench", "data", "live")
+"""Parts of this package that no row depends on."""
+SOURCE = _digest(Path(evkf.__file__).parent)
+"""Taken when a process begins, as the code that it runs is."""
 
 
 def blocks(num: int, size: int) -> list[list[int]]:
@@ -141,14 +158,15 @@ def run_tasks(
     if tell:
         tell(done, len(found))
     failures = []
-    for name, outcome in _compute(missing, scheduler):
-        if "error" in outcome:
-            failures.append((missing[name], outcome["error"]))
-            continue
-        found[name] = _keep(store, missing[name], outcome["result"])
-        done += 1
-        if tell:
-            tell(done, len(found))
+    with closing(_compute(missing, scheduler)) as outcomes:
+        for name, outcome in outcomes:
+            if "error" in outcome:
+                failures.append((missing[name], outcome["error"]))
+                continue
+            found[name] = _keep(store, missing[name], outcome["result"])
+            done += 1
+            if tell:
+                tell(done, len(found))
     if failures:
         spec, error = failures[0]
         named = {key: value for key, value in spec.items() if key != "versions"}
@@ -160,10 +178,9 @@ def run_tasks(
 
 
 def _compute(missing: dict[str, Spec], scheduler: str | None) -> Outcomes:
-    if not missing:
-        return iter(())
     texts = {name: json.dumps(spec) for name, spec in missing.items()}
-    return _on_cluster(texts, scheduler) if scheduler else _on_machine(texts)
+    if texts:
+        yield from _on_cluster(texts, scheduler) if scheduler else _on_machine(texts)
 
 
 def _path(store: Path, spec: Spec) -> Path:
@@ -188,9 +205,10 @@ def _keep(store: Path, spec: Spec, result: Result) -> Result:
 
 
 def _on_machine(texts: dict[str, str]) -> Outcomes:
-    for name, answer in map_in_processes(work, texts):
-        lost = {"error": f"the death of {MOST_LOST} processes"}
-        yield name, lost if answer is None else json.loads(answer)
+    lost = {"error": f"the death of {MOST_LOST} processes"}
+    with closing(map_in_processes(work, texts)) as answers:
+        for name, answer in answers:
+            yield name, lost if answer is None else json.loads(answer)
 
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:

@@ -151,7 +151,7 @@ def run(spec: Spec) -> Result:
         true, states, _ = problems[i]
         one = Ran(*pick(tuple(ran), i))
         rows.append({"kind": spec["kind"], "method": spec["method"], "trial": seed})
-        rows[-1] |= _judge(true, one, states, num, spec["method"] == ORACLE)
+        rows[-1] |= _judge(true, one, states, num, seed, spec["method"] == ORACLE)
         series.append(_series(one, states, seed == 0))
     return {"rows": rows, "series": series}
 
@@ -188,7 +188,9 @@ def rmse(mean: Array, states: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean((np.asarray(mean) - states) ** 2, axis=-1))
 
 
-def _judge(true: Model, ran: Ran, states: np.ndarray, num: int, oracle: bool) -> dict[str, float]:
+def _judge(
+    true: Model, ran: Ran, states: np.ndarray, num: int, seed: int, oracle: bool
+) -> dict[str, float]:
     family = ran.models.family
     mean, judged = jax.vmap(family.mean)(ran.belief), pick(ran.belief, slice(num, None))
     error = rmse(mean, states)
@@ -198,29 +200,32 @@ def _judge(true: Model, ran: Ran, states: np.ndarray, num: int, oracle: bool) ->
         "rmse_judged": float(error[num:].mean()),
         "roughness": roughness(np.asarray(mean[num:]), states[num:]),
     }
-    return found | judge_dynamics(true, ran.models, states[:num], oracle)
+    return found | judge_dynamics(true, ran.models, states[:num], seed, oracle)
 
 
 def judge_dynamics(
-    true: Model, learned: Model, states: np.ndarray, oracle: bool
+    true: Model, learned: Model, states: np.ndarray, seed: int, oracle: bool
 ) -> dict[str, float]:
-    """How near learned dynamics are to the true ones; for an oracle, what is between true ones."""
-    rng = np.random.default_rng(0)
+    """How near learned dynamics are to the true ones; for an oracle, what is between true ones.
+
+    All methods of a trial are judged on the same places and by the same true trajectories.
+    """
+    rng, keys = np.random.default_rng(seed), jax.random.split(jax.random.key(seed), 3)
     early = len(states) // 7
     near = states[early::10]
     near = near + 0.1 * rng.normal(size=near.shape)
     picks = states[rng.integers(early, len(states), (3, 10))]
-    first = trajectories(true, picks[0], 1, stay=True)
+    first = trajectories(true, picks[0], keys[0], stay=True)
     if oracle:
-        second = trajectories(true, picks[1], 2, stay=True)
+        second = trajectories(true, picks[1], keys[1], stay=True)
         return {"kl": 0.0, "log_chamfer": log_chamfer(first, second)}
     return {
         "kl": transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near)),
-        "log_chamfer": log_chamfer(first, trajectories(learned, picks[2], 3, stay=False)),
+        "log_chamfer": log_chamfer(first, trajectories(learned, picks[2], keys[2])),
     }
 
 
-def trajectories(model: Model, starts: np.ndarray, seed: int, stay: bool = False) -> np.ndarray:
+def trajectories(model: Model, starts: np.ndarray, key: Key, stay: bool = False) -> np.ndarray:
     """Of 500 bins, one from every start.
 
     In steps of 5 ms the true system itself escapes once in some 10,000 bins. Its trajectories are
@@ -228,11 +233,11 @@ def trajectories(model: Model, starts: np.ndarray, seed: int, stay: bool = False
     """
     runs = []
     for i, start in enumerate(starts):
-        key = jax.random.fold_in(jax.random.key(seed), i)
-        run = _trajectory(model, key, start)
+        own = jax.random.fold_in(key, i)
+        run = _trajectory(model, own, start)
         while stay and np.abs(run).max() >= FAR:
-            key = jax.random.fold_in(key, 0)
-            run = _trajectory(model, key, start)
+            own = jax.random.fold_in(own, 0)
+            run = _trajectory(model, own, start)
         runs.append(run)
     return np.concatenate(runs)
 

@@ -21,7 +21,7 @@ from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
-from evkf.learning.optimiser import adam
+from evkf.learning.optimiser import RISE, adam
 from evkf.learning.replay import Bins, Window, empty, forget, newest, push, refresh, windows
 from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.model import Model, read_inputs
@@ -29,7 +29,7 @@ from evkf.numerics import tree_where
 from evkf.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
 from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
-DEFAULT_OPTIMISER = adam()
+DEFAULT_OPTIMISER = adam(warm_up=RISE)
 
 EARLY_DOUBT, MOST_DOUBT = 0.8, 0.1
 """Most of the variance, in the share of what was learned: at the beginning of a stream, when a

@@ -7,6 +7,9 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
+RISE = 30
+"""Steps in which the rate of a stream rises: it begins with few bins to learn from."""
+
 
 @cache
 def adam(
@@ -14,16 +17,16 @@ def adam(
     decay: int = 3500,
     floor: float = 0.3,
     clip: float = 1.0,
-    warm_up: int = 30,
+    warm_up: int = 0,
 ) -> optax.GradientTransformation:
-    """Adam with clipped gradients and a rate that rises, then falls as a cosine, then stays.
+    """Adam with clipped gradients and a rate that may rise, falls as a cosine, then stays.
 
     Args:
         rate: The largest learning rate.
         decay: Steps until the last one is reached.
         floor: The last rate as a share of the first.
         clip: Largest norm of a gradient.
-        warm_up: Steps in which the rate rises: at first there are few bins to learn from.
+        warm_up: Steps in which the rate rises first.
 
     Example:
         >>> from evkf.learning import Learner
