@@ -87,7 +87,7 @@ EXPERIMENTS = {
     "cb": Experiment(
         "Draw what was learned of continuous Bernoulli states (Figures 3 and 7).",
         cb,
-        cb_report.report,
+        cb_report.report_figure,
         {
             "cb": Picture("Velocities, beliefs and trajectories", cb_figure.draw_cb),
             "cb_methods": Picture("Phase portraits and states by method", cb_figure.draw_methods),
