@@ -50,7 +50,7 @@ def trajectories(model: Model, starts: Float[np.ndarray, "K 2"], key: Key) -> np
     Example:
         >>> from evkf.dynamics import Linear
         >>> from evkf.likelihoods import Gaussian
-        >>> grows = Model(Linear(100 * np.eye(2)), Gaussian(np.eye(2)))
+        >>> grows = Model(Linear(100 * np.eye(2), noise=1.0), Gaussian(np.eye(2)))
         >>> found = trajectories(grows, np.ones((2, 2)), jax.random.key(0))
         >>> found.shape, float(np.abs(found).max())
         ((1000, 2), 10.0)
