@@ -9,9 +9,10 @@ import pytest
 from scipy.integrate import quad
 
 from evkf.dynamics import NaturalDynamics, Network
-from evkf.experiments import cb
+from evkf.experiments import cb, cb_shown
+from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.cb_figure import draw_cb, draw_methods, draw_table3
-from evkf.experiments.cb_report import PAPER, claims, report
+from evkf.experiments.cb_report import PAPER, claims, report, report_figure
 from evkf.experiments.tables import Found
 from evkf.families import ContinuousBernoulli, Gaussian
 from evkf.filters import DirectVJF
@@ -64,13 +65,13 @@ def test_kl_is_that_of_integration():
 
 def test_intervals_hold_nine_tenths():
     nat = np.array([[[-40.0], [0.5]], [[3.0], [0.0]]])
-    low, high = cb.interval(ContinuousBernoulli(2), jnp.asarray(nat))
+    low, high = cb_shown.interval(ContinuousBernoulli(2), jnp.asarray(nat))
     for x, a, b in zip(nat.ravel(), low.ravel(), high.ravel(), strict=True):
         x = x or 1e-9
         for z, share in ((a, 0.05), (b, 0.95)):
             np.testing.assert_allclose(np.expm1(x * z) / np.expm1(x), share, rtol=1e-5)
     beliefs = Gaussian(1).from_moments(jnp.zeros(1), 4 * jnp.eye(1))
-    low, high = cb.interval(Gaussian(1), jax.tree.map(lambda x: x[None], beliefs))
+    low, high = cb_shown.interval(Gaussian(1), jax.tree.map(lambda x: x[None], beliefs))
     np.testing.assert_allclose([low, high], [[[-3.29]], [[3.29]]])
 
 
@@ -85,7 +86,7 @@ def ran():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cb, "METHODS", few)
         patch.setattr(cb, "QUICK_LEARNED", 12)
-        patch.setattr(cb, "QUICK_JUDGED", cb.SHOWN + cb.ONWARD)
+        patch.setattr(cb, "QUICK_JUDGED", cb_shown.SHOWN + cb_shown.ONWARD)
         specs = [spec for spec in cb.tasks(NAMES, 2, True) if (spec["kind"], spec["method"]) in RUN]
         return [json.loads(json.dumps(cb.run(spec))) for spec in specs]
 
@@ -101,7 +102,7 @@ def test_all_figures_of_all_trials_come_out(ran):
             assert all(np.isfinite(row[name]) for name in numbers), row
         shown, hidden = result["series"]
         assert ("nat" in shown) == (kind == "cb")
-        assert np.shape(shown["onward"]) == (cb.PATHS, cb.ONWARD, 2)
+        assert np.shape(shown["onward"]) == (cb_shown.PATHS, cb_shown.ONWARD, 2)
         assert hidden == {}
 
 
@@ -137,6 +138,10 @@ def test_figures_are_drawn_and_the_report_is_written(ran):
     assert "Quick" in text
     assert "over 2 trials" in text
     assert "nan" not in text
+    assert "box of ±10" in text
+    panels = report_figure(found)
+    assert all(f"**{panel}**" in panels for panel in ("A", "B", "C", "Above", "Below"))
+    assert all(f"`{name}`" in panels for name in EXPERIMENTS["cb"].pictures)
     for kind in PAPER.values():
         for figures in kind.values():
             assert all(f"| {figure} |" in text for figure in figures.values())
@@ -163,3 +168,23 @@ def test_claims_are_marked_both_ways():
     bad = {"_".join(swap[part] for part in key.split("_")): good[key] for key in good}
     assert not any(claim.holds for claim in claims(made_up(**bad)))
     assert "**Not confirmed**: eVKF has the lowest KL" in report(Found([{"rows": made_up(**bad)}]))
+
+
+def test_a_rival_that_diverges_does_not_win():
+    lost = {"cb_evkf": (3, 0.1, -3), "cb_vjf": (np.nan, np.inf, np.nan)}
+    found = claims(made_up(**lost))
+    assert len(found) == 3
+    assert all(claim.holds for claim in found)
+    assert all("every other method diverges" in claim.figures for claim in found)
+    ours = {"cb_evkf": (np.nan, np.nan, np.nan), "cb_vjf": (3, 0.1, -3)}
+    assert not any(claim.holds for claim in claims(made_up(**ours)))
+    three = claims(made_up(**lost, cb_svmc=(4, 0.05, -4)))
+    assert not any(claim.holds for claim in three)
+    assert all("SVMC" in claim.figures for claim in three)
+
+
+def test_every_trial_is_judged_by_draws_of_its_own():
+    true, states, _ = cb.problem(40, 0)
+    floors = [cb.judge_dynamics(true, true, states, seed, True)["log_chamfer"] for seed in (0, 1)]
+    assert floors[0] != floors[1]
+    assert cb.judge_dynamics(true, true, states, 1, True)["log_chamfer"] == floors[1]

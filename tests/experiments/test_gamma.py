@@ -9,7 +9,7 @@ from scipy.stats import gamma as scipy_gamma
 
 from evkf.experiments import gamma
 from evkf.experiments.gamma_figure import draw
-from evkf.experiments.gamma_report import report, shortfalls
+from evkf.experiments.gamma_report import behind, report, shortfalls
 from evkf.experiments.runner import specification
 from evkf.experiments.tables import Found
 from tests.quick import quick_compilation  # noqa: F401
@@ -120,16 +120,50 @@ def test_the_report_and_the_figure(results):
     for label in (*gamma.REFERENCES.values(), *(gamma.METHODS[name] for name in METHODS)):
         assert f"| {label} |" in text
     assert "b0 = 20" in text
+    assert "Missed" not in text
     assert len(draw(found).axes) == 6
 
 
-def test_shortfalls_name_both_targets():
-    def missed(ours, plain):
-        figures = {"mean_log": 1.0, "moments": 1.1, "corrected": ours, "uncorrected": plain}
-        rows = [{"b0": 5, "method": name, "log_q": log_q} for name, log_q in figures.items()]
-        return shortfalls(Found([{"rows": rows}]))
+def test_the_report_of_a_full_run_names_what_is_missed(results):
+    rows = [row for result in results for row in result["rows"]]
+    lost = [row | {"log_q": np.nan} if row["method"] == "corrected" else row for row in rows]
+    assert "Missed: b0 = 20: eVKF is nan nats" in report(Found([{"rows": lost}]))
 
-    far, worse = missed(0.8, 0.9)
-    assert "0.300 nats" in far
-    assert "no better" in worse
-    assert missed(1.0, 0.9) == []
+
+def made_up(ours, plain):
+    """Rows of one trial, the better reference at 1.1."""
+    figures = {"mean_log": 1.0, "moments": 1.1, "corrected": ours, "uncorrected": plain}
+    return [
+        {"b0": 5, "trial": 0, "method": name, "log_q": log_q} for name, log_q in figures.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "words"),
+    [
+        (1.0, 0.7, []),
+        (0.8, 0.5, ["0.300 nats per bin behind"]),
+        (1.0, 0.9, ["0.100 nats per bin worse"]),
+        (0.8, 0.9, ["0.300 nats per bin behind", "-0.100 nats per bin worse"]),
+        (np.nan, 0.5, ["nan nats per bin behind", "nan nats per bin worse"]),
+        (-np.inf, 0.5, ["inf nats per bin behind", "-inf nats per bin worse"]),
+        (1.0, np.nan, ["nan nats per bin worse"]),
+    ],
+)
+def test_shortfalls_name_both_targets(ours, plain, words):
+    missed = shortfalls(Found([{"rows": made_up(ours, plain)}]))
+    assert len(missed) == len(words)
+    assert all(word in said for word, said in zip(words, missed, strict=True))
+
+
+def test_without_a_reference_the_target_is_missed():
+    rows = [row for row in made_up(1.0, 0.5) if row["method"] in gamma.METHODS]
+    (said,) = shortfalls(Found([{"rows": rows}]))
+    assert "behind Gammas" in said
+    broken = [row | {"log_q": np.nan} for row in made_up(1.0, 0.5)[:2]]
+    assert shortfalls(Found([{"rows": broken + rows}])) == [said]
+
+
+def test_behind_is_of_the_better_reference():
+    got = {row["method"]: row["behind"] for row in behind(made_up(1.0, 0.5))}
+    np.testing.assert_allclose([got["moments"], got["mean_log"], got["corrected"]], [0, 0.1, 0.1])

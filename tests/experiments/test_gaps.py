@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from evkf.experiments import gaps
+from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.gaps import EVKF, Evidence, Slacks
 from evkf.experiments.gaps_figure import draw
 from evkf.experiments.gaps_report import report, shortfalls
@@ -51,7 +52,7 @@ def test_the_evidence_is_that_of_a_kalman_filter_by_hand(linear):
     zero, b = np.zeros(2), np.zeros(5)
     _, _, exact = kalman_loop(A, Q, C, b, np.eye(5), zero, np.eye(2), ys, seen)
     np.testing.assert_allclose(gaps.exact_evidence(model, ys), exact, rtol=1e-10)
-    many = gaps.evidence(model, ys, 8, 2500)
+    many = gaps.evidence(model, ys, 0, 8, 2500)
     assert np.all(np.abs(many.value - exact) < 5 * many.error)
     assert np.all((many.error > 0) & (many.error < 0.1))
 
@@ -125,5 +126,14 @@ def test_the_report_and_the_figure(results):
     assert "one trial" in text
     assert "No bound was found violated" in text
     assert "exact evidence" in text
+    above = [text.get_text() for text in draw(found).legends[0].get_texts()]
+    assert above[0] == "$\\log p(y_t | y_{<t})$"
     assert len(draw(found).axes) == 6
     assert [spec["bins"] for spec in gaps.tasks(("corrected",), 4, False)] == 6 * [gaps.BINS]
+
+
+def test_what_was_not_tested_is_not_called_kept(rows):
+    text = report(Found([{"rows": [row for row in rows if row["method"] == "corrected"]}]))
+    assert "No bound was found violated" not in text
+    assert "L ≥ M and M" in text
+    assert EXPERIMENTS["gaps"].needs == ("uncorrected",)

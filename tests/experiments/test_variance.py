@@ -94,7 +94,9 @@ def test_the_formula_is_too_high_on_a_steep_stretch_and_too_low_on_a_flat_one():
 def test_tiny_runs_give_all_rows(rows):
     assert len(rows) == len(SPREADS) * (3 * len(variance.NOISES) + 4)
     for row in rows:
-        assert np.isfinite(list(row.values())[1:]).all()
+        assert row["method"] == "evkf"
+        figures = [value for name, value in row.items() if name not in ("system", "method")]
+        assert np.isfinite(figures).all()
         assert min(row["corrected"], row["matching"], row["lost"]) > 0
     exact = [row["ratio"] for row in rows if row["system"] == "linear"]
     np.testing.assert_allclose(exact, 1, atol=0.1)
@@ -110,6 +112,20 @@ def test_the_report_and_the_figure(results):
     assert [spec["seeds"] for spec in variance.tasks(tuple(variance.METHODS), 2, True)] == 8 * [
         [0, 1]
     ]
+
+
+def test_figures_show_every_ratio(results):
+    far = [
+        result
+        | {"rows": [row | {"ratio": 7.0, "ratio_low": 0.1} for row in result["rows"]]}
+        | {"series": [one | {"formula": [9 * x for x in one["lost"]]} for one in result["series"]]}
+        for result in results
+    ]
+    _, ratio, gamma, single = draw(Found(far, quick=True)).axes
+    for ax, low, high in ((ratio, 0.1, 7), (gamma, 1, 7), (single, 1, 9)):
+        bottom, top = ax.get_ylim()
+        assert bottom < low
+        assert top > high
 
 
 def test_shortfalls_look_at_the_linear_case_alone():

@@ -49,7 +49,7 @@ class Experiment(NamedTuple):
     """Targets that are missed; without, there are none."""
     timed: bool = False
     needs: tuple[str, ...] = ()
-    """Methods without which there is no figure."""
+    """Methods without which there is no figure or report."""
 
 
 EXPERIMENTS = {
@@ -82,11 +82,12 @@ EXPERIMENTS = {
         cb_report.report,
         {"table3": Picture("Figures of every trial", cb_figure.draw_table3)},
         timed=True,
+        needs=("evkf",),
     ),
     "cb": Experiment(
         "Draw what was learned of continuous Bernoulli states (Figures 3 and 7).",
         cb,
-        cb_report.report,
+        cb_report.report_figure,
         {
             "cb": Picture("Velocities, beliefs and trajectories", cb_figure.draw_cb),
             "cb_methods": Picture("Phase portraits and states by method", cb_figure.draw_methods),
@@ -106,6 +107,7 @@ EXPERIMENTS = {
         gaps_report.report,
         {"gaps": Picture("Bounds, evidence and slacks", gaps_figure.draw)},
         gaps_report.shortfalls,
+        needs=("uncorrected",),
     ),
     "variance": Experiment(
         "Measure the variance that an uncorrected prediction loses (section 3.6).",

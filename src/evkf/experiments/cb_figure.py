@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from evkf.experiments.cb import CB, GAUSSIAN, GRID, METHODS, ORACLE, SHOWN
+from evkf.experiments.cb import CB, GAUSSIAN, METHODS, NAMES, ORACLE
+from evkf.experiments.cb_shown import GRID, SHOWN
 from evkf.experiments.runner import Result
 from evkf.experiments.tables import Found, select, values
 from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, log_numbers
@@ -20,7 +21,6 @@ from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, log_numbers
 COLOURS = {CB: ESTIMATE, GAUSSIAN: "#d55e00"}
 BANDS = {CB: BAND, GAUSSIAN: "#f3c9ab"}
 MARKS = {CB: "o", GAUSSIAN: "s"}
-NAMES = {CB: "continuous Bernoulli", GAUSSIAN: "Gaussian"}
 TITLES = {CB: "B  Continuous Bernoulli states", GAUSSIAN: "C  Gaussian states"}
 UNDER: dict = {"loc": "lower left", "ncols": 4, "handlelength": 1.2, "columnspacing": 1}
 UNDER |= {"frameon": True, "framealpha": 1, "edgecolor": "none"}

@@ -20,6 +20,7 @@ from scipy.special import gammainc
 from evkf.dynamics import GammaDynamics, Network
 from evkf.experiments.runner import Result, Spec, blocks, specification
 from evkf.experiments.streams import pick, stack, stream
+from evkf.experiments.tables import rounded
 from evkf.families import Gamma
 from evkf.filters import ParticleFilter
 from evkf.filters import VariationalKalmanFilter as EVKF
@@ -245,12 +246,8 @@ def _series(model: Model, beliefs: Array, states: Array) -> dict[str, Any]:
     family, points = model.family, jnp.asarray(GRID.reshape(-1, 2))
     move = jax.vmap(lambda z: family.mean(model.transition(z, jnp.zeros(0))))(points) - points
     return {
-        "states": _rounded(states),
-        "mean": _rounded(jax.vmap(family.mean)(beliefs)),
-        "std": _rounded(jnp.sqrt(jax.vmap(family.var)(beliefs))),
-        "field": _rounded(move),
+        "states": rounded(states),
+        "mean": rounded(jax.vmap(family.mean)(beliefs)),
+        "std": rounded(jnp.sqrt(jax.vmap(family.var)(beliefs))),
+        "field": rounded(move),
     }
-
-
-def _rounded(array: Array) -> list:
-    return np.round(np.asarray(array, float), 4).tolist()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from evkf.colours import OKABE_ITO
 from evkf.experiments.gamma import GRID, METHODS
-from evkf.experiments.gamma_report import LABELS, NEAR
+from evkf.experiments.gamma_report import LABELS, NEAR, behind
 from evkf.experiments.tables import Found, Row, select, values
 from evkf.figures import MUTED, STYLE, TRUTH
 
@@ -41,7 +41,8 @@ def draw(found: Found) -> Figure:
             axes[0, column].set_title(f"{'AB'[column]}  States {how} correction, $b_0$ = {b0}")
             axes[1, column].set_title(f"{'DE'[column]}  First latent {how} correction")
         axes[1, 1].sharey(axes[1, 0])
-        _by_noise(axes[0, 2], behind(rows), "behind")
+        filters = [row for row in behind(rows) if row["method"] in METHODS and "behind" in row]
+        _by_noise(axes[0, 2], filters, "behind")
         axes[0, 2].axhline(NEAR, color=MUTED, lw=0.8, ls=":", zorder=0)
         axes[0, 2].set_yscale("log")
         axes[0, 2].set_ylabel("nats per bin behind the particles")
@@ -53,24 +54,6 @@ def draw(found: Found) -> Figure:
         axes[1, 2].set_ylabel("share of true states inside")
         axes[1, 2].set_title("F  Coverage of 90 % intervals")
     return figure
-
-
-def behind(rows: list[Row]) -> list[Row]:
-    """Of every trial that a filter ran, what its log density lacks to that of the particles.
-
-    Example:
-        >>> given = {"b0": 5, "trial": 0}
-        >>> rows = [given | {"method": "mean_log", "log_q": 1.0}]
-        >>> rows += [given | {"method": "corrected", "log_q": 0.75}]
-        >>> behind(rows)
-        [{'b0': 5, 'trial': 0, 'method': 'corrected', 'log_q': 0.75, 'behind': 0.25}]
-    """
-    best = {(row["b0"], row["trial"]): row for row in select(rows, method="mean_log")}
-    return [
-        row | {"behind": best[row["b0"], row["trial"]]["log_q"] - row["log_q"]}
-        for row in rows
-        if row["method"] in METHODS and (row["b0"], row["trial"]) in best
-    ]
 
 
 def _portrait(ax: Axes, shown: dict[str, Any], colour: str) -> None:

@@ -60,6 +60,17 @@ SHOWN = 100
 METHODS = {"uncorrected": "without correction", "corrected": "with correction"}
 
 
+def slow_turn(noise: float) -> Linear:
+    """The linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
+
+    Example:
+        >>> slow_turn(0.04).weight.round(3).tolist()
+        [[0.96, -0.195], [0.195, 0.96]]
+    """
+    cos, sin = np.cos(0.2), np.sin(0.2)
+    return Linear(0.98 * np.array([[cos, -sin], [sin, cos]]), noise=noise)
+
+
 def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
     """The model of a trial, its states and observations.
 
@@ -73,10 +84,8 @@ def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
         return model, jnp.asarray(states), jnp.asarray(ys, float)
     if system == "gamma":
         return gamma.problem(PRECISION, bins, trial)
-    cos, sin = np.cos(0.2), np.sin(0.2)
-    weight = 0.98 * np.array([[cos, -sin], [sin, cos]])
     C = np.random.default_rng(trial).normal(size=(5, 2))
-    model = Model(Linear(weight, noise=0.04), Gaussian(C, noise=1.0))
+    model = Model(slow_turn(0.04), Gaussian(C, noise=1.0))
     return model, *simulate(model, jax.random.key(trial), bins)
 
 
@@ -212,18 +221,20 @@ class Evidence(NamedTuple):
     error: Float[np.ndarray, " T"]
 
 
-def evidence(model: Model, ys: Float[Array, "T N"], runs: int, particles: int) -> Evidence:
-    """By particle filters that differ in their draws alone.
+def evidence(
+    model: Model, ys: Float[Array, "T N"], seed: int, runs: int, particles: int
+) -> Evidence:
+    """By particle filters that differ in their draws alone; every trial has draws of its own.
 
     Example:
         >>> model, _, ys = problem("linear", 10, 0)
         >>> exact = exact_evidence(model, ys)
-        >>> rough = evidence(model, ys, 4, 500)
+        >>> rough = evidence(model, ys, 0, 4, 500)
         >>> bool(np.all(np.abs(rough.value - exact) < 0.3))
         True
     """
-    filter = ParticleFilter(particles)
-    found = [_log_evidence(filter, model, ys, jax.random.key(run)) for run in range(runs)]
+    filter, keys = ParticleFilter(particles), jax.random.split(jax.random.key(1000 + seed), runs)
+    found = [_log_evidence(filter, model, ys, key) for key in keys]
     return Evidence(np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / np.sqrt(runs))
 
 
@@ -241,7 +252,7 @@ def run(spec: Spec) -> Result:
     rows, series = [], []
     for seed in spec["seeds"]:
         model, _, ys = problem(spec["system"], spec["bins"], seed)
-        known = evidence(model, ys, spec["runs"], spec["particles"])
+        known = evidence(model, ys, seed, spec["runs"], spec["particles"])
         known = Evidence(*(part[SKIP:] for part in known))
         exact = exact_evidence(model, ys)[SKIP:] if spec["system"] == "linear" else None
         for method in spec["methods"]:

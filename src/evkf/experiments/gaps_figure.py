@@ -37,7 +37,7 @@ def draw(found: Found) -> Figure:
 
 def _bounds(ax: Axes, own: Row) -> None:
     bins, evidence = SKIP + 1 + np.arange(len(own["L"])), np.array(own["evidence"])
-    ax.axhline(0, color=TRUTH, lw=0.8)
+    ax.axhline(0, color=TRUTH, lw=0.8, label="$\\log p(y_t | y_{<t})$")
     lines = (
         ("pushed", "evidence under the push-forward", MUTED, 0.9, ":"),
         ("M", "$M_t$", ORANGE, 1.1, "-"),

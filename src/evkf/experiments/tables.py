@@ -98,6 +98,16 @@ def leads(ours: float, theirs: float, higher: bool) -> bool:
     return ours > theirs if higher else ours < theirs
 
 
+def rounded(array: Any) -> list:
+    """An array as it is stored for figures.
+
+    Example:
+        >>> rounded(np.array([1 / 3, 1.0]))
+        [0.33333, 1.0]
+    """
+    return np.round(np.asarray(array, float), 5).tolist()
+
+
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table.
 

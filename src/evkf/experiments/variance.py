@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from evkf.dynamics import ChaoticRNN, Dynamics, GammaDynamics, Linear, VanDerPol
+from evkf.dynamics import ChaoticRNN, Dynamics, GammaDynamics, VanDerPol
 from evkf.experiments import gamma
+from evkf.experiments.gaps import slow_turn
 from evkf.experiments.runner import Result, Spec, specification
 from evkf.filters import State
 from evkf.filters import VariationalKalmanFilter as EVKF
@@ -49,8 +50,7 @@ def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dyna
         return ChaoticRNN(weight, gamma=nonlinearity, tau=1.0, dt=1.0, noise=noise**2)
     if system == "gamma":
         return GammaDynamics(gamma.network(), 2, 1 / noise**2)
-    cos, sin = np.cos(0.2), np.sin(0.2)
-    return Linear(0.98 * np.array([[cos, -sin], [sin, cos]]), noise=noise**2)
+    return slow_turn(noise**2)
 
 
 class System(NamedTuple):
@@ -69,7 +69,7 @@ SYSTEMS = {
     "gamma": System("Gamma", "", (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)),
 }
 METHODS = SYSTEMS
-"""What can be chosen: there is but one method."""
+"""What can be chosen: there is but one method, eVKF."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
@@ -116,6 +116,7 @@ def measure(
         key: Randomness of those.
 
     Example:
+        >>> from evkf.dynamics import Linear
         >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))
         >>> draws, key = jnp.array([[-1.0], [1.0]]), jax.random.key(0)
         >>> found = measure(model, jnp.zeros((1, 1)), 2.0, draws, key)
@@ -182,8 +183,8 @@ def run(spec: Spec) -> Result:
             normal = jax.random.normal(keys[0], (spec["samples"], points.shape[1]))
             for spread in spec["spreads"]:
                 found = jax.device_get(measure(model, points, spread, normal, keys[1]))
-                named = {"system": spec["system"], "nonlinearity": nonlinearity, "noise": noise}
-                named |= {"spread": spread, "trial": seed}
+                named = {"system": spec["system"], "method": "evkf", "nonlinearity": nonlinearity}
+                named |= {"noise": noise, "spread": spread, "trial": seed}
                 rows.append(named | judge(found))
                 if seed == 0:
                     series.append(named | _series(found))

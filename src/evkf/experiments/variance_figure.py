@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from evkf.colours import OKABE_ITO
 from evkf.experiments.tables import Found, Row, mean, select
 from evkf.experiments.variance import SYSTEMS
-from evkf.figures import MUTED, STYLE, TRUTH
+from evkf.figures import MUTED, STYLE, TRUTH, log_numbers
 
 HUES = {
     "linear": [TRUTH],
@@ -72,7 +72,7 @@ def _ratio(ax: Axes, rows: list[Row]) -> None:
             )
             ax.fill_between(spreads, low, high, color=hue, alpha=0.12, lw=0)
             ax.plot(spreads, mid, f"{MARKS[name]}-", color=hue, ms=4.5, lw=1.2)
-    ax.set(yscale="log", ylabel="$M P M^{\\mathsf{T}}$ / variance lost")
+    ax.set_ylabel("$M P M^{\\mathsf{T}}$ / variance lost")
     ax.set_title("B  The formula for Gaussian states (colours as in A)")
     _widths(ax)
     _ratios(ax)
@@ -93,11 +93,11 @@ def _gamma(ax: Axes, rows: list[Row]) -> None:
             ax.plot(spreads, found, style, color=hue, ms=4.5, lw=1.2, mfc=fill, label=label)
     ax.plot([], [], "^-", color=MUTED, ms=4.5, lw=1.2, label="formula / variance lost")
     ax.plot([], [], "s--", color=MUTED, ms=4.5, mfc="white", label="corrected / true variance")
-    ax.set(yscale="log", ylabel="ratio of variances")
+    ax.set_ylabel("ratio of variances")
     ax.set_title("C  Gamma states")
     _widths(ax)
     _ratios(ax)
-    ax.legend(loc="upper left")
+    ax.legend(loc="best")
 
 
 def _single(ax: Axes, series: list[Row]) -> None:
@@ -112,11 +112,11 @@ def _single(ax: Axes, series: list[Row]) -> None:
         lost, formula = np.array(one["lost"]), np.array(one["formula"])
         label = f"belief of sd {one['spread']:g}"
         ax.plot(lost, formula / lost, "s", color=hue, ms=3.5, label=label)
-    ax.set(xscale="log", yscale="log", xlabel="variance lost")
+    ax.set(xscale="log", xlabel="variance lost")
     ax.set_ylabel("$M P M^{\\mathsf{T}}$ / variance lost")
     ax.set_title(f"D  Single states of the network, gain {top:g}")
     _ratios(ax)
-    ax.legend(loc="upper left")
+    ax.legend(loc="best")
 
 
 def _widths(ax: Axes) -> None:
@@ -128,8 +128,7 @@ def _widths(ax: Axes) -> None:
 
 
 def _ratios(ax: Axes) -> None:
-    """Ratios up, as plain numbers; the same everywhere."""
-    up = [0.4, 0.6, 0.8, 1, 1.5, 2, 3]
-    ax.set_ylim(0.38, 3)
-    ax.set_yticks(up, [f"{y:g}" for y in up])
-    ax.set_yticks([], minor=True)
+    """Ratios up, as plain numbers; as far as there are any, but from a half to two at least."""
+    log_numbers(ax)
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, 0.5), max(high, 2))
