@@ -24,10 +24,10 @@ from jaxtyping import Array, Float
 from scipy.special import gammainccinv, gammaincinv
 from scipy.stats import norm
 
-from evkf.dynamics import Linear
 from evkf.experiments import gamma, vdp
 from evkf.experiments.runner import Result, Spec, blocks, specification
 from evkf.experiments.streams import pick
+from evkf.experiments.variance import slow_turn
 from evkf.families import Family, GaussianBelief
 from evkf.filters import Filter, Kalman, ParticleFilter, scan_filter
 from evkf.filters import VariationalKalmanFilter as EVKF
@@ -58,17 +58,6 @@ SHOWN = 100
 """Bins of the first trial that are drawn."""
 
 METHODS = {"uncorrected": "without correction", "corrected": "with correction"}
-
-
-def slow_turn(noise: float) -> Linear:
-    """The linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
-
-    Example:
-        >>> slow_turn(0.04).weight.round(3).tolist()
-        [[0.96, -0.195], [0.195, 0.96]]
-    """
-    cos, sin = np.cos(0.2), np.sin(0.2)
-    return Linear(0.98 * np.array([[cos, -sin], [sin, cos]]), noise=noise)
 
 
 def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from evkf.dynamics import ChaoticRNN, Dynamics, GammaDynamics, VanDerPol
+from evkf.dynamics import ChaoticRNN, Dynamics, GammaDynamics, Linear, VanDerPol
 from evkf.experiments import gamma
-from evkf.experiments.gaps import slow_turn
 from evkf.experiments.runner import Result, Spec, specification
 from evkf.filters import State
 from evkf.filters import VariationalKalmanFilter as EVKF
@@ -34,6 +33,17 @@ SAMPLES, TRIALS = 20_000, 5
 QUICK_SPREADS, QUICK_SAMPLES, QUICK_TRIALS = (0.1, 0.4), 4_000, 1
 OFF = 0.1
 """Share by which a formula is called too high or too low."""
+
+
+def slow_turn(noise: float) -> Linear:
+    """The linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
+
+    Example:
+        >>> slow_turn(0.04).weight.round(3).tolist()
+        [[0.96, -0.195], [0.195, 0.96]]
+    """
+    cos, sin = np.cos(0.2), np.sin(0.2)
+    return Linear(0.98 * np.array([[cos, -sin], [sin, cos]]), noise=noise)
 
 
 def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dynamics:
@@ -116,7 +126,6 @@ def measure(
         key: Randomness of those.
 
     Example:
-        >>> from evkf.dynamics import Linear
         >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))
         >>> draws, key = jnp.array([[-1.0], [1.0]]), jax.random.key(0)
         >>> found = measure(model, jnp.zeros((1, 1)), 2.0, draws, key)
