@@ -108,7 +108,9 @@ def test_tasks_are_computed_once_and_keep_their_order(ran):
 def start(tmp_path):
     """Run tasks in a command of its own."""
     code = (
-        "import json, sys\n"
+        "import json, signal, sys\n"
+        # What runs in the background of a shell is born deaf to it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from pathlib import Path\n"
         "from evkf.experiments.runner import run_tasks\n"
         "if __name__ == '__main__':\n"

@@ -39,7 +39,7 @@ def slow_turn(noise: float) -> Linear:
     """The linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
 
     Example:
-        >>> slow_turn(0.04).weight.round(3).tolist()
+        >>> np.asarray(slow_turn(0.04).weight, float).round(3).tolist()
         [[0.96, -0.195], [0.195, 0.96]]
     """
     cos, sin = np.cos(0.2), np.sin(0.2)
