@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evkf.experiments import cb, chaotic, vdp
-from evkf.experiments.streams import TOGETHER, pick, stack, stream, time_steps
+from evkf.experiments.streams import TOGETHER, TURN, pick, stack, stream, time_steps
 from evkf.filters import VariationalKalmanFilter as EVKF
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -43,13 +43,13 @@ def test_steps_are_timed_in_turn():
     def fast(bin):
         taken.append(("fast", bin))
 
-    begin, end = TOGETHER, 4 * TOGETHER
+    begin, end = TOGETHER, TOGETHER + 3 * TURN
     long, short = time_steps([slow, fast], range(begin, end))
     assert long.step_ms == pytest.approx(30 / TOGETHER, rel=0.5)
     assert 0 < short.empty_us / 1e3 < long.step_ms
     for name in ("slow", "fast"):
         assert [bin for who, bin in taken if who == name] == list(range(end))
-    turns = [who for who, _ in taken[2 * begin :: TOGETHER]]
+    turns = [who for who, _ in taken[2 * begin :: TURN]]
     assert turns == ["slow", "fast"] * 3
 
 

@@ -108,8 +108,9 @@ def learn(learner: Learner, models: Model, ys: Float[Array, "S T N"], num_ahead:
 Call = Callable[[int], Any]
 """Takes in a bin, as a rig would: compiled, and ready for the next."""
 
-TOGETHER = 15
-"""Steps of a method whose mean is taken before the median: not every one of them learns."""
+TOGETHER, TURN = 16, 160
+"""Steps of a method whose mean is taken before the median, for not every one of them learns; and
+those it takes before it is another method's turn, enough to find its memory warm again."""
 
 
 class StepTime(NamedTuple):
@@ -133,17 +134,18 @@ def time_steps(calls: Sequence[Call], bins: range) -> list[StepTime]:
             jax.block_until_ready(call(bin))
     means: list[list[float]] = [[] for _ in calls]
     empties: list[list[float]] = [[] for _ in calls]
-    for first in range(bins.start, bins.stop, TOGETHER):
-        some = range(first, min(first + TOGETHER, bins.stop))
+    for turn in range(bins.start, bins.stop, TURN):
         for call, own, beside in zip(calls, means, empties, strict=True):
-            begin = time.perf_counter_ns()
-            for bin in some:
-                jax.block_until_ready(call(bin))
-            middle = time.perf_counter_ns()
-            for _ in some:
-                jax.block_until_ready(empty(one))
-            own.append((middle - begin) / len(some))
-            beside.append((time.perf_counter_ns() - middle) / len(some))
+            for first in range(turn, min(turn + TURN, bins.stop), TOGETHER):
+                some = range(first, min(first + TOGETHER, bins.stop))
+                begin = time.perf_counter_ns()
+                for bin in some:
+                    jax.block_until_ready(call(bin))
+                middle = time.perf_counter_ns()
+                for _ in some:
+                    jax.block_until_ready(empty(one))
+                own.append((middle - begin) / len(some))
+                beside.append((time.perf_counter_ns() - middle) / len(some))
     return [
         StepTime(float(np.median(own)) / 1e6, float(np.median(beside)) / 1e3)
         for own, beside in zip(means, empties, strict=True)

@@ -47,7 +47,7 @@ FAR = 10.0
 """Edge of the box in which trajectories are compared; the limit cycle reaches 5."""
 AHEAD = 5
 """Bins that snapshots forecast."""
-TIMED, QUICK_TIMED = range(1005, 1305), range(15, 45)
+TIMED, QUICK_TIMED = range(1008, 1648), range(16, 48)
 """Bins whose steps are timed: after the first 1000, in which VJF does not learn dynamics."""
 
 
@@ -78,13 +78,12 @@ def start_deep(likelihood: Likelihood, seed: int) -> Model:
     return start(likelihood, seed, (32, 32))
 
 
-EVERY = 15
+EVERY = 8
 """Bins from one gradient step of eVKF to the next; the paper has 150."""
 THRIFTY = Learner(
     every=EVERY,
-    num_windows=16,
-    average=0.06,
-    optimiser=adam(3e-2, decay=LEARNED // EVERY, floor=0.1, warm_up=20),
+    average=0.04,
+    optimiser=adam(2e-2, decay=LEARNED // EVERY, floor=0.1, warm_up=36),
 )
 METHODS = {
     "evkf": Method(f"eVKF, a step every {EVERY} bins", start, THRIFTY),
