@@ -163,7 +163,10 @@ def test_nothing_of_a_killed_run_runs_on(start, tmp_path):
     with start(toys(tmp_path, {"seconds": LONG})) as running:
         wait_until(lambda: computed(tmp_path) == [0])
         running.kill()
-        running.communicate(timeout=LONG / 2)  # until the last that could write has ended
+        # Ends when the last process that could write to it has; a task alone would take longer.
+        running.communicate(timeout=LONG / 2)
+    assert running.returncode == -signal.SIGKILL
+    assert stored(tmp_path) == []
 
 
 def test_a_cluster_gives_the_same_rows_and_outlives_a_worker(ran, tmp_path):

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from evkf import likelihoods as lik
 from evkf.dynamics import Linear, VanDerPol
-from evkf.learning import Learner
+from evkf.learning import Learner, adam
 from evkf.learning.gauge import gauge, hold_gauge
 from evkf.model import Model
 from evkf.parts import free, split
@@ -111,7 +111,7 @@ def test_frozen_dynamics_hold_the_coordinates_themselves():
 
 def test_learning_turns_the_subspace_and_keeps_its_axes():
     likelihood = lik.Joint([lik.Gaussian(C[:1], B[:1]), lik.Gaussian(C[1:], B[1:])])
-    learner = Learner(parts=PARTS, ring=16, num_windows=2, window=3)
+    learner = Learner(parts=PARTS, optimiser=adam(), ring=16, num_windows=2, window=3)
     state = learner.init(Model(Linear(0.9 * np.eye(2), 0.1), likelihood))
     unravel = ravel_pytree(split(state.free, PARTS)[0])[1]
     step = jax.jit(learner.step)
@@ -119,4 +119,4 @@ def test_learning_turns_the_subspace_and_keeps_its_axes():
         before, (state, _) = state, step(state, jnp.asarray(y))
         old, new = (stacked(unravel(each.raw)) for each in (before, state))
         assert np.linalg.norm(C.T @ (new - old)) < 1e-12
-        assert (np.linalg.norm(new - old) > 1e-5) == (int(state.steps) > 0)
+        assert (np.linalg.norm(new - old) > 1e-3) == (int(state.steps) > 0)
