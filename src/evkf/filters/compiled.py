@@ -6,7 +6,7 @@ travel as one vector, and state and info together as another, so that a bin is o
 few arguments and one result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,10 @@ LARGE = 2048
 Packed = tuple[Array, ...]
 
 
-def packing(like: PyTree) -> tuple[Callable[[PyTree], Packed], Callable[[Packed], PyTree]]:
-    """Functions from a tree of this structure to few arrays, and back."""
+def packing(
+    like: PyTree,
+) -> tuple[Callable[[PyTree], Packed], Callable[[Sequence[Array | np.ndarray]], PyTree]]:
+    """Functions from a tree of this structure to few arrays, and back: from NumPy's to NumPy's."""
     leaves, structure = jax.tree.flatten(like)
     large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
     kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
@@ -51,12 +53,13 @@ def packing(like: PyTree) -> tuple[Callable[[PyTree], Packed], Callable[[Packed]
         small = [jnp.concatenate([jnp.ravel(parts[i]) for i in group]) for group in groups]
         return (*small, *(parts[i] for i in large))
 
-    def unpack(packed: Packed) -> PyTree:
+    def unpack(packed: Sequence[Array | np.ndarray]) -> PyTree:
         parts: list = [None] * len(leaves)
         for group, vector in zip(groups, packed, strict=False):
-            ends = np.cumsum([leaves[i].size for i in group])
-            for i, piece in zip(group, jnp.split(vector, ends[:-1]), strict=True):
-                parts[i] = piece.reshape(leaves[i].shape)
+            end = 0
+            for i in group:
+                begin, end = end, end + leaves[i].size
+                parts[i] = vector[begin:end].reshape(leaves[i].shape)
         for i, array in zip(large, packed[len(groups) :], strict=True):
             parts[i] = array
         return jax.tree.unflatten(structure, parts)

@@ -41,6 +41,22 @@ class Outlook(NamedTuple):
     rate: Float[Array, " N"]
 
 
+class Said(NamedTuple):
+    """What is known after a bin, in NumPy's arrays.
+
+    Attributes:
+        belief: Of the state.
+        info: What the filter said of itself.
+        evidence: What the monitor said, if there is one.
+        outlook: Where the state is and what is coming, if it was asked for.
+    """
+
+    belief: PyTree
+    info: Info
+    evidence: MonitorInfo | None
+    outlook: Outlook | None
+
+
 class CompiledLearner:
     """A learner at work on a stream: `observe` a bin, then `learn` if there is time.
 
@@ -50,6 +66,7 @@ class CompiledLearner:
         key: Randomness, for filters and likelihoods that sample.
         monitor: Watches the evidence while bins are observed, which takes two more filter steps
             each; after a change of the dynamics, they are learned anew.
+        outlook: Whether observing a bin also tells the outlook, as if the next had its input.
 
     Example:
         >>> import jax, numpy as np
@@ -74,6 +91,7 @@ class CompiledLearner:
         start: Model | LearnerState | Watched,
         key: Key | None = None,
         monitor: Monitor | None = None,
+        outlook: bool = False,
     ):
         self.learner, self.monitor = learner, monitor
         state = _begin(learner, monitor, start, key)
@@ -89,13 +107,16 @@ class CompiledLearner:
         )
 
         def take(state: LearnerState | Watched, *bin: Array) -> tuple:
+            evidence = None
             if monitor is None:
                 assert isinstance(state, LearnerState)
                 state, info = learner.observe(state, *bin)
-                return state, (state.filter.belief, info, None)
-            assert isinstance(state, Watched)
-            state, (info, evidence) = observe_watched(learner, monitor, state, *bin)
-            return state, (state.learner.filter.belief, info, evidence)
+            else:
+                assert isinstance(state, Watched)
+                state, (info, evidence) = observe_watched(learner, monitor, state, *bin)
+            known = _known(state)
+            ahead = look_out(learner, known, bin[2]) if outlook else None
+            return state, Said(known.filter.belief, info, evidence, ahead)
 
         pack_said, self._unpack_said = packing(jax.eval_shape(take, state, *shapes)[1])
         pack, unpack = _packing_apart(state, lambda state, *bin: take(state, *bin)[0], shapes)
@@ -110,14 +131,14 @@ class CompiledLearner:
             state = new if isinstance(state, LearnerState) else state._replace(learner=new)
             return *pack(state), learned
 
-        def outlook(moving: Packed, still: Packed, u: Array) -> Outlook:
+        def seen_ahead(moving: Packed, still: Packed, u: Array) -> Outlook:
             return look_out(learner, _known(unpack(moving, still)), u)
 
         # Copies: the compiled functions write in place.
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
         (self._moving, self._still), self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
-        self._bins, self._rest = int(known.ring.count), no_step(known)
+        self._bins, self._rest = int(known.ring.count), no_step(known, learner.num_windows)
         # What is the same in most bins waits on the device: handing it over takes time.
         self._all_seen = jnp.ones(self._channels, bool)
         self._no_input = jnp.zeros(self._inputs, self._dtype)
@@ -128,8 +149,12 @@ class CompiledLearner:
             jitted = jax.jit(function, donate_argnums=in_place, compiler_options=options)
             return jitted.lower(self._moving, self._still, *given).compile()
 
+        def copied(moving: Packed, still: Packed) -> tuple[Packed, Packed]:
+            return jax.tree.map(jnp.copy, (moving, still))
+
         self._observe, self._learn = compiled(observe, (0,), *shapes), compiled(learn, (0, 1))
-        self._outlook = jax.jit(outlook, compiler_options=options)
+        self._copy = compiled(copied, ())
+        self._outlook = jax.jit(seen_ahead, compiler_options=options)
 
     def observe(
         self,
@@ -138,7 +163,7 @@ class CompiledLearner:
         u: ArrayLike | None = None,
         fresh: bool = False,
     ) -> Packed:
-        """Filter a bin; `belief`, `info` and `evidence` read what is returned."""
+        """Filter a bin; `read`, `belief`, `info` and `evidence` read what is returned."""
         observed, given = self._read(y, (self._channels,), "y"), self._read_input(u)
         seen = self._all_seen if mask is None else self._read_mask(mask)
         bin = (observed, seen, given, self._flags[bool(fresh)])
@@ -148,7 +173,7 @@ class CompiledLearner:
 
     def learn(self) -> LearnInfo:
         """Take the gradient steps that are due; where none is, nothing is called."""
-        if self.learner.ring and self._bins % self.learner.every:
+        if not self.due:
             return self._rest
         self._moving, self._still, learned = self._learn(self._moving, self._still)
         return learned
@@ -157,17 +182,31 @@ class CompiledLearner:
         """The state now, and the next bin under its input u."""
         return self._outlook(self._moving, self._still, self._read_input(u))
 
+    def read(self, said: Packed) -> Said:
+        """All that was said of a bin, in NumPy's arrays; the quickest way to it."""
+        return self._unpack_said([np.asarray(part) for part in said])
+
     def belief(self, said: Packed) -> PyTree:
         """The belief after a bin."""
-        return self._unpack_said(said)[0]
+        return self._unpack_said(said).belief
 
     def info(self, said: Packed) -> Info:
         """What the filter said of a bin."""
-        return self._unpack_said(said)[1]
+        return self._unpack_said(said).info
 
     def evidence(self, said: Packed) -> MonitorInfo | None:
         """What the monitor said of a bin, if there is one."""
-        return self._unpack_said(said)[2]
+        return self._unpack_said(said).evidence
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the numbers that `observe` takes without casting."""
+        return self._dtype
+
+    @property
+    def due(self) -> bool:
+        """Whether `learn` would take a gradient step, once the ring holds a window."""
+        return not self.learner.ring or self._bins % self.learner.every == 0
 
     @property
     def state(self) -> Any:
@@ -177,6 +216,13 @@ class CompiledLearner:
         after `Learner.relearn`, or from a file.
         """
         return jax.tree.map(jnp.copy, self._unpack(self._moving, self._still))
+
+    def snapshot(self) -> Callable[[], Any]:
+        """Take a copy of everything known now; what is returned gives it as NumPy's arrays, like
+        `state`, whenever it is called and in whichever thread.
+        """
+        packed = self._copy(self._moving, self._still)
+        return lambda: self._unpack(*jax.tree.map(np.asarray, packed))
 
     @state.setter
     def state(self, state: LearnerState | Watched) -> None:

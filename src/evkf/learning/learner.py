@@ -8,6 +8,7 @@ Paper: alg:evkf.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -247,6 +248,7 @@ class Learner(eqx.Module):
         masks: ArrayLike | None = None,
         us: ArrayLike | None = None,
         fresh: ArrayLike | None = None,
+        learns: ArrayLike | None = None,
     ) -> tuple[LearnerState, LearnTrace]:
         """Take in a recording bin by bin, and return the state to go on from.
 
@@ -256,11 +258,20 @@ class Learner(eqx.Module):
             masks: True where observed, (bins, channels), or (bins,) for whole bins.
             us: Inputs, (bins, inputs).
             fresh: True where a trial begins, (bins,). The first bin ever is one.
+            learns: True where `learn` has its turn, (bins,), as journals of live sessions tell;
+                without, in every bin.
         """
         model = state.model
         observed, seen = read_observations(model, ys, masks)
-        inputs = read_inputs(model, us, len(observed))
-        return _scan(self, state, observed, seen, inputs, read_fresh(fresh, len(observed)))
+        num = len(observed)
+        bins = observed, seen, read_inputs(model, us, num), read_fresh(fresh, num)
+        if learns is None:
+            return _scan(self, state, bins)
+        turns = np.asarray(learns)
+        if turns.dtype != bool or turns.shape != (num,):
+            what = f"turns of type {turns.dtype} and shape {turns.shape}"
+            raise InputError(what, "learns", f"pass {num} booleans, True where it learns")
+        return _scan_decided(self, state, bins, jnp.asarray(turns))
 
     def _gradient(self, state: LearnerState, drawn: Window) -> tuple[Replayed, Array]:
         learned, rest = split(state.free, self.parts)
@@ -321,11 +332,12 @@ class Learner(eqx.Module):
         beliefs = tree_where(sound, beliefs, drawn.bins.belief)
         state, sound = self._apply(state, grad, sound)
         state = state._replace(ring=refresh(state.ring, drawn, beliefs), steps=state.steps + 1)
-        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound)
+        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound, drawn.slots[:, 0])
 
     def _gather(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
         """Algorithm 1: the bin just seen, and a step with the mean gradient when one is due."""
-        (value, _), grad = self._gradient(state, newest(state.ring))
+        drawn = newest(state.ring)
+        (value, _), grad = self._gradient(state, drawn)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
         total = state.gradient + jnp.where(sound, grad, 0)
         state = state._replace(gradient=total)
@@ -336,18 +348,32 @@ class Learner(eqx.Module):
 
         due = state.ring.count % self.every == 0
         state = lax.cond(due, descend, lambda state: state, state)
-        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound)
+        return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound, drawn.slots[:, 0])
 
 
 @jax.jit
-def _scan(
-    learner: Learner, state: LearnerState, ys: Array, masks: Array, us: Array, fresh: Array
-) -> tuple[LearnerState, LearnTrace]:
-    def body(state: LearnerState, bins: tuple) -> tuple[LearnerState, LearnTrace]:
-        state, (info, learned) = learner.step(state, *bins)
+def _scan(learner: Learner, state: LearnerState, bins: tuple) -> tuple[LearnerState, LearnTrace]:
+    def body(state: LearnerState, bin: tuple) -> tuple[LearnerState, LearnTrace]:
+        state, (info, learned) = learner.step(state, *bin)
         return state, LearnTrace(state.filter.belief, info, learned)
 
-    return lax.scan(body, state, (ys, masks, us, fresh))
+    return lax.scan(body, state, bins)
+
+
+@jax.jit
+def _scan_decided(
+    learner: Learner, state: LearnerState, bins: tuple, learns: Bool[Array, " T"]
+) -> tuple[LearnerState, LearnTrace]:
+    def rest(state: LearnerState) -> tuple[LearnerState, LearnInfo]:
+        return state, no_step(state, learner.num_windows if learner.ring else 1)
+
+    def body(state: LearnerState, given: tuple) -> tuple[LearnerState, LearnTrace]:
+        bin, learn = given
+        state, info = learner.observe(state, *bin)
+        state, learned = lax.cond(learn, learner.learn, rest, state)
+        return state, LearnTrace(state.filter.belief, info, learned)
+
+    return lax.scan(body, state, (bins, learns))
 
 
 def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
@@ -356,10 +382,11 @@ def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
 
 
 def _rest(state: LearnerState, drawn: Window) -> tuple[LearnerState, LearnInfo]:
-    return state, no_step(state)
+    return state, no_step(state, len(drawn.slots))
 
 
-def no_step(state: LearnerState) -> LearnInfo:
+def no_step(state: LearnerState, num_windows: int) -> LearnInfo:
     """What is said of a bin in which no gradient step was due."""
-    dtype = state.gradient.dtype
-    return LearnInfo(jnp.asarray(jnp.nan, dtype), jnp.zeros((), dtype), jnp.asarray(False))
+    nan = jnp.asarray(jnp.nan, state.gradient.dtype)
+    nowhere = jnp.full(num_windows, -1, jnp.int32)
+    return LearnInfo(nan, jnp.zeros_like(nan), jnp.asarray(False), nowhere)

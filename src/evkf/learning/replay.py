@@ -103,7 +103,7 @@ def windows(
     phase = (step.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
     share = (np.arange(num, dtype=np.float32) + phase) / num
     starts = jnp.minimum((share * choices).astype(jnp.int32), choices - 1)
-    index = (first + starts[:, None] + jnp.arange(length + 1)) % size
+    index = (first + starts[:, None] + jnp.arange(length + 1, dtype=jnp.int32)) % size
     return _take(ring, index), ring.count - first > length
 
 

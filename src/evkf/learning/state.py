@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.filters import Info, State
@@ -60,11 +60,13 @@ class LearnInfo(NamedTuple):
             taken.
         grad_norm: Norm of its gradient before clipping.
         skipped: Whether loss or gradient were not finite, so that nothing was changed.
+        windows: Where in the ring the replayed windows begin; -1 where none was taken.
     """
 
     loss: Scalar
     grad_norm: Scalar
     skipped: Bool[Array, ""]
+    windows: Int[Array, " num"]
 
 
 class LearnTrace(NamedTuple):

@@ -1,0 +1,120 @@
+"""Bins of a recording sent at the pace of a rig, from a process of its own."""
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from evkf.live.answers import Ack, decode_answer
+from evkf.live.frames import Frame, encode, encode_end
+from evkf.live.pipes import PipeSender
+
+DRAIN_S = 15.0
+"""Seconds to wait for the last acknowledgement."""
+
+
+class Tape(NamedTuple):
+    """What is sent: the bins of a recording, over and over if more are asked for."""
+
+    counts: np.ndarray
+    """(bins, channels)."""
+    fresh: np.ndarray
+    """True where a trial begins, (bins,)."""
+    masks: np.ndarray | None = None
+    """True where observed, (bins, channels)."""
+    inputs: np.ndarray | None = None
+
+    def frame(self, seq: int) -> Frame:
+        """The bin of a number."""
+        at = seq % len(self.counts)
+        mask = None if self.masks is None or self.masks[at].all() else self.masks[at]
+        u = None if self.inputs is None else self.inputs[at]
+        return Frame(seq, self.counts[at], mask, u, bool(self.fresh[at]), time.monotonic_ns())
+
+
+class Sender(Protocol):
+    """Where frames go, and where answers come from."""
+
+    def send(self, data: bytes) -> None:
+        """Send a frame."""
+        ...
+
+    def read(self, timeout: float = 0.0) -> list[bytes]:
+        """Answers that are there."""
+        ...
+
+
+def pace(
+    sender: Sender,
+    tape: Tape,
+    period: float,
+    num: int | None,
+    first: int = 0,
+    change: Callable[[int, bytes], list[bytes]] = lambda seq, data: [data],
+) -> int:
+    """Send bins, one a period, then the end; the number of the last that was acknowledged.
+
+    Args:
+        sender: Where to.
+        tape: What.
+        period: Seconds from one to the next; 0 sends as fast as they are taken.
+        num: How many; None never ends.
+        first: Number of the first.
+        change: What is sent for a frame, such as nothing, or it twice.
+    """
+    begin, seq, acknowledged = time.perf_counter(), first, first - 1
+    while num is None or seq < first + num:
+        ahead = begin + (seq - first) * period - time.perf_counter() if period else 0.0
+        if ahead > 0:
+            time.sleep(ahead)
+        for data in change(seq, encode(tape.frame(seq))):
+            sender.send(data)
+        for answer in sender.read():
+            acknowledged = _heard(answer, acknowledged)
+        seq += 1
+    sender.send(encode_end(seq))
+    until = time.monotonic() + DRAIN_S
+    while acknowledged < seq - 1 and time.monotonic() < until:
+        for answer in sender.read(timeout=0.1):
+            acknowledged = _heard(answer, acknowledged)
+    return acknowledged
+
+
+def _heard(answer: bytes, acknowledged: int) -> int:
+    said = decode_answer(answer)
+    return max(acknowledged, said.seq) if isinstance(said, Ack) else acknowledged
+
+
+def _main(own: socket.socket, tape: Tape, *rest: Any) -> None:
+    sender = PipeSender(own)
+    try:
+        pace(sender, tape, *rest)
+    except (KeyboardInterrupt, ConnectionError):
+        # Whoever listens is gone, or an interrupt of the terminal ends both.
+        pass
+    finally:
+        sender.close()
+
+
+def start_feed(
+    own: socket.socket, tape: Tape, period: float, num: int | None, first: int = 0
+) -> BaseProcess:
+    """Pace a tape in a process of its own, which ends with this one.
+
+    Args:
+        own: End of a pair of sockets, which is handed over.
+        tape: What is sent.
+        period: Seconds from one bin to the next; 0 sends as fast as they are taken.
+        num: How many bins; None never ends.
+        first: Number of the first.
+    """
+    context = multiprocessing.get_context("spawn")
+    args = (own, tape, period, num, first)
+    process = context.Process(target=_main, args=args, name="evkf-feed", daemon=True)
+    process.start()
+    own.close()
+    return process

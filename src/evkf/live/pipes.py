@@ -1,0 +1,125 @@
+"""A source and a sender within one machine: a pair of sockets, for a rig in a process of its own."""
+
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from evkf.live.answers import Estimate
+
+ROOM = 1 << 22
+"""Bytes that may wait in a socket, if the system allows as much."""
+
+
+class PipeSource:
+    """Frames from the other end of a pair of sockets.
+
+    Args:
+        own: This end.
+
+    Example:
+        >>> own, other = pair()
+        >>> _ = other.send(b"a frame")
+        >>> source = PipeSource(own)
+        >>> source.receive(timeout=1.0, most=10)
+        [(None, b'a frame')]
+        >>> source.answer(None, b"an answer")
+        >>> other.recv(100)
+        b'an answer'
+        >>> other.close(); source.close()
+    """
+
+    answers = True
+
+    def __init__(self, own: socket.socket):
+        self._own = own
+        self._own.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(own, select.POLLIN)
+        self._open = True
+
+    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
+        """Messages that are there; waits for the first so many seconds."""
+        found: list[tuple[Any, bytes]] = []
+        if not self._poll.poll(timeout * 1000) or not self._open:
+            return found
+        while len(found) < most:
+            try:
+                data = self._own.recv(ROOM)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            if not data:
+                # The other end is gone: there will be nothing more to wait for.
+                self._open = False
+                self._poll.unregister(self._own)
+                break
+            found.append((None, data))
+        return found
+
+    def answer(self, peer: Any, data: bytes) -> None:
+        """Send something back; if there is no room for it, it is left out."""
+        try:
+            self._own.send(data)
+        except (BlockingIOError, ConnectionError):
+            pass
+
+    def close(self) -> None:
+        """Close this end."""
+        self._own.close()
+
+
+class PipeSender:
+    """The other end: sends frames, and reads what comes back.
+
+    Args:
+        own: This end.
+    """
+
+    def __init__(self, own: socket.socket):
+        self._own = own
+
+    def send(self, data: bytes) -> None:
+        """Send a frame; waits while there is no room."""
+        self._own.send(data)
+
+    def read(self, timeout: float = 0.0) -> list[bytes]:
+        """Answers that are there; waits for the first so many seconds."""
+        found = []
+        while select.select([self._own], [], [], 0 if found else timeout)[0]:
+            data = self._own.recv(ROOM)
+            if not data:
+                break
+            found.append(data)
+        return found
+
+    def close(self) -> None:
+        """Close this end."""
+        self._own.close()
+
+
+class Callback:
+    """A sink that calls a function with every estimate, in the thread of the session.
+
+    Args:
+        function: Should be quick: the session waits for it.
+    """
+
+    def __init__(self, function: Callable[[Estimate], Any]):
+        self._function = function
+
+    def publish(self, estimate: Estimate) -> None:
+        """Hand on an estimate."""
+        self._function(estimate)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that keep messages whole."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+    return ends

@@ -1,0 +1,185 @@
+"""What a session is made of, kept in its folder: given that, it can be built again."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from evkf.data.files import replacing
+from evkf.errors import InputError
+from evkf.learning import Learner
+from evkf.live.engine import Costs, Engine
+from evkf.live.journal import Policy
+from evkf.live.rig import rig_model, start_model
+from evkf.live.session import Settings
+from evkf.model import Model
+from evkf.units import UnitModel
+
+PLAN, MODEL = "session.json", "model.safetensors"
+JOURNAL, CHECKPOINTS, LOG = "journal", "checkpoints", "session.log"
+"""Names in the folder of a session."""
+
+LEAST_WINDOWS, LEAST_WINDOW = 2, 4
+"""A gradient step is made no smaller than that to fit into a bin."""
+
+FITS = 0.5
+"""Share of a bin that a gradient step should take at most."""
+
+
+class Plan(NamedTuple):
+    """How a session is built and run; all of it plain values.
+
+    Attributes:
+        source: "rig", "replay" or "zeromq".
+        bin_width: Seconds.
+        latents: Of the rig.
+        channels: Of the rig.
+        seed: Of everything random.
+        modelled: Whether the folder holds a model that `evkf fit` wrote.
+        learn: Whether it learns.
+        num_windows: Windows of a gradient step; 0 leaves the choice to the model's learner.
+        window: Bins of each.
+        policy: What "durable" means.
+        reorder: A missing bin is given up when one so many ahead is there.
+        patience: Seconds after which it is given up in any case.
+        checkpoint_every: Seconds.
+    """
+
+    source: str
+    bin_width: float
+    latents: int = 2
+    channels: int = 100
+    seed: int = 0
+    modelled: bool = False
+    learn: bool = True
+    num_windows: int = 0
+    window: int = 0
+    policy: Policy = "process-crash"
+    reorder: int = 8
+    patience: float = 0.1
+    checkpoint_every: float = 5.0
+
+    @property
+    def settings(self) -> Settings:
+        """For the session."""
+        return Settings(
+            self.bin_width,
+            window=self.reorder,
+            patience=self.patience,
+            learn=self.learn,
+            checkpoint_every=self.checkpoint_every,
+        )
+
+    def write(self, folder: Path) -> None:
+        """Put it into a folder."""
+        with replacing(folder / PLAN, overwrite=True) as part:
+            part.write_text(json.dumps(self._asdict(), indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> "Plan":
+        """Of the session in a folder."""
+        path = folder / PLAN
+        try:
+            return Plan(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            remedy = "name the folder that `evkf live` wrote"
+            raise InputError("no session", str(folder), remedy) from None
+        except (ValueError, TypeError) as error:
+            remedy = "restore it from a copy"
+            raise InputError(f"not a plan of a session: {error}", str(path), remedy) from error
+
+
+class Parts(NamedTuple):
+    """What an engine is built from."""
+
+    learner: Learner
+    model: Model
+    counts: bool
+    """Whether observations are counts."""
+    units: Sequence[str]
+
+
+def parts(plan: Plan, folder: Path) -> Parts:
+    """Build what a plan tells of."""
+    if plan.modelled:
+        unit = UnitModel.load(folder / MODEL)
+        assert unit.estimator is not None
+        learner, model, counts = unit.estimator.learner_, unit.model, not unit.signals
+        units = unit.units
+    else:
+        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
+        learner, model, counts = Learner(), start_model(true, plan.seed), True
+        units = tuple(str(i) for i in range(plan.channels))
+    if plan.num_windows:
+        learner = resized(learner, plan.num_windows, plan.window)
+    return Parts(learner, model, counts, units)
+
+
+def resized(learner: Learner, num_windows: int, window: int) -> Learner:
+    """A learner with other windows."""
+    return Learner(
+        filter=learner.filter,
+        loss=learner.loss,
+        parts=learner.parts,
+        optimiser=learner.optimiser,
+        ring=learner.ring,
+        num_windows=num_windows,
+        window=window,
+        every=learner.every,
+        steps=learner.steps,
+        average=learner.average,
+        min_std=learner.min_std,
+    )
+
+
+def build(plan: Plan, made: Parts) -> Engine:
+    """The engine of a session, before its first bin."""
+    return Engine(made.learner, made.model, jax.random.key(plan.seed))
+
+
+def fitted(plan: Plan, folder: Path) -> tuple[Plan, Engine, Costs]:
+    """A plan whose gradient steps fit into a bin, if need be smaller ones; its engine, rehearsed."""
+    made = parts(plan, folder)
+    while True:
+        engine = build(plan, made)
+        costs = engine.rehearse()
+        num, window = made.learner.num_windows, made.learner.window
+        least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
+        if not plan.learn or costs.learn <= FITS * plan.bin_width or least or not made.learner.ring:
+            return plan, engine, costs
+        plan = plan._replace(
+            num_windows=max(num // 2, LEAST_WINDOWS), window=max(window // 2, LEAST_WINDOW)
+        )
+        made = parts(plan, folder)
+
+
+def new_folder(folder: Path) -> Path:
+    """Make the folder of a session; refuse one that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "there is something already"
+        raise InputError(what, str(folder), "name another folder, or `evkf resume` the session")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise InputError("a folder that cannot be written to", str(folder), "name another")
+    return folder
+
+
+def keep_model(file: Path, folder: Path) -> None:
+    """Copy a model into the folder of a session."""
+    with replacing(folder / MODEL, overwrite=False) as part:
+        shutil.copyfile(file, part)
+
+
+def describe(plan: Plan, engine: Engine, costs: Costs) -> dict[str, Any]:
+    """What a process that takes up a session writes into its journal first."""
+    return {
+        "plan": plan._asdict(),
+        "channels": engine.num_channels,
+        "latents": engine.num_latents,
+        "dtype": engine.dtype.name,
+        "costs": costs._asdict(),
+    }

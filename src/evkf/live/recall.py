@@ -1,0 +1,122 @@
+"""A session computed again from its journal: to go on after a crash, or to see that it agrees."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from evkf.live.engine import Engine, Latent
+from evkf.live.frames import Decoder, Frame
+from evkf.live.records import Bin, Kind, Learning, Lost, Step, decode
+from evkf.live.segments import HOLE, Record
+
+SHOWN = 10
+"""Disagreements that are told of."""
+
+
+class Agreement(NamedTuple):
+    """How what was computed again compares with what the journal says."""
+
+    bins: int
+    lost: int
+    learned: int
+    compared: int
+    """Bins whose result the journal holds."""
+    differ: tuple[str, ...]
+    """The first that are not the same to the last bit."""
+    holes: int
+    """Records that could not be kept."""
+
+
+class Player:
+    """Takes records of a journal in their order, and does again what they tell of.
+
+    Args:
+        engine: At the state that the first record found.
+        counts: Whether observations are counts.
+        next: Number of the bin that was due then.
+
+    Attributes:
+        next: Number of the bin that is due.
+        latent: The last.
+        ended: Whether the stream has ended.
+    """
+
+    def __init__(self, engine: Engine, counts: bool, next: int):
+        self.engine, self.next, self.ended = engine, next, False
+        self.latent: Latent | None = None
+        self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
+        self._fresh = False
+        self._bins = self._lost = self._learned = self._compared = self._holes = 0
+        self._differ: list[str] = []
+
+    def play(self, records: Iterable[Record]) -> None:
+        """Take records."""
+        for record in records:
+            if record.kind == HOLE:
+                self._holes += 1
+                continue
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        kind = record.kind
+        if kind == Kind.BIN:
+            self._observe(decode(kind, record.payload))
+        elif kind == Kind.LOST:
+            lost: Lost = decode(kind, record.payload)
+            for seq in range(lost.first, lost.first + lost.num):
+                self._pass_over(seq)
+        elif kind == Kind.STEP:
+            self._compare(decode(kind, record.payload))
+        elif kind == Kind.LEARN:
+            self._learn(decode(kind, record.payload))
+        elif kind == Kind.RESTART:
+            self.next, self._fresh = decode(kind, record.payload)["seq"], True
+        elif kind == Kind.END:
+            self.ended = True
+
+    def _observe(self, bin: Bin) -> None:
+        frame = self._decoder.decode(bin.frame)
+        assert isinstance(frame, Frame)
+        # Only a hole in the journal leaves bins out; what they held is not known.
+        while self.next < frame.seq:
+            self._pass_over(self.next)
+        fresh = frame.fresh or self._fresh
+        self.latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
+        self.next, self._fresh = frame.seq + 1, False
+        self._bins += 1
+
+    def _pass_over(self, seq: int) -> None:
+        self.latent = self.engine.bridge()
+        self.next = seq + 1
+        self._bins += 1
+        self._lost += 1
+
+    def _compare(self, said: Step) -> None:
+        self._compared += 1
+        found = None if self.latent is None else Step.of(self.next - 1, self.latent)
+        if found is None or found.encode() != said.encode():
+            self._tell(f"bin {said.seq}: {_what(found, said)}")
+
+    def _learn(self, said: Learning) -> None:
+        found = self.engine.learn()
+        self._learned += 1
+        again = Learning(self.engine.bins, found, said.key)
+        if again.encode() != said.encode():
+            self._tell(f"learning after {said.bin} bins: other steps or windows")
+
+    def _tell(self, words: str) -> None:
+        if len(self._differ) < SHOWN:
+            self._differ.append(words)
+
+    @property
+    def agreement(self) -> Agreement:
+        """How all that was taken compares."""
+        counts = self._bins, self._lost, self._learned, self._compared
+        return Agreement(*counts, tuple(self._differ), self._holes)
+
+
+def _what(found: Step | None, said: Step) -> str:
+    if found is None or found.seq != said.seq:
+        return "not the bin that is due"
+    if found.mean.tobytes() != said.mean.tobytes():
+        return f"mean {found.mean}, not {said.mean}"
+    return "another variance, covariance, rate or bound"

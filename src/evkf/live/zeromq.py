@@ -1,0 +1,232 @@
+"""ZeroMQ: frames in through a ROUTER, estimates out through a PUB, and the sender's side of it.
+
+Frames from a DEALER are answered. Nothing here waits for a peer: to one that does not read,
+answers and estimates are left out.
+"""
+
+import time
+from typing import Any
+
+from evkf.errors import InputError
+from evkf.live.answers import Ack, Estimate, Refusal, decode_answer
+from evkf.live.frames import Frame, encode, encode_end
+
+try:
+    import zmq
+except ImportError as error:
+    raise ImportError('ZeroMQ needs pyzmq: pip install "evkf[live]"') from error
+
+HIGH_WATER, LARGEST = 4096, 1 << 24
+"""Messages that may wait in a socket, and bytes of one; a peer that sends more is cut off."""
+
+RESEND_S = 2.0
+"""After so long without an acknowledgement, what was not acknowledged is sent again."""
+
+
+class ZmqSource:
+    """Frames from any number of senders.
+
+    Args:
+        address: To bind, such as tcp://127.0.0.1:5555; port 0 takes a free one.
+
+    Attributes:
+        address: Where it is bound.
+    """
+
+    answers = True
+
+    def __init__(self, address: str):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self.address = _bind(self._context, self._socket, address)
+
+    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
+        """Messages that are there, each with who sent it; waits for the first so many seconds."""
+        found: list[tuple[Any, bytes]] = []
+        if not self._socket.poll(max(timeout * 1000, 0)):
+            return found
+        while len(found) < most:
+            try:
+                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            # A frame is one part; of anything else the decoder says what is wrong.
+            found.append((peer, parts[-1] if len(parts) == 1 else b"".join(parts)))
+        return found
+
+    def answer(self, peer: Any, data: bytes) -> None:
+        """Send something back; to a peer that is gone or does not read, it is left out."""
+        if peer is None:
+            return
+        try:
+            self._socket.send_multipart([peer, data], zmq.NOBLOCK)
+        except (zmq.Again, zmq.ZMQError):
+            pass
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._context.term()
+
+
+class ZmqSink:
+    """Estimates for any number of subscribers; one that is slow misses some.
+
+    Args:
+        address: To bind; port 0 takes a free one.
+
+    Attributes:
+        address: Where it is bound.
+    """
+
+    def __init__(self, address: str):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self.address = _bind(self._context, self._socket, address)
+
+    def publish(self, estimate: Estimate) -> None:
+        """Send an estimate."""
+        self._socket.send(estimate.encode(), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._context.term()
+
+
+class ZmqSender:
+    """A rig's side: sends bins, keeps them until they are acknowledged, and sends them again.
+
+    Args:
+        address: Of a session's source.
+        keep: Bins that are kept at most; `send` waits when so many are not acknowledged.
+        name: Under which the session knows the sender.
+
+    Attributes:
+        acknowledged: Number of the last bin that is durable; -1 if there is none.
+        refusals: Frames that were refused, the last thousand.
+
+    Example:
+        >>> source = ZmqSource("tcp://127.0.0.1:0")
+        >>> sender = ZmqSender(source.address)
+        >>> sender.send(Frame(0, np.array([1, 0, 2], np.uint8)))
+        >>> [(peer, data)] = source.receive(timeout=5.0, most=10)
+        >>> source.answer(peer, Ack(0).encode())
+        >>> sender.read(timeout=5.0)
+        [Ack(seq=0)]
+        >>> sender.unacknowledged
+        0
+        >>> sender.close(); source.close()
+    """
+
+    def __init__(self, address: str, keep: int = 100_000, name: bytes | None = None):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        if name is not None:
+            self._socket.setsockopt(zmq.IDENTITY, name)
+        self._socket.connect(address)
+        self._kept: dict[int, bytes] = {}
+        self._keep, self._heard = keep, time.monotonic()
+        self.acknowledged, self.refusals = -1, []
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bins that were sent and are not known to be durable."""
+        return len(self._kept)
+
+    def send(self, frame: Frame) -> None:
+        """Send a bin."""
+        data = encode(frame)
+        while len(self._kept) >= self._keep:
+            self.read(timeout=0.1)
+        if not self._kept:
+            self._heard = time.monotonic()
+        self._kept[frame.seq] = data
+        self._socket.send(data)
+
+    def send_raw(self, data: bytes) -> None:
+        """Send anything, once."""
+        self._socket.send(data)
+
+    def end(self, seq: int, timeout: float = 10.0) -> bool:
+        """Say that no bin follows, and wait; whether all were acknowledged."""
+        self._socket.send(encode_end(seq))
+        until = time.monotonic() + timeout
+        while self._kept and time.monotonic() < until:
+            self.read(timeout=0.05)
+        return not self._kept
+
+    def read(self, timeout: float = 0.0) -> list[Ack | Refusal | Estimate]:
+        """Answers that are there; waits for the first so many seconds."""
+        found = []
+        while self._socket.poll(0 if found else timeout * 1000):
+            answer = decode_answer(self._socket.recv())
+            found.append(answer)
+            self._heed(answer)
+        if self._kept and time.monotonic() - self._heard > RESEND_S:
+            self._heard = time.monotonic()
+            for data in list(self._kept.values())[:HIGH_WATER]:
+                self._socket.send(data)
+        return found
+
+    def _heed(self, answer: Ack | Refusal | Estimate) -> None:
+        if isinstance(answer, Ack):
+            self._heard = time.monotonic()
+            self.acknowledged = max(self.acknowledged, answer.seq)
+            while self._kept and (first := next(iter(self._kept))) <= answer.seq:
+                del self._kept[first]
+        elif isinstance(answer, Refusal):
+            self.refusals = [*self.refusals[-999:], answer]
+            if answer.seq is not None:
+                self._kept.pop(answer.seq, None)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._context.term()
+
+
+class ZmqReader:
+    """A subscriber's side: estimates as they are published.
+
+    Args:
+        address: Of a session's sink.
+    """
+
+    def __init__(self, address: str):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(address)
+
+    def read(self, timeout: float = 0.0) -> list[Estimate]:
+        """Estimates that are there; waits for the first so many seconds."""
+        found = []
+        while self._socket.poll(0 if found else timeout * 1000):
+            found.append(Estimate.decode(self._socket.recv()))
+        return found
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+def _bind(context: Any, socket: Any, address: str) -> str:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        context.term()
+        remedy = "name a free one, such as tcp://127.0.0.1:5555"
+        raise InputError(f"cannot bind {address!r}: {error}", "address", remedy) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,0 +1,229 @@
+"""Sessions: what comes out for what goes in, and what is left in the folder."""
+
+import errno
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from evkf.live.answers import Ack, Refusal, Told, decode_answer
+from evkf.live.engine import Costs, Engine
+from evkf.live.frames import Frame, encode, encode_end
+from evkf.live.plan import Plan, build, parts, resized
+from evkf.live.recall import Agreement
+from evkf.live.rig import rig_counts, rig_model
+from evkf.live.run import open_session, recall, replay
+from evkf.live.session import Phase, Session
+from tests.live.disks import ForgetfulDisk
+
+N, BINS = 12, 150
+PLAN = Plan("zeromq", 0.01, latents=2, channels=N, num_windows=2, window=4)
+COSTS = Costs(1e-4, 1e-4, 1e-4, 1e-4, 1.0)
+
+
+class Given:
+    """A source that hands on what it is told to, and keeps the answers."""
+
+    answers = True
+
+    def __init__(self, *turns: list[bytes]):
+        self.turns, self.heard, self.closed = list(turns), [], False
+
+    def receive(self, timeout: float, most: int) -> list:
+        if not self.turns:
+            time.sleep(timeout)
+            return []
+        return [("rig", data) for data in self.turns.pop(0)]
+
+    def answer(self, peer: object, data: bytes) -> None:
+        self.heard.append(decode_answer(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Kept(list):
+    """A sink that keeps estimates."""
+
+    publish = list.append
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def counts() -> np.ndarray:
+    return rig_counts(rig_model(2, N, 0.01), BINS)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return build(PLAN, parts(PLAN, Path()))
+
+
+@pytest.fixture(scope="module")
+def start(engine: Engine) -> object:
+    return engine.state
+
+
+def frames(counts: np.ndarray, *seqs: int) -> list[bytes]:
+    return [encode(Frame(seq, counts[seq])) for seq in seqs]
+
+
+def opened(folder: Path, engine: Engine, source: Given, sink: Kept, **more: object) -> Session:
+    PLAN.write(folder)
+    return open_session(folder, PLAN, engine, COSTS, True, source, [sink], log=None, **more)
+
+
+def run(folder: Path, engine: Engine, start: object, *turns: list[bytes]) -> tuple:
+    engine.state = start
+    source, sink = Given(*turns), Kept()
+    report = opened(folder, engine, source, sink).run()
+    return report, source, sink
+
+
+def again(folder: Path, engine: Engine, start: object) -> Agreement:
+    """How the session in a folder compares when it is computed again."""
+    engine.state = start
+    return recall(folder, engine, True, whole=True).agreement
+
+
+def test_bins_in_latents_out(tmp_path: Path, engine: Engine, start: object, counts: np.ndarray):
+    turns = [frames(counts, seq) for seq in range(BINS)]
+    report, source, sink = run(tmp_path, engine, start, *turns, [encode_end(BINS)])
+    assert [said.seq for said in sink] == list(range(BINS))
+    assert report.phase == Phase.CLOSED
+    assert report.counters.delivered == BINS
+    assert report.acknowledged == BINS - 1
+    assert source.heard[-1] == Ack(BINS - 1)
+    assert source.closed
+    assert report.learned > BINS / 2
+    # What was published is the scan with learning where the journal says so.
+    found = replay(tmp_path)
+    assert found.bins == found.compared == BINS
+    assert found.learned == report.learned
+    assert found.differ == ()
+
+
+def test_is_the_scan_of_the_learner(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    turns = [frames(counts, seq) for seq in range(BINS)]
+    _, _, sink = run(tmp_path, engine, start, *turns, [encode_end(BINS)])
+    learned = [Told.LEARNED in said.flags for said in [*sink[1:], sink[-1]]]
+    learned[-1] = True
+    made = parts(PLAN, tmp_path)
+    begin = made.learner.init(made.model, jax.random.key(PLAN.seed))
+    _, trace = made.learner.scan(begin, counts.astype(float), learns=np.array(learned))
+    np.testing.assert_array_equal([said.mean for said in sink], trace.belief.mean)
+    np.testing.assert_array_equal([said.cov for said in sink], trace.belief.cov)
+
+
+def test_lost_doubled_and_disordered_bins(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    order = [0, 1, 2, 4, 3, 5, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 2, 7, 17]
+    turns = [frames(counts, seq) for seq in order]
+    report, _, sink = run(tmp_path, engine, start, *turns, [encode_end(20)])
+    assert [said.seq for said in sink] == list(range(20))
+    bridged = [said.seq for said in sink if Told.BRIDGED in said.flags]
+    assert bridged == [7, 18, 19]
+    assert report.counters[2:6] == (2, 1, 1, 3)  # duplicates, late, reordered, lost
+    assert again(tmp_path, engine, start).differ == ()
+
+
+def test_refused_frames_are_told_of_and_passed_over(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    bad = encode(Frame(3, counts[3].astype(float) - 5))
+    turns = [*(frames(counts, seq) for seq in range(3)), [bad], [b"nonsense"], frames(counts, 4)]
+    report, source, sink = run(tmp_path, engine, start, *turns, [encode_end(5)])
+    refusals = [said for said in source.heard if isinstance(said, Refusal)]
+    assert [(said.code, said.seq) for said in refusals] == [("negative", 3), ("too_short", None)]
+    assert report.refused == 2
+    assert [Told.BRIDGED in said.flags for said in sink] == [False, False, False, True, False]
+
+
+def test_a_jump_is_followed_when_it_is_confirmed(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    far = [encode(Frame(seq, counts[seq % BINS])) for seq in range(10**6, 10**6 + 4)]
+    turns = [*(frames(counts, seq) for seq in range(3)), *([data] for data in far)]
+    report, source, sink = run(tmp_path, engine, start, *turns, [encode_end(10**6 + 4)])
+    assert [said.seq for said in sink] == [0, 1, 2, *range(10**6 + 1, 10**6 + 4)]
+    assert [said.code for said in source.heard if isinstance(said, Refusal)] == ["jump"]
+    assert report.counters.restarts == 1
+    assert again(tmp_path, engine, start).differ == ()
+
+
+def test_goes_on_after_an_interruption(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    sink, source = Kept(), Given(*(frames(counts, seq) for seq in range(60)))
+    session = opened(tmp_path, engine, source, sink)
+    for _ in range(60):
+        session.turn()
+    # As when the process is killed: nothing is closed, and another takes up the folder.
+    session.journal.wait(session.journal.position, timeout=10)
+    session.journal.close()
+    after, whole = engine.state, list(sink)
+    engine.state = start
+    player = recall(tmp_path, engine, True)
+    assert player.next == 60
+    jax.tree.map(np.testing.assert_array_equal, engine.state, after)
+    second, more = Given(*(frames(counts, seq) for seq in range(50, BINS))), Kept()
+    second.turns.append([encode_end(BINS)])
+    session = opened(tmp_path, engine, second, more, player=player)
+    report = session.run()
+    assert more[0].seq == 59
+    np.testing.assert_array_equal(more[0].mean, whole[-1].mean)
+    assert [said.seq for said in more[1:]] == list(range(60, BINS))
+    assert report.counters.duplicates == 10
+    found = again(tmp_path, engine, start)
+    assert found.bins == BINS
+    assert found.differ == ()
+
+
+def test_a_disk_that_refuses(tmp_path: Path, engine: Engine, start: object, counts: np.ndarray):
+    engine.state = start
+    disk, source, sink, lines = ForgetfulDisk(), Given(), Kept(), []
+    PLAN.write(tmp_path)
+    session = open_session(
+        tmp_path, PLAN, engine, COSTS, True, source, [sink], log=lines.append, disk=disk
+    )
+    session._enter(Phase.READY, "")
+
+    def give(*seqs: int) -> None:
+        source.turns.extend(frames(counts, seq) for seq in seqs)
+        for _ in seqs:
+            session.turn()
+
+    def until(condition: object) -> None:
+        end = time.monotonic() + 10
+        while not condition() and time.monotonic() < end:
+            session.turn()
+        assert condition()
+
+    give(*range(10))
+    until(lambda: Ack(9) in source.heard)
+    disk.refuse = lambda call: errno.ENOSPC if call == "write" else None
+    give(*range(10, 20))
+    until(lambda: session.phase == Phase.DEGRADED)
+    assert "ENOSPC" in session.why
+    give(*range(20, 30))
+    assert [said.seq for said in sink] == list(range(30))
+    assert source.heard[-1] == Ack(9)
+    disk.refuse = lambda call: None
+    until(lambda: session.phase == Phase.READY)
+    until(lambda: Ack(29) in source.heard)
+    session.close()
+    assert sum("degraded" in line for line in lines) == 2
+
+
+def test_the_learner_of_a_plan_can_be_made_smaller():
+    learner = parts(PLAN, Path()).learner
+    assert (learner.num_windows, learner.window) == (2, 4)
+    assert resized(learner, 8, 10).optimiser is learner.optimiser
