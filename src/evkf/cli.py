@@ -18,8 +18,11 @@ import typer
 import evkf
 from evkf.commands.bench import bench
 from evkf.commands.demo import run_demo
+from evkf.commands.doctor import doctor
 from evkf.commands.filter import run_filter
 from evkf.commands.fit import fit
+from evkf.commands.journal import export, replay
+from evkf.commands.live import live, resume
 from evkf.commands.plot import plot
 from evkf.commands.reaching import reaching
 from evkf.commands.recording import data, info, simulate
@@ -50,6 +53,8 @@ Examples:
   evkf info day1.nwb                 what is in a recording
   evkf fit day1.nwb --out m.safetensors
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
+  evkf live                          a live session, on a simulated rig
+  evkf doctor                        whether this machine can hold a rate of bins
   evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
@@ -68,7 +73,9 @@ for name in EXPERIMENTS:
     reproduce_app.command(name)(reproduction(name))
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
-for command in (run_demo, info, simulate, fit, run_filter, score, plot, data, bench):
+recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
+sessions = (live, resume, replay, export, doctor)
+for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 
 

@@ -64,7 +64,7 @@ class ForgetfulDisk(Disk):
         with self._mutex:
             self._call("write", lambda: os.write(handle, part))
             # Now and then not all at once, as a kernel may.
-            return os.write(handle, data if self._rng.random() < 0.9 or not part else part)
+            return os.write(handle, data if len(data) < 20 or self._rng.random() < 0.9 else part)
 
     def sync(self, handle: int) -> None:
         file = self._open[handle]

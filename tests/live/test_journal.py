@@ -56,6 +56,31 @@ def failing(*calls, error=errno.EIO):
     return lambda call: error if call in calls else None
 
 
+def test_the_forgetful_disk_forgets(tmp_path):
+    """Else the tests with it would show nothing."""
+    left = set()
+    for seed in range(20):
+        disk, path = ForgetfulDisk(seed), tmp_path / f"{seed}"
+        handle = disk.open_append(path)
+        disk.write(handle, b"ab")
+        disk.sync(handle)
+        if seed % 2:
+            disk.sync_folder(tmp_path)
+        disk.refuse = failing("sync")
+        disk.write(handle, b"cd")
+        with pytest.raises(OSError, match="error"):
+            disk.sync(handle)
+        disk.refuse = failing()
+        disk.sync(handle)
+        disk.write(handle, b"e")
+        disk.cut()
+        with pytest.raises(OSError, match="power is off"):
+            disk.write(handle, b"f")
+        disk.close(handle)
+        left.add((seed % 2, path.read_bytes() if path.exists() else None))
+    assert left == {(i, b"ab\0\0" + e) for i in (0, 1) for e in (b"", b"e")} | {(0, None)}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_records_come_back_over_many_openings(tmp_path, policy):
     folder = tmp_path / "new" / "journal"
@@ -163,6 +188,12 @@ def test_what_a_failed_sync_left_is_written_anew(tmp_path):
     assert check(read(tmp_path)) == 6
 
 
+def moody(seed, share):
+    """Refuse a share of the calls."""
+    rng, errors = np.random.default_rng(seed), [errno.ENOSPC, errno.EIO, errno.EROFS]
+    return lambda call: int(rng.choice(errors)) if rng.random() < share else None
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_what_was_durable_survives_a_loss_of_power_at_any_call(tmp_path, seed):
     rng = np.random.default_rng(seed)
@@ -173,11 +204,7 @@ def test_what_was_durable_survives_a_loss_of_power_at_any_call(tmp_path, seed):
         assert journal.position >= kept
         first = journal.position
         disk.cut_at = disk.calls + int(rng.integers(1, 60))
-        share, mood = rng.choice([0.0, 0.0, 0.3]), np.random.default_rng(seed)
-        errors = [errno.ENOSPC, errno.EIO, errno.EROFS]
-        disk.refuse = lambda _, share=share, mood=mood: (
-            int(mood.choice(errors)) if mood.random() < share else None
-        )
+        disk.refuse = moody(seed, rng.choice([0.0, 0.0, 0.3]))
         for _ in range(40):
             fill(journal, int(rng.integers(1, 8)))
             if rng.random() < 0.7:

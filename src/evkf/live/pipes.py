@@ -1,5 +1,6 @@
-"""A source and a sender within one machine: a pair of sockets, for a rig in a process of its own."""
+"""A source and a sender on one machine: a pair of sockets, for a rig in its own process."""
 
+import contextlib
 import select
 import socket
 from collections.abc import Callable
@@ -60,10 +61,8 @@ class PipeSource:
 
     def answer(self, peer: Any, data: bytes) -> None:
         """Send something back; if there is no room for it, it is left out."""
-        try:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
             self._own.send(data)
-        except (BlockingIOError, ConnectionError):
-            pass
 
     def close(self) -> None:
         """Close this end."""

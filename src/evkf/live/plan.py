@@ -47,6 +47,11 @@ class Plan(NamedTuple):
         reorder: A missing bin is given up when one so many ahead is there.
         patience: Seconds after which it is given up in any case.
         checkpoint_every: Seconds.
+        recording: File that is replayed.
+        speed: How many times faster than it was recorded, or than the rig; 0 is as fast as can be.
+        bins: How many bins the rig or the replay send; None never ends.
+        address: That frames come to.
+        publish: Address that estimates are published at, if they are.
     """
 
     source: str
@@ -62,12 +67,22 @@ class Plan(NamedTuple):
     reorder: int = 8
     patience: float = 0.1
     checkpoint_every: float = 5.0
+    recording: str | None = None
+    speed: float = 1.0
+    bins: int | None = None
+    address: str | None = None
+    publish: str | None = None
+
+    @property
+    def period(self) -> float:
+        """Seconds from one bin to the next, by the clock on the wall."""
+        return self.bin_width / self.speed if self.speed else 0.0
 
     @property
     def settings(self) -> Settings:
         """For the session."""
         return Settings(
-            self.bin_width,
+            self.period,
             window=self.reorder,
             patience=self.patience,
             learn=self.learn,
@@ -142,14 +157,14 @@ def build(plan: Plan, made: Parts) -> Engine:
 
 
 def fitted(plan: Plan, folder: Path) -> tuple[Plan, Engine, Costs]:
-    """A plan whose gradient steps fit into a bin, if need be smaller ones; its engine, rehearsed."""
+    """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed."""
     made = parts(plan, folder)
     while True:
         engine = build(plan, made)
         costs = engine.rehearse()
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
-        if not plan.learn or costs.learn <= FITS * plan.bin_width or least or not made.learner.ring:
+        if not plan.learn or costs.learn <= FITS * plan.period or least or not made.learner.ring:
             return plan, engine, costs
         plan = plan._replace(
             num_windows=max(num // 2, LEAST_WINDOWS), window=max(window // 2, LEAST_WINDOW)

@@ -1,12 +1,14 @@
 """A session computed again from its journal: to go on after a crash, or to see that it agrees."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from evkf.live.engine import Engine, Latent
 from evkf.live.frames import Decoder, Frame
 from evkf.live.records import Bin, Kind, Learning, Lost, Step, decode
 from evkf.live.segments import HOLE, Record
+
+Keep = Callable[[int, Frame | None, Latent], None]
 
 SHOWN = 10
 """Disagreements that are told of."""
@@ -33,6 +35,7 @@ class Player:
         engine: At the state that the first record found.
         counts: Whether observations are counts.
         next: Number of the bin that was due then.
+        keep: Told of every bin: its number, its frame if it was not lost, and what came of it.
 
     Attributes:
         next: Number of the bin that is due.
@@ -40,11 +43,11 @@ class Player:
         ended: Whether the stream has ended.
     """
 
-    def __init__(self, engine: Engine, counts: bool, next: int):
+    def __init__(self, engine: Engine, counts: bool, next: int = 0, keep: Keep | None = None):
         self.engine, self.next, self.ended = engine, next, False
         self.latent: Latent | None = None
         self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
-        self._fresh = False
+        self._fresh, self._keep = False, keep
         self._bins = self._lost = self._learned = self._compared = self._holes = 0
         self._differ: list[str] = []
 
@@ -80,15 +83,19 @@ class Player:
         while self.next < frame.seq:
             self._pass_over(self.next)
         fresh = frame.fresh or self._fresh
-        self.latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
-        self.next, self._fresh = frame.seq + 1, False
-        self._bins += 1
+        latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
+        self._fresh = False
+        self._done(frame.seq, frame._replace(fresh=fresh), latent)
 
     def _pass_over(self, seq: int) -> None:
-        self.latent = self.engine.bridge()
-        self.next = seq + 1
-        self._bins += 1
         self._lost += 1
+        self._done(seq, None, self.engine.bridge())
+
+    def _done(self, seq: int, frame: Frame | None, latent: Latent) -> None:
+        self.latent, self.next = latent, seq + 1
+        self._bins += 1
+        if self._keep is not None:
+            self._keep(seq, frame, latent)
 
     def _compare(self, said: Step) -> None:
         self._compared += 1

@@ -124,7 +124,8 @@ def read(folder: Path, disk: Disk = DISK, first: int = 0) -> Iterator[Record]:
     Args:
         folder: Where the segments are.
         disk: To use.
-        first: Position to begin at; segments before it are not looked into.
+        first: Position to begin at, or the hole that it is in; segments before it are not looked
+            into.
 
     Raises:
         JournalError: Something else than the end is damaged: a bad frame in an earlier segment,
@@ -138,7 +139,10 @@ def read(folder: Path, disk: Disk = DISK, first: int = 0) -> Iterator[Record]:
         ...     list(read(Path(name)))
         [Record(position=0, kind=8, payload=b'a')]
     """
-    return (record for record in _Scan(folder, disk, first) if record.position >= first)
+    for record in _Scan(folder, disk, first):
+        last = hole(record).stop - 1 if record.kind == HOLE else record.position
+        if last >= first:
+            yield record
 
 
 class Found(NamedTuple):
@@ -209,7 +213,7 @@ class _Scan:
     """The records of a folder and, when all were read, where they end."""
 
     def __init__(self, folder: Path, disk: Disk, begin: int = 0):
-        self._folder, self._disk, self._begin = folder, disk, begin
+        self._folder, self._disk = folder, disk
         self.segments: list[_Segment] = []
         self.headless: list[Path] = []
         """Segments at the end that were only about to be begun."""
@@ -219,6 +223,8 @@ class _Scan:
             if before.session != after.session:
                 path = segment_path(folder, after.number)
                 raise JournalError("segment of another session", path, 0)
+        before = sum(segment.first <= begin for segment in self.segments) - 1
+        self.segments = self.segments[max(before, 0) :]
         self.position = self.segments[0].first if self.segments else 0
         self.length = self.torn = 0
         """Bytes of the last segment that are whole, and that follow them."""

@@ -87,7 +87,8 @@ class Settings(NamedTuple):
     """How a session is run.
 
     Attributes:
-        bin_width: Seconds from one bin to the next.
+        period: Seconds from one bin to the next; 0 if they come as fast as they are taken, which
+            leaves no time to learn.
         window: A missing bin is given up when one so many ahead is there.
         patience: Seconds after which it is given up in any case.
         learn: Whether it learns.
@@ -95,7 +96,7 @@ class Settings(NamedTuple):
         checkpoint_every: Seconds between checkpoints.
     """
 
-    bin_width: float
+    period: float
     window: int = 8
     patience: float = 0.1
     learn: bool = True
@@ -165,7 +166,8 @@ class Session:
         self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
         self._order = Order(settings.window, first, int(settings.patience * 1e9))
         self.phase, self.why = Phase.STARTING, ""
-        self._period = int(settings.bin_width * 1e9)
+        self._period = int(settings.period * 1e9)
+        self._save_ns = int(settings.checkpoint_every * 1e9)
         self._budget = Budget([int(costs.learn * 1e9)] * 99 + [int(costs.learn_p99 * 1e9)])
         self._tidying = Budget([int(costs.learn * 1e9)])
         self._latencies = Latencies()
@@ -322,10 +324,9 @@ class Session:
             gc.collect()
             self._tidied_ns = self._clock()
             self._tidying.spent(self._tidied_ns - now)
-        elif self._saver is not None and self.phase == Phase.READY:
-            if now - self._saved_ns > self.settings.checkpoint_every * 1e9:
-                self._saved_ns = now
-                self._saver.save(self.engine, self.journal.position, self._order.next)
+        elif self._saver is not None and now - self._saved_ns > self._save_ns:
+            self._saved_ns = now
+            self._saver.save(self.engine, self.journal.position, self._order.next)
 
     def _watch(self) -> None:
         """Tell of trouble with the disk, and of the session now and then."""

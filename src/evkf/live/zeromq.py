@@ -4,6 +4,7 @@ Frames from a DEALER are answered. Nothing here waits for a peer: to one that do
 answers and estimates are left out.
 """
 
+import contextlib
 import time
 from typing import Any
 
@@ -62,10 +63,8 @@ class ZmqSource:
         """Send something back; to a peer that is gone or does not read, it is left out."""
         if peer is None:
             return
-        try:
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._socket.send_multipart([peer, data], zmq.NOBLOCK)
-        except (zmq.Again, zmq.ZMQError):
-            pass
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,0 +1,340 @@
+"""Commands of live sessions: run one, and take one up again."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from evkf.commands.console import (
+    FELL_SHORT,
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    check_free,
+    console,
+    emit,
+    json_target,
+)
+from evkf.commands.options import Reading, load_model, result
+from evkf.data import Recording
+from evkf.errors import InputError
+from evkf.latency import low_latency
+from evkf.live.engine import Costs, Engine
+from evkf.live.feed import Tape, start_feed
+from evkf.live.machine import MOST, become_real_time, reckon
+from evkf.live.pipes import PipeSource, pair
+from evkf.live.plan import MODEL, Plan, build, fitted, keep_model, new_folder, parts
+from evkf.live.recall import Player
+from evkf.live.rig import rig_counts, rig_model
+from evkf.live.run import open_session, recall
+from evkf.live.session import Phase, Report, Sink, Source
+from evkf.live.status import Status, line
+from evkf.units import UnitModel, check_units
+
+SOURCES, POLICIES = ("rig", "replay", "zeromq"), ("process-crash", "power-loss")
+TAPE_S = 60.0
+"""Seconds of spikes that the rig makes, and sends over and over."""
+
+ADDRESS = "tcp://127.0.0.1:5555"
+
+Publish = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Publish estimates here by ZeroMQ, say tcp://*:5556."),
+]
+Address = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help=f"Of --source zeromq, such as {ADDRESS}.")
+]
+RealTime = Annotated[
+    bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
+]
+Overload = Annotated[
+    bool, typer.Option("--overload", help=f"Begin even if filtering takes over {MOST:.0%} of bins.")
+]
+
+
+def live(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Of the session.", show_default="out/live/TIME"),
+    ] = None,
+    source: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Of bins: {', '.join(SOURCES)}.")
+    ] = "rig",
+    model_file: Annotated[
+        Path | None, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")
+    ] = None,
+    recording: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="That --source replay sends.")
+    ] = None,
+    speed: Annotated[
+        float,
+        typer.Option(min=0, help="Of rig and replay; 2 is twice real time, 0 as fast as can be."),
+    ] = 1.0,
+    address: Address = None,
+    publish: Publish = None,
+    bin_width: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
+    ] = None,
+    latents: Annotated[int, typer.Option(min=2, help="Of the rig.")] = 2,
+    channels: Annotated[int, typer.Option(min=1, help="Of the rig.")] = 100,
+    bins: Annotated[
+        int | None, typer.Option(min=1, help="End the rig or the replay after so many.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
+    ] = None,
+    learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
+    ] = "process-crash",
+    reorder: Annotated[
+        int, typer.Option(min=1, help="Give up a missing bin when one so many ahead is there.")
+    ] = 8,
+    patience: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Give it up after so long.")
+    ] = 0.1,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between checkpoints.")
+    ] = 5.0,
+    real_time: RealTime = True,
+    overload: Overload = False,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Run a live session: bins in, latents out, all of it in a journal.
+
+    Without options a simulated rig sends bins. Ctrl-C ends the session in good order; after a
+    crash, `evkf resume DIR` goes on. What goes over the wire is told in docs/live_protocol.md.
+
+    \b
+    Examples:
+      evkf live                                  100 simulated neurons, bins of 10 ms
+      evkf live --latents 4 --bin-width 0.001 --bins 10000
+      evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
+      evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
+    """
+    options = dict(locals())
+    low_latency()
+    check_free(json_target(json_file), force)
+    say = console(quiet, json_file)
+    unit = None if model_file is None else load_model(model_file)
+    _check(source, policy, unit, recording, bin_width)
+    width = bin_width or (0.01 if unit is None else unit.bin_width)
+    plan = Plan(
+        source=source,
+        bin_width=width,
+        latents=latents,
+        channels=channels,
+        seed=seed,
+        modelled=unit is not None,
+        learn=learn,
+        policy=policy,
+        reorder=reorder,
+        patience=patience,
+        checkpoint_every=checkpoint_every,
+        recording=None if recording is None else str(recording.resolve()),
+        speed=1.0 if source == "zeromq" else speed,
+        bins=bins,
+        address=(address or ADDRESS) if source == "zeromq" else None,
+        publish=publish,
+    )
+    folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    if model_file is not None:
+        keep_model(model_file, folder)
+    say.print(f"starting: compiling, {folder}")
+    plan, engine, costs = fitted(plan, folder)
+    _check_load(plan, costs, overload, say)
+    plan.write(folder)
+    report = _run(folder, plan, engine, costs, None, real_time, seconds, say, json_file)
+    emit(json_file, result("live", options, **_told(folder, report)))
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")],
+    address: Address = None,
+    publish: Publish = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many.")] = None,
+    real_time: RealTime = True,
+    overload: Overload = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Go on with a session that was stopped or has crashed, from the last bin that is durable.
+
+    \b
+    Examples:
+      evkf resume day2
+    """
+    options = dict(locals())
+    low_latency()
+    check_free(json_target(json_file), force)
+    say = console(quiet, json_file)
+    plan = Plan.read(folder)
+    changed = {"address": address or plan.address, "publish": publish or plan.publish}
+    plan = plan._replace(**changed)
+    say.print(f"starting: compiling, {folder}")
+    made = parts(plan, folder)
+    engine = build(plan, made)
+    costs = engine.rehearse()
+    _check_load(plan, costs, overload, say)
+    player = recall(folder, engine, made.counts)
+    if player.ended:
+        remedy = "begin another with `evkf live`; `evkf export` writes this one"
+        raise InputError("a session whose stream has ended", str(folder), remedy)
+    say.print(f"recalled: {engine.bins} bins, {player.next} is due")
+    report = _run(folder, plan, engine, costs, player, real_time, seconds, say, json_file)
+    emit(json_file, result("resume", options, **_told(folder, report)))
+
+
+def _check(
+    source: str,
+    policy: str,
+    unit: UnitModel | None,
+    recording: Path | None,
+    bin_width: float | None,
+) -> None:
+    for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
+        if given not in known:
+            raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
+    if source != "rig" and unit is None:
+        raise InputError("no model", f"--source {source}", "pass --model, what `evkf fit` wrote")
+    if source == "rig" and unit is not None:
+        remedy = "leave it out: the rig has neurons of its own"
+        raise InputError("a model for the rig", "--model", remedy)
+    if (source == "replay") != (recording is not None):
+        raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    if unit is not None and bin_width is not None and bin_width != unit.bin_width:
+        what = f"bins of {bin_width} s, where the model has {unit.bin_width} s"
+        raise InputError(what, "--bin-width", "leave it out, or fit another model")
+
+
+def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:
+    load = reckon(costs, plan.period)
+    say.print(
+        f"a bin: filtering {costs.observe * 1e3:.2f} ms ({load.filtering:.0%} of it at p99), "
+        f"a gradient step {costs.learn * 1e3:.2f} ms"
+    )
+    if not load.holds and not overload:
+        what = f"filtering takes {load.filtering:.0%} of a bin at the 99th percentile"
+        remedy = "use wider bins or a smaller model, or pass --overload"
+        raise InputError(what, "this machine", remedy)
+
+
+def _run(
+    folder: Path,
+    plan: Plan,
+    engine: Engine,
+    costs: Costs,
+    player: Player | None,
+    real_time: bool,
+    seconds: float | None,
+    say: Console,
+    json_file: Path | None,
+) -> Report:
+    first = 0 if player is None else player.next
+    source, feed = _source(plan, folder, first)
+    status = None if say.quiet else Status(err=str(json_file) == "-")
+    sinks = _sinks(plan)
+    for where, what in (("frames to", source), ("estimates at", sinks[0] if sinks else None)):
+        if getattr(what, "address", None):
+            say.print(f"{where} {what.address}")
+    if real_time and (refused := become_real_time()):
+        say.print(f"no real-time priority: {refused}")
+    tell = None if status is None else status.tell
+    counts = parts_count(plan, folder)
+    try:
+        session = open_session(
+            folder, plan, engine, costs, counts, source, sinks, player, tell, say.print
+        )
+        with _stopping(seconds) as stop:
+            report = session.run(stop)
+    finally:
+        if status is not None:
+            status.close()
+        if feed is not None:
+            feed.terminate()
+            feed.join()
+    say.print(line(report._asdict() | {"counters": report.counters._asdict()}))
+    if report.phase == Phase.FAILED:
+        raise typer.Exit(FELL_SHORT)
+    return report
+
+
+def parts_count(plan: Plan, folder: Path) -> bool:
+    """Whether the observations of a session are counts."""
+    return not plan.modelled or not UnitModel.load(folder / MODEL).signals
+
+
+def _sinks(plan: Plan) -> list[Sink]:
+    if plan.publish is None:
+        return []
+    from evkf.live.zeromq import ZmqSink
+
+    return [ZmqSink(plan.publish)]
+
+
+def _source(plan: Plan, folder: Path, first: int) -> tuple[Source, BaseProcess | None]:
+    if plan.source == "zeromq":
+        from evkf.live.zeromq import ZmqSource
+
+        assert plan.address is not None
+        return ZmqSource(plan.address), None
+    tape, num = _tape(plan, folder)
+    left = None if num is None else max(num - first, 0)
+    own, other = pair()
+    return PipeSource(own), start_feed(other, tape, plan.period, left, first)
+
+
+def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
+    """What rig or replay send, and how many bins."""
+    if plan.source == "rig":
+        num = int(min(plan.bins or np.inf, max(TAPE_S / plan.bin_width, 1)))
+        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
+        counts = rig_counts(true, num, plan.seed)
+        return Tape(counts, np.arange(num) == 0), plan.bins
+    assert plan.recording is not None
+    unit = UnitModel.load(folder / MODEL)
+    reading = Reading(bin_width=unit.bin_width)
+    recording: Recording = reading.read(Console(quiet=True), Path(plan.recording), unit.signals)
+    check_units(unit, recording)
+    num = recording.num_bins if plan.bins is None else min(plan.bins, recording.num_bins)
+    return Tape(recording.counts, recording.fresh, recording.masks), num
+
+
+@contextlib.contextmanager
+def _stopping(seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Whether to stop: on Ctrl-C, on being terminated, or when time is up."""
+    asked = False
+    until = None if seconds is None else time.monotonic() + seconds
+
+    def ask(_number: int, _frame: Any) -> None:
+        nonlocal asked
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked or (until is not None and time.monotonic() > until)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _told(folder: Path, report: Report) -> dict[str, Any]:
+    told = report._asdict() | {"counters": report.counters._asdict()}
+    told["latency_ms"] = [each / 1e6 for each in told.pop("latency_ns")]
+    return {"folder": str(folder), **told}

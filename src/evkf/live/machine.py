@@ -1,0 +1,89 @@
+"""What this machine can hold: how late it wakes, what calls cost, what it permits."""
+
+import os
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from evkf.live.engine import Costs
+
+MOST = 0.7
+"""Share of a bin that filtering may take."""
+
+PRIORITY = 10
+"""Among real-time processes; others of the system that must come first have more."""
+
+
+class Hiccups(NamedTuple):
+    """How late a sleeping process wakes, in seconds."""
+
+    median: float
+    p99: float
+    p999: float
+    worst: float
+
+
+def measure_hiccups(period: float, seconds: float = 3.0) -> Hiccups:
+    """Sleep to a rhythm and see how late each beat is.
+
+    Example:
+        >>> found = measure_hiccups(0.001, seconds=0.05)
+        >>> 0 <= found.median <= found.p99 <= found.p999 <= found.worst
+        True
+    """
+    late, begin = [], time.perf_counter()
+    for beat in range(1, max(int(seconds / period), 10) + 1):
+        due = begin + beat * period
+        left = due - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        late.append(max(time.perf_counter() - due, 0.0))
+    return Hiccups(*(float(np.quantile(late, share)) for share in (0.5, 0.99, 0.999, 1.0)))
+
+
+class Load(NamedTuple):
+    """What a bin asks of the machine, as shares of it."""
+
+    filtering: float
+    learning: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rate can be held; learning does not count, it is skipped under load."""
+        return self.filtering <= MOST
+
+
+def reckon(costs: Costs, period: float) -> Load:
+    """The load of a session; at no given pace there is none.
+
+    Example:
+        >>> costs = Costs(0.0002, 0.0004, 0.001, 0.002, compile=3.0)
+        >>> reckon(costs, 0.01).holds, reckon(costs, 0.0005).holds
+        (True, False)
+    """
+    if not period:
+        return Load(0.0, 0.0)
+    return Load(costs.observe_p99 / period, costs.learn / period)
+
+
+def may_be_real_time() -> str | None:
+    """None if real-time priority is permitted; else why not. Nothing is changed."""
+    if not hasattr(os, "sched_setscheduler"):
+        return "this system has none"
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    refused = become_real_time()
+    if refused is None:
+        os.sched_setscheduler(0, policy, param)
+    return refused
+
+
+def become_real_time() -> str | None:
+    """Give this thread, and those it starts, real-time priority; why not, if that is refused."""
+    if not hasattr(os, "sched_setscheduler"):
+        return "this system has none"
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError as error:
+        return f"{error.strerror or error}; on Linux, CAP_SYS_NICE or an rtprio limit permits it"
+    return None

@@ -1,0 +1,107 @@
+"""What an operator sees of a session, drawn by a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from evkf.live.session import Report
+
+COLOURS = {"ready": "green", "degraded": "yellow", "failed": "red"}
+EVERY = 10
+"""Reports to a line, where there is no terminal to draw in."""
+
+
+class Status:
+    """Hands reports to a process that shows them; it never waits for it.
+
+    Args:
+        err: Whether to draw on standard error.
+    """
+
+    def __init__(self, err: bool = False):
+        command = [sys.executable, "-m", "evkf.live.status", *(["--err"] if err else [])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        os.set_blocking(self._pipe.fileno(), False)
+
+    def tell(self, report: Report) -> None:
+        """Show a report, unless the last is not read yet."""
+        line = json.dumps(report._asdict() | {"counters": report.counters._asdict()})
+        try:
+            self._pipe.write(line.encode() + b"\n")
+            self._pipe.flush()
+        except (BlockingIOError, BrokenPipeError, ValueError):
+            pass
+
+    def close(self) -> None:
+        """Wait until the last is drawn."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            self._pipe.close()
+        self._process.wait(timeout=10)
+
+
+def line(report: dict[str, Any]) -> str:
+    """A report in a line.
+
+    Example:
+        >>> line({"phase": "ready", "bins": 500, "rate": 100.0, "learned": 450,
+        ...     "latency_ns": [200_000, 400_000, 900_000], "counters": {"lost": 1, "late": 0}})
+        'ready: 500 bins, 100/s; 0.20 ms (p99 0.40, p99.9 0.90); lost 1, late 0; learned 90 %'
+    """
+    median, high, higher = (each / 1e6 for each in report["latency_ns"][:3])
+    counters, share = report["counters"], report["learned"] / max(report["bins"], 1)
+    return (
+        f"{report['phase']}: {report['bins']} bins, {report['rate']:.0f}/s; "
+        f"{median:.2f} ms (p99 {high:.2f}, p99.9 {higher:.2f}); lost {counters['lost']}, "
+        f"late {counters['late']}; learned {share * 100:.0f} %"
+    )
+
+
+def table(report: dict[str, Any]) -> Table:
+    """A report as a table."""
+    found = Table(box=None, show_header=False, pad_edge=False)
+    phase, counters = report["phase"], report["counters"]
+    median, high, higher, worst = (each / 1e6 for each in report["latency_ns"])
+    share = report["learned"] / max(report["bins"], 1)
+    colour = COLOURS.get(phase, "default")
+    found.add_row("state", f"[{colour}]{phase}[/]  {report['why']}")
+    found.add_row("bins", f"{report['bins']}  ({report['rate']:.1f} a second)")
+    shown = f"median {median:.2f} ms, p99 {high:.2f}, p99.9 {higher:.2f}, worst {worst:.2f}"
+    found.add_row("taken in to published", shown)
+    missing = f"{counters['lost']} lost, {counters['late']} late, {report['refused']} refused"
+    mended = f"{counters['duplicates']} doubled, {counters['reordered']} reordered"
+    found.add_row("bins not as they should be", f"{missing}, {mended}")
+    found.add_row("waiting at most", f"{report['backlog']} frames")
+    found.add_row("learned", f"{share:.1%} of bins")
+    found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
+    durable = f"up to bin {report['acknowledged']}, {report['exposure_ms']:.1f} ms at most"
+    found.add_row("durable", durable)
+    return found
+
+
+def show(lines: Iterable[str], say: Console) -> None:
+    """Show reports as they come."""
+    if not say.is_terminal:
+        for number, text in enumerate(lines):
+            if number % EVERY == 0:
+                say.print(line(json.loads(text)), markup=False)
+        return
+    with Live(console=say, auto_refresh=False) as drawn:
+        for text in lines:
+            drawn.update(table(json.loads(text)), refresh=True)
+
+
+if __name__ == "__main__":
+    # An interrupt of the terminal is the session's: its end is shown too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show(sys.stdin, Console(stderr="--err" in sys.argv, highlight=False, soft_wrap=True))
