@@ -95,7 +95,7 @@ def test_later_ones_go_when_a_session_went_back(tmp_path):
     assert bins(tmp_path) == [100, 150]
 
 
-@pytest.mark.parametrize("place", np.random.default_rng(0).random(12))
+@pytest.mark.parametrize("place", np.random.default_rng(0).random(8))
 @pytest.mark.parametrize("how", ["cut", "flip"])
 def test_damaged_ones_are_passed_over(tmp_path, how, place):
     save(tmp_path, 1, state(1), {"a": "b"})
@@ -127,7 +127,7 @@ def test_files_that_are_no_checkpoint_of_their_bin_are_passed_over(tmp_path):
         assert load_newest(tmp_path) is None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("call", range(1, 12))
 def test_a_loss_of_power_leaves_the_newest_or_the_one_before(tmp_path, call, seed):
     disk = ForgetfulDisk(seed)

@@ -89,7 +89,7 @@ def test_recovery_cuts_exactly_what_is_torn(tmp_path, sync):
     ends = put(tmp_path, 0, 0, items)
     path = segment_path(tmp_path, 0)
     whole = path.read_bytes()
-    for size in np.random.default_rng(3).integers(0, len(whole) + 1, 60):
+    for size in np.random.default_rng(3).integers(0, len(whole) + 1, 25):
         path.write_bytes(whole[:size])
         num = max(int(np.searchsorted(ends, size, "right")) - 1, 0)
         found = recover(tmp_path, Disk(), sync)

@@ -101,7 +101,7 @@ def test_bins_in_latents_out(tmp_path: Path, engine: Engine, start: object, coun
     assert source.closed
     assert report.learned > BINS / 2
     # What was published is the scan with learning where the journal says so.
-    found = replay(tmp_path)
+    found = replay(tmp_path, Plan.read(tmp_path))
     assert found.bins == found.compared == BINS
     assert found.learned == report.learned
     assert found.differ == ()

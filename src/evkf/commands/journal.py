@@ -24,9 +24,10 @@ from evkf.data import Recording, recording_to_nwb
 from evkf.data.estimates import write_estimates
 from evkf.data.nwb_write import Results, write_nwb
 from evkf.errors import InputError
+from evkf.latency import low_latency
 from evkf.live.engine import Latent
 from evkf.live.frames import Frame
-from evkf.live.plan import JOURNAL, Parts, Plan, build, parts
+from evkf.live.plan import JOURNAL, Parts, Plan, build, keep_compiled, parts
 from evkf.live.recall import Player
 from evkf.live.run import replay as replay_session
 from evkf.live.segments import read
@@ -52,9 +53,12 @@ def replay(
       evkf replay day2
     """
     options = dict(locals())
+    low_latency()
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
-    found = replay_session(folder)
+    plan = Plan.read(folder)
+    keep_compiled(folder)
+    found = replay_session(folder, plan)
     for words in found.differ:
         say.print(f"differs: {words}")
     if found.holes:
@@ -94,11 +98,13 @@ def export(
       evkf export day2 --out day2.npz
     """
     options = dict(locals())
+    low_latency()
     target = out or folder / ("session.nwb" if nwb else "session.npz")
     check_ending(target, (".nwb",) if nwb else (".nwb", ".npz", ".h5", ".hdf5"))
     check_free([target, *json_target(json_file, target)], force)
     say = console(quiet, json_file)
     plan = Plan.read(folder)
+    keep_compiled(folder)
     made = parts(plan, folder)
     recording, found = _recalled(folder, plan, made)
     claim([target], force)

@@ -32,7 +32,7 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.feed import Tape, start_feed
 from evkf.live.machine import MOST, become_real_time, reckon
 from evkf.live.pipes import PipeSource, pair
-from evkf.live.plan import MODEL, Plan, build, fitted, keep_model, new_folder, parts
+from evkf.live.plan import MODEL, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
 from evkf.live.recall import Player
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall
@@ -152,6 +152,7 @@ def live(
         publish=publish,
     )
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    keep_compiled(folder)
     if model_file is not None:
         keep_model(model_file, folder)
     say.print(f"starting: compiling, {folder}")
@@ -185,6 +186,7 @@ def resume(
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
     plan = Plan.read(folder)
+    keep_compiled(folder)
     changed = {"address": address or plan.address, "publish": publish or plan.publish}
     plan = plan._replace(**changed)
     say.print(f"starting: compiling, {folder}")

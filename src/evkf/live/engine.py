@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -64,7 +63,7 @@ class Engine:
 
     Args:
         learner: The learner.
-        start: The model to start from, or the state of a checkpoint.
+        start: The model to start from.
         key: Randomness, for filters and likelihoods that sample.
 
     Example:
@@ -79,14 +78,13 @@ class Engine:
         ((2,), (2,), 1)
     """
 
-    def __init__(self, learner: Learner, start: Model | LearnerState, key: Key | None = None):
+    def __init__(self, learner: Learner, start: Model, key: Key | None = None):
         begin = time.perf_counter()
         self.learner = learner
         self._live = CompiledLearner(learner, start, key, outlook=True)
-        known = self._live.state
-        self._take_up(known)
-        self.num_channels, self.num_inputs = known.ring.bins.y.shape[1], known.ring.bins.u.shape[1]
-        self.num_latents = known.model.family.dim
+        self.num_channels = start.likelihood.num_channels
+        self.num_inputs, self.num_latents = start.dynamics.num_inputs, start.family.dim
+        self._take_up(self.state)
         self.dtype = np.dtype(self._live.dtype)
         self._nothing = np.zeros(self.num_channels, self.dtype)
         self._unseen = np.zeros(self.num_channels, bool)
@@ -131,8 +129,8 @@ class Engine:
 
     @property
     def state(self) -> Any:
-        """Everything known now, as a copy. It can be set, to go on from another."""
-        return self._live.state
+        """Everything known now, as NumPy's arrays. It can be set, to go on from another."""
+        return self.snapshot()()
 
     @state.setter
     def state(self, state: LearnerState) -> None:
@@ -142,7 +140,7 @@ class Engine:
     def _take_up(self, state: LearnerState) -> None:
         ring = state.ring
         self.bins, self._steps = int(ring.count), int(state.steps)
-        self._input = np.asarray(ring.bins.u[(ring.count - 1) % len(ring.bins.u)])
+        self._input = np.asarray(ring.bins.u[(int(ring.count) - 1) % len(ring.bins.u)])
 
     def snapshot(self) -> Callable[[], Any]:
         """Copy everything known now; what is returned gives it, in whichever thread."""
@@ -151,7 +149,7 @@ class Engine:
     @property
     def key(self) -> np.ndarray:
         """The randomness that the stream began with."""
-        return np.asarray(self._live.state.key)
+        return self.state.key
 
     def rehearse(self, num: int = 200) -> Costs:
         """Time calls on bins without spikes, and forget them: the state is afterwards as before."""
@@ -166,7 +164,6 @@ class Engine:
                 self.learn()
                 learning.append(time.perf_counter() - second)
         self.state = before
-        jax.block_until_ready(self._live.state)
         learning = learning or [0.0]
         return Costs(
             float(np.median(observing)),

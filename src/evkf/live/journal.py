@@ -13,13 +13,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.live.disk import DISK, Disk
-from evkf.live.segments import FIRST_KIND, HEADER_BYTES, Found, frame, frame_hole, recover
-from evkf.live.tail import Tail
+from evkf.live.segments import FIRST_KIND, HEADER_BYTES, Found, frame, recover
+from evkf.live.tail import Batch, Hole, Tail, Waiting, take_batch
 
 Policy = Literal["process-crash", "power-loss"]
 """What durable records survive: for the first the kernel has them, for the second the disk."""
@@ -28,32 +28,6 @@ RETRY_S = 0.2
 """Between attempts while the disk refuses."""
 END_S = 0.5
 """For the commit thread to end when told to give up."""
-BATCH_BYTES = 1 << 18
-"""The most that is committed at once, unless one record is larger."""
-
-
-class _Hole:
-    """Records next to one another that were dropped."""
-
-    __slots__ = ("first", "stop")
-
-    def __init__(self, first: int, stop: int):
-        self.first, self.stop = first, stop
-
-
-_Waiting = tuple[bytes | _Hole, int]
-"""The frame of a record, or what was dropped at its place; and since when it waits."""
-
-
-class _Batch(NamedTuple):
-    data: bytes
-    first: int
-    """Position of its first record."""
-    stop: int
-    """That after its last."""
-    num_bytes: int
-    """Of the backlog that it takes."""
-    since_ns: int
 
 
 class Journal:
@@ -87,13 +61,13 @@ class Journal:
         self._more, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         # Guarded by the lock.
         self._next = self._settled = found.position
-        self._lost = [_Hole(lost.start, lost.stop) for lost in found.lost]
-        self._queue: deque[_Waiting] = deque()
+        self._lost = [Hole(lost.start, lost.stop) for lost in found.lost]
+        self._queue: deque[Waiting] = deque()
         self._num_bytes = self._exposure_ns = 0
         self._trouble: str | None = None
         self._closing = self._closed = self._stopped = False
         # Changed by the commit thread only, and with the lock held where others look.
-        self._backlog: deque[_Waiting] = deque()
+        self._backlog: deque[Waiting] = deque()
         self._since_ns: int | None = None
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evkf-journal", daemon=True)
@@ -180,10 +154,10 @@ class Journal:
 
     def _drop(self, position: int, now_ns: int) -> None:
         last = self._queue[-1][0] if self._queue else None
-        if isinstance(last, _Hole):
+        if isinstance(last, Hole):
             last.stop = position + 1
             return
-        hole = _Hole(position, position + 1)
+        hole = Hole(position, position + 1)
         self._lost.append(hole)
         self._queue.append((hole, now_ns))
 
@@ -283,7 +257,7 @@ class Journal:
     def _run(self) -> None:
         try:
             while self._take():
-                batch = self._batch()
+                batch = take_batch(self._backlog, self._settled, self._tail.room)
                 if not self._commit(batch):
                     return
                 self._settle(batch)
@@ -309,30 +283,11 @@ class Journal:
             self._since_ns = self._backlog[0][1] if self._backlog else None
         return bool(self._backlog)
 
-    def _batch(self) -> _Batch:
-        """As many records as go into the segment together."""
-        limit = min(BATCH_BYTES, self._tail.room)
-        frames, size, num_bytes = [], 0, 0
-        first = stop = self._settled
-        since_ns = self._backlog[0][1]
-        while self._backlog:
-            item = self._backlog[0][0]
-            if isinstance(item, _Hole):
-                data, count, taken = frame_hole(range(item.first, item.stop)), item.stop - stop, 0
-            else:
-                data, count, taken = item, 1, len(item)
-            if frames and size + len(data) > limit:
-                break
-            self._backlog.popleft()
-            frames.append(data)
-            size, num_bytes, stop = size + len(data), num_bytes + taken, stop + count
-        return _Batch(b"".join(frames), first, stop, num_bytes, since_ns)
-
-    def _commit(self, batch: _Batch) -> bool:
+    def _commit(self, batch: Batch) -> bool:
         """Write until it is durable; false if that was given up."""
         while True:
             try:
-                self._tail.commit(batch.data, batch.first)
+                self._tail.commit(batch)
                 return True
             except OSError as error:
                 name = errno.errorcode.get(error.errno or 0, "OSError")
@@ -340,7 +295,7 @@ class Journal:
             if self._give_up.wait(RETRY_S):
                 return False
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         now_ns = time.monotonic_ns()
         with self._lock:
             self._settled = batch.stop

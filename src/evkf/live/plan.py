@@ -21,6 +21,7 @@ from evkf.units import UnitModel
 
 PLAN, MODEL = "session.json", "model.safetensors"
 JOURNAL, CHECKPOINTS, LOG = "journal", "checkpoints", "session.log"
+COMPILED = "compiled"
 """Names in the folder of a session."""
 
 LEAST_WINDOWS, LEAST_WINDOW = 2, 4
@@ -181,6 +182,13 @@ def new_folder(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise InputError("a folder that cannot be written to", str(folder), "name another")
     return folder
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keep what JAX compiles in the folder of a session: who takes it up again waits for less."""
+    jax.config.update("jax_compilation_cache_dir", str((folder / COMPILED).resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def keep_model(file: Path, folder: Path) -> None:

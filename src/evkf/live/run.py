@@ -87,9 +87,8 @@ def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> P
     return player
 
 
-def replay(folder: Path) -> Agreement:
+def replay(folder: Path, plan: Plan) -> Agreement:
     """Compute a session again from its first bin, and compare with what it published."""
-    plan = Plan.read(folder)
     made = parts(plan, folder)
     return recall(folder, build(plan, made), made.counts, whole=True).agreement
 

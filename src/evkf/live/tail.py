@@ -1,11 +1,67 @@
-"""The end of the journal on the disk: where frames are written and made durable."""
+"""The end of the journal on the disk: where what waits is written and made durable."""
 
 import errno
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from evkf.live.disk import Disk
-from evkf.live.segments import HEADER_BYTES, Found, frame_header, segment_path
+from evkf.live.segments import HEADER_BYTES, Found, frame_header, frame_hole, segment_path
+
+BATCH_BYTES = 1 << 18
+"""The most that is committed at once, unless one record is larger."""
+
+
+class Hole:
+    """Records next to one another that were dropped; it grows while it is the last that waits."""
+
+    __slots__ = ("first", "stop")
+
+    def __init__(self, first: int, stop: int):
+        self.first, self.stop = first, stop
+
+
+Waiting = tuple[bytes | Hole, int]
+"""The frame of a record, or what was dropped at its place; and since when it waits."""
+
+
+class Batch(NamedTuple):
+    """What is committed together."""
+
+    data: bytes
+    first: int
+    """Position of its first record."""
+    stop: int
+    """That after its last."""
+    num_bytes: int
+    """Of its records, without holes."""
+    since_ns: int
+    """When its first began to wait."""
+
+
+def take_batch(waiting: deque[Waiting], first: int, room: int) -> Batch:
+    """Take from what waits as much as goes into a segment together, but one record at least.
+
+    Args:
+        waiting: Not empty.
+        first: Position of the first.
+        room: Bytes left in the segment.
+    """
+    limit = min(BATCH_BYTES, room)
+    frames, size, num_bytes, stop, since_ns = [], 0, 0, first, waiting[0][1]
+    while waiting:
+        item = waiting[0][0]
+        if isinstance(item, Hole):
+            data, count, taken = frame_hole(range(item.first, item.stop)), item.stop - stop, 0
+        else:
+            data, count, taken = item, 1, len(item)
+        if frames and size + len(data) > limit:
+            break
+        waiting.popleft()
+        frames.append(data)
+        size, num_bytes, stop = size + len(data), num_bytes + taken, stop + count
+    return Batch(b"".join(frames), first, stop, num_bytes, since_ns)
 
 
 class Tail:
@@ -47,13 +103,9 @@ class Tail:
         """Bytes of records that the segment still takes."""
         return self._segment_bytes - max(self._length, HEADER_BYTES)
 
-    def commit(self, data: bytes, first: int) -> None:
-        """Make frames durable after those that are; after OSError, try again with the same.
-
-        Args:
-            data: The frames.
-            first: Position of the first.
-        """
+    def commit(self, batch: Batch) -> None:
+        """Make a batch durable, after all that is; after OSError, try again with the same."""
+        data = batch.data
         if self._length and self._failed:
             self._turn()
         elif self._length and len(data) > self.room:
@@ -64,7 +116,7 @@ class Tail:
             self._disk.truncate(self._handle, self._length)
         self._loose = True
         if not self._length:
-            data = frame_header(first, self._session) + data
+            data = frame_header(batch.first, self._session) + data
         self._write(self._handle, data)
         if self._synced:
             self._sync(self._handle)
