@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from evkf.live.answers import Estimate, Told
-from evkf.live.checkpoint import load_newest, save
+from evkf.live.checkpoint import Checkpoint, load_newest, save
 from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
 from evkf.live.recall import Agreement, Player
 from evkf.live.records import Kind, encode_words
-from evkf.live.segments import read
+from evkf.live.segments import end_of, read
 from evkf.live.session import Report, Session, Sink, Source
 
 Tell = Callable[[Report], None]
@@ -77,14 +77,23 @@ def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> P
     Returns:
         What took the records; it knows the bin that is due, and how they compare.
     """
-    found = None if whole else load_newest(folder / CHECKPOINTS, like=engine.state)
     position = next = 0
+    found = None if whole else _newest(folder, engine)
     if found is not None:
         engine.state = found.state
         position, next = int(found.metadata["position"]), int(found.metadata["next"])
     player = Player(engine, counts, next)
     player.play(read(folder / JOURNAL, first=position))
     return player
+
+
+def _newest(folder: Path, engine: Engine) -> Checkpoint | None:
+    """The newest checkpoint of what the journal holds: a loss of power may have taken its end."""
+    end, like = end_of(folder / JOURNAL), engine.state
+    found = load_newest(folder / CHECKPOINTS, like=like)
+    while found is not None and int(found.metadata["position"]) > end:
+        found = load_newest(folder / CHECKPOINTS, at_most=found.bin - 1, like=like)
+    return found
 
 
 def replay(folder: Path, plan: Plan) -> Agreement:

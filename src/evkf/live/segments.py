@@ -12,7 +12,9 @@ could not be synced is written again, into a new segment.
 
 import re
 import struct
+import sys
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -143,6 +145,13 @@ def read(folder: Path, disk: Disk = DISK, first: int = 0) -> Iterator[Record]:
         last = hole(record).stop - 1 if record.kind == HOLE else record.position
         if last >= first:
             yield record
+
+
+def end_of(folder: Path, disk: Disk = DISK) -> int:
+    """The position after the last record of a journal; only its last segment is looked into."""
+    scan = _Scan(folder, disk, begin=sys.maxsize)
+    deque(scan, maxlen=0)
+    return scan.position
 
 
 class Found(NamedTuple):

@@ -110,6 +110,9 @@ class Report(NamedTuple):
     phase: Phase
     why: str
     bins: int
+    """Since the stream began."""
+    taken: int
+    """Since this process took it up."""
     rate: float
     """Bins a second since the last report."""
     latency_ns: tuple[int, int, int, int]
@@ -119,7 +122,7 @@ class Report(NamedTuple):
     backlog: int
     """Most frames found waiting at once since the last report."""
     learned: int
-    """Bins after which it learned."""
+    """Of those taken, after how many it learned."""
     elbo: float
     """Of the last bin."""
     acknowledged: int
@@ -180,6 +183,7 @@ class Session:
         self._jumped: int | None = None
         self._newest_ns = 0
         self._saver, self._tell = saver, tell
+        self._begun = engine.bins
         self._told = (clock(), engine.bins)
         self._saved_ns = self._tidied_ns = clock()
 
@@ -349,6 +353,7 @@ class Session:
             phase=self.phase,
             why=self.why,
             bins=self.engine.bins,
+            taken=self.engine.bins - self._begun,
             rate=(self.engine.bins - bins) / elapsed,
             latency_ns=(*quantiles, self._latencies.worst),
             counters=self._order.counters,

@@ -54,12 +54,13 @@ def line(report: dict[str, Any]) -> str:
     """A report in a line.
 
     Example:
-        >>> line({"phase": "ready", "bins": 500, "rate": 100.0, "learned": 450,
-        ...     "latency_ns": [200_000, 400_000, 900_000], "counters": {"lost": 1, "late": 0}})
+        >>> line({"phase": "ready", "bins": 500, "taken": 500, "rate": 100.0,
+        ...     "learned": 450, "latency_ns": [200_000, 400_000, 900_000],
+        ...     "counters": {"lost": 1, "late": 0}})
         'ready: 500 bins, 100/s; 0.20 ms (p99 0.40, p99.9 0.90); lost 1, late 0; learned 90 %'
     """
     median, high, higher = (each / 1e6 for each in report["latency_ns"][:3])
-    counters, share = report["counters"], report["learned"] / max(report["bins"], 1)
+    counters, share = report["counters"], report["learned"] / max(report["taken"], 1)
     return (
         f"{report['phase']}: {report['bins']} bins, {report['rate']:.0f}/s; "
         f"{median:.2f} ms (p99 {high:.2f}, p99.9 {higher:.2f}); lost {counters['lost']}, "
@@ -72,7 +73,7 @@ def table(report: dict[str, Any]) -> Table:
     found = Table(box=None, show_header=False, pad_edge=False)
     phase, counters = report["phase"], report["counters"]
     median, high, higher, worst = (each / 1e6 for each in report["latency_ns"])
-    share = report["learned"] / max(report["bins"], 1)
+    share = report["learned"] / max(report["taken"], 1)
     colour = COLOURS.get(phase, "default")
     found.add_row("state", f"[{colour}]{phase}[/]  {report['why']}")
     found.add_row("bins", f"{report['bins']}  ({report['rate']:.1f} a second)")

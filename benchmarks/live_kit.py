@@ -1,0 +1,142 @@
+"""What checks of live sessions share: a session in a process of its own, fed over ZeroMQ.
+
+python benchmarks/live_kit.py DIR begin|resume|echo PLAN.json
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from evkf.latency import low_latency
+from evkf.live.answers import Estimate, Told
+from evkf.live.engine import Latent
+from evkf.live.frames import Decoder, End
+from evkf.live.machine import become_real_time
+from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
+from evkf.live.run import open_session, recall
+from evkf.live.zeromq import ZmqSink, ZmqSource
+
+READY_S = 120.0
+"""Seconds that a session may take to begin, compiling included."""
+
+
+class Server:
+    """A session in a process of its own.
+
+    Args:
+        folder: Of the session.
+        plan: Its plan.
+        how: "begin", "resume", or "echo": the same frames and estimates, and nothing in between.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, how: str = "begin"):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.begun = time.monotonic()
+        command = [sys.executable, __file__, str(folder), how, json.dumps(plan._asdict())]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def wait(self) -> tuple[str, str]:
+        """Where it listens and where it publishes, once it does."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.startswith("{"):
+                said = json.loads(text)
+                return said["source"], said["sink"]
+        raise RuntimeError("the session did not begin")
+
+    def kill(self) -> None:
+        """End it as the kernel would."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def end(self, timeout: float = 60.0) -> dict[str, Any]:
+        """What it says of itself at its end, which is awaited."""
+        assert self.process.stdout is not None
+        last = {}
+        for text in self.process.stdout:
+            if text.startswith("{"):
+                last = json.loads(text)
+        self.process.wait(timeout)
+        self.process.stdout.close()
+        return last
+
+    def stop(self) -> dict[str, Any]:
+        """Ask it to end."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.end()
+
+
+def _serve(folder: Path, how: str, plan: Plan) -> None:
+    asked = False
+
+    def ask(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+
+    signal.signal(signal.SIGTERM, ask)
+    low_latency()
+    keep_compiled(folder)
+    if how == "echo":
+        _echo(plan, lambda: asked)
+        return
+    player = None
+    if how == "begin":
+        plan, engine, costs = fitted(plan, folder)
+        plan.write(folder)
+        counts = True
+    else:
+        plan = Plan.read(folder)._replace(address=plan.address, publish=plan.publish)
+        made = parts(plan, folder)
+        engine, counts = build(plan, made), made.counts
+        costs = engine.rehearse()
+        player = recall(folder, engine, counts)
+    assert plan.address is not None
+    assert plan.publish is not None
+    source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
+    refused = become_real_time()
+    session = open_session(folder, plan, engine, costs, counts, source, [sink], player)
+    said = {"source": source.address, "sink": sink.address, "costs": costs._asdict()}
+    if player is not None:
+        said["due"] = player.next
+    print(json.dumps(said | {"real_time": refused is None}), flush=True)
+    report = session.run(lambda: asked)
+    told = report._asdict() | {"counters": report.counters._asdict()}
+    learner = engine.learner
+    told |= {"windows": [learner.num_windows, learner.window], "costs": costs._asdict()}
+    print(json.dumps(told), flush=True)
+
+
+def _echo(plan: Plan, stop: Any) -> None:
+    """Frames in and estimates out, and nothing in between: what the machine itself costs."""
+    import numpy as np
+
+    assert plan.address is not None
+    assert plan.publish is not None
+    source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
+    decoder = Decoder(plan.channels, dtype=np.float32)
+    mean, rate = np.zeros(plan.latents, np.float32), np.zeros(plan.channels, np.float32)
+    latent = Latent(mean, np.eye(plan.latents, dtype=np.float32), rate, 0.0, 0)
+    become_real_time()
+    print(json.dumps({"source": source.address, "sink": sink.address}), flush=True)
+    ended = False
+    while not ended and not stop():
+        for _, data in source.receive(0.02, 4096):
+            frame = decoder.decode(data)
+            if isinstance(frame, End):
+                ended = True
+                break
+            sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, time.monotonic_ns()))
+    source.close()
+    sink.close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    _serve(Path(sys.argv[1]), sys.argv[2], Plan(**json.loads(sys.argv[3])))

@@ -1,0 +1,144 @@
+"""Two million bins as fast as they go: memory, compilation, and a subscriber that does not read.
+
+Resident memory may grow by less than 2 % after the first tenth, nothing may be compiled, and a
+subscriber that stalls may add at most 5 % to the 99th percentile of a step.
+
+    python benchmarks/live_soak.py [--quick] [--json FILE]
+"""
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from closing import close
+
+from evkf.latency import low_latency
+from evkf.live.answers import Estimate
+from evkf.live.engine import Engine
+from evkf.live.feed import Tape
+from evkf.live.frames import encode, encode_end
+from evkf.live.plan import Plan, build, parts
+from evkf.live.rig import rig_counts, rig_model
+from evkf.live.run import open_session
+from evkf.live.zeromq import ZmqReader, ZmqSink
+
+BINS, QUICK, TAPE = 2_000_000, 60_000, 2000
+GROWTH, STALLED = 0.02, 0.05
+BLOCK, BLOCKS = 2000, 20
+"""Bins in a row with and without a stalled subscriber, and how often each."""
+
+PLAN = Plan("rig", 0.01, latents=2, channels=100, num_windows=2, window=4)
+
+
+class Tapped:
+    """A source that makes bins as they are asked for; learning has its turn in some."""
+
+    answers = False
+
+    def __init__(self, tape: Tape, num: int):
+        self.frames = [bytearray(encode(tape.frame(seq))) for seq in range(TAPE)]
+        self.tape, self.num, self.seq, self.resident = tape, num, 0, []
+
+    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
+        if self.seq >= self.num:
+            return [(None, encode_end(self.num))]
+        if self.seq % (self.num // 100) == 0:
+            self.resident.append(resident())
+        self.seq += 1
+        return [(None, encode(self.tape.frame(self.seq - 1)))]
+
+    def answer(self, peer: Any, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def resident() -> int:
+    """Bytes of memory that this process takes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def soak(engine: Engine, tape: Tape, num: int, folder: Path) -> dict[str, Any]:
+    """Memory and compilations over a long session, which learns too."""
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "compile" in event else None
+    )
+    costs = engine.rehearse(50)
+    PLAN.write(folder)
+    source = Tapped(tape, num)
+    sink = ZmqSink("tcp://127.0.0.1:0")
+    session = open_session(folder, PLAN, engine, costs, True, source, [sink])
+    before, begin = len(compiled), time.monotonic()
+    report = session.run()
+    seconds, held = time.monotonic() - begin, source.resident[len(source.resident) // 10 :]
+    return {
+        "bins": report.bins,
+        "learned": report.learned,
+        "bins_per_s": report.bins / seconds,
+        "growth": max(held) / held[0] - 1,
+        "resident_mb": [each / 1e6 for each in (held[0], max(held))],
+        "compiled": len(compiled) - before,
+    }
+
+
+def stalled(engine: Engine, tape: Tape) -> dict[str, float]:
+    """99th percentiles of a step with an attentive and with a stalled subscriber, in turn."""
+    frames = [tape.frame(seq) for seq in range(BLOCK)]
+    sinks = [ZmqSink("tcp://127.0.0.1:0") for _ in range(2)]
+    readers = [ZmqReader(sink.address) for sink in sinks]
+    time.sleep(0.5)
+    spent: list[list[int]] = [[], []]
+    for _ in range(BLOCKS):
+        for which, sink in enumerate(sinks):
+            for frame in frames:
+                begin = time.perf_counter_ns()
+                latent = engine.observe(frame.y.astype(engine.dtype))
+                now = time.monotonic_ns()
+                sink.publish(Estimate(frame.seq, 0, *latent, now, now))  # type: ignore[arg-type]
+                spent[which].append(time.perf_counter_ns() - begin)
+                if which == 0 and frame.seq % 100 == 0:
+                    readers[0].read()
+    for each in (*readers, *sinks):
+        each.close()
+    read, stuck = (float(np.quantile(each, 0.99)) / 1e6 for each in spent)
+    return {"read_p99_ms": read, "stalled_p99_ms": stuck, "added": stuck / read - 1}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} bins, not {BINS:,}")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    low_latency()
+    true = rig_model(PLAN.latents, PLAN.channels, PLAN.bin_width)
+    tape = Tape(rig_counts(true, TAPE), np.arange(TAPE) == 0)
+    engine = build(PLAN, parts(PLAN, Path()))
+    with tempfile.TemporaryDirectory() as folder:
+        found = soak(engine, tape, QUICK if options.quick else BINS, Path(folder))
+    found |= stalled(engine, tape)
+    missed = []
+    if found["growth"] >= GROWTH:
+        missed.append(f"memory grew by {found['growth']:.1%}, not under {GROWTH:.0%}")
+    if found["compiled"]:
+        missed.append(f"{found['compiled']} compilations on the way")
+    if found["added"] > STALLED:
+        missed.append(f"a stalled subscriber adds {found['added']:.1%} to p99, not {STALLED:.0%}")
+    print(
+        f"{found['bins']} bins at {found['bins_per_s']:.0f} a second, {found['learned']} steps: "
+        f"memory {found['growth']:+.2%}, {found['compiled']} compilations, "
+        f"stalled subscriber {found['added']:+.1%} of p99"
+    )
+    return close(found, missed, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
