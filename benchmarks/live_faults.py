@@ -32,9 +32,10 @@ from evkf.live.feed import Tape
 from evkf.live.frames import encode, encode_end
 from evkf.live.order import Counters
 from evkf.live.plan import Plan, build, parts
+from evkf.live.ports import Phase
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall
-from evkf.live.session import Phase, Session
+from evkf.live.session import Session
 
 BINS, QUICK, TAPE = 200_000, 20_000, 2000
 SHARE, AHEAD = 0.01, 3
@@ -208,7 +209,7 @@ def check_trouble(
 
 
 def check_full(engine: Engine, start: Any, tape: Tape, folder: Path) -> list[str]:
-    """A file system of 4 MB that something else fills up; where that may not be made, a stand-in."""
+    """A file system of 4 MB that something else fills up; if that may not be, a stand-in."""
     folder.mkdir()
     filler = folder / "filler"
     mounted = _mount(folder)

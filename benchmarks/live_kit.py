@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evkf.latency import low_latency
 from evkf.live.answers import Estimate, Told
 from evkf.live.engine import Latent
@@ -88,20 +90,19 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         return
     player = None
     if how == "begin":
-        plan, engine, costs = fitted(plan, folder)
+        plan, made, engine, costs = fitted(plan, folder)
         plan.write(folder)
-        counts = True
     else:
         plan = Plan.read(folder)._replace(address=plan.address, publish=plan.publish)
         made = parts(plan, folder)
-        engine, counts = build(plan, made), made.counts
+        engine = build(plan, made)
         costs = engine.rehearse()
-        player = recall(folder, engine, counts)
+        player = recall(folder, engine, made.counts)
     assert plan.address is not None
     assert plan.publish is not None
     source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
     refused = become_real_time()
-    session = open_session(folder, plan, engine, costs, counts, source, [sink], player)
+    session = open_session(folder, plan, engine, costs, made.counts, source, [sink], player)
     said = {"source": source.address, "sink": sink.address, "costs": costs._asdict()}
     if player is not None:
         said["due"] = player.next
@@ -115,8 +116,6 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
 
 def _echo(plan: Plan, stop: Any) -> None:
     """Frames in and estimates out, and nothing in between: what the machine itself costs."""
-    import numpy as np
-
     assert plan.address is not None
     assert plan.publish is not None
     source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)

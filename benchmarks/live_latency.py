@@ -140,10 +140,10 @@ def main() -> int:
             missed += judge(name, found)
             session, floor = found["session"], found["floor"]
             print(
-                f"{name}: {found['bins']} bins, {found['lost']} lost, learned {found['learned']:.1%}"
-                f" (windows {found['windows']}), backlog {found['backlog']}; p99.9 "
-                f"{session['p999']:.2f} ms (median {session['median']:.2f}, worst "
-                f"{session['worst']:.2f}), floor {floor['p999']:.2f} (median {floor['median']:.2f})"
+                f"{name}: {found['bins']} bins, {found['lost']} lost, learned "
+                f"{found['learned']:.1%} (windows {found['windows']}), backlog "
+                f"{found['backlog']}; p99.9 {session['p999']:.2f} ms (median "
+                f"{session['median']:.2f}, worst {session['worst']:.2f}), floor {floor['p999']:.2f} (median {floor['median']:.2f})"
             )
     return close(result, missed, options.json)
 

@@ -12,10 +12,11 @@ from evkf.live.answers import Ack, Refusal, Told, decode_answer
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.plan import Plan, build, parts, resized
+from evkf.live.ports import Phase
 from evkf.live.recall import Agreement
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall, replay
-from evkf.live.session import Phase, Session
+from evkf.live.session import Session
 from tests.live.disks import ForgetfulDisk
 
 N, BINS = 12, 150

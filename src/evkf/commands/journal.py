@@ -144,7 +144,7 @@ def _recalled(folder: Path, plan: Plan, made: Parts) -> tuple[Recording, Inferre
     recording = Recording(
         counts,
         plan.bin_width,
-        lengths=tuple(np.diff([*starts, len(seqs)]).tolist()),
+        lengths=tuple(np.diff(starts, append=len(seqs)).tolist()),
         start_times=plan.bin_width * np.asarray(seqs, float)[starts],
         masks=masks,
         units={"id": np.asarray(made.units)},

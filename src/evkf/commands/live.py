@@ -4,11 +4,9 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -24,26 +22,21 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import Reading, load_model, result
-from evkf.data import Recording
+from evkf.commands.options import load_model, result
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
-from evkf.live.feed import Tape, start_feed
+from evkf.live.journal import Policy
 from evkf.live.machine import MOST, become_real_time, reckon
-from evkf.live.pipes import PipeSource, pair
-from evkf.live.plan import MODEL, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
+from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
+from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
-from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall
-from evkf.live.session import Phase, Report, Sink, Source
 from evkf.live.status import Status, line
-from evkf.units import UnitModel, check_units
+from evkf.live.wiring import open_sinks, open_source
+from evkf.units import UnitModel
 
-SOURCES, POLICIES = ("rig", "replay", "zeromq"), ("process-crash", "power-loss")
-TAPE_S = 60.0
-"""Seconds of spikes that the rig makes, and sends over and over."""
-
+SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
 
 Publish = Annotated[
@@ -131,7 +124,7 @@ def live(
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
     unit = None if model_file is None else load_model(model_file)
-    _check(source, policy, unit, recording, bin_width)
+    durable = _check(source, policy, unit, recording, bin_width)
     width = bin_width or (0.01 if unit is None else unit.bin_width)
     plan = Plan(
         source=source,
@@ -141,7 +134,7 @@ def live(
         seed=seed,
         modelled=unit is not None,
         learn=learn,
-        policy=policy,
+        policy=durable,
         reorder=reorder,
         patience=patience,
         checkpoint_every=checkpoint_every,
@@ -156,10 +149,10 @@ def live(
     if model_file is not None:
         keep_model(model_file, folder)
     say.print(f"starting: compiling, {folder}")
-    plan, engine, costs = fitted(plan, folder)
+    plan, made, engine, costs = fitted(plan, folder)
     _check_load(plan, costs, overload, say)
     plan.write(folder)
-    report = _run(folder, plan, engine, costs, None, real_time, seconds, say, json_file)
+    report = _run(folder, plan, made, engine, costs, None, real_time, seconds, say, json_file)
     emit(json_file, result("live", options, **_told(folder, report)))
 
 
@@ -199,7 +192,7 @@ def resume(
         remedy = "begin another with `evkf live`; `evkf export` writes this one"
         raise InputError("a session whose stream has ended", str(folder), remedy)
     say.print(f"recalled: {engine.bins} bins, {player.next} is due")
-    report = _run(folder, plan, engine, costs, player, real_time, seconds, say, json_file)
+    report = _run(folder, plan, made, engine, costs, player, real_time, seconds, say, json_file)
     emit(json_file, result("resume", options, **_told(folder, report)))
 
 
@@ -209,7 +202,8 @@ def _check(
     unit: UnitModel | None,
     recording: Path | None,
     bin_width: float | None,
-) -> None:
+) -> Policy:
+    """Refuse what does not go together; the policy, which is known then."""
     for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
         if given not in known:
             raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
@@ -223,6 +217,7 @@ def _check(
     if unit is not None and bin_width is not None and bin_width != unit.bin_width:
         what = f"bins of {bin_width} s, where the model has {unit.bin_width} s"
         raise InputError(what, "--bin-width", "leave it out, or fit another model")
+    return "power-loss" if policy == "power-loss" else "process-crash"
 
 
 def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:
@@ -240,6 +235,7 @@ def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:
 def _run(
     folder: Path,
     plan: Plan,
+    made: Parts,
     engine: Engine,
     costs: Costs,
     player: Player | None,
@@ -248,20 +244,18 @@ def _run(
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    first = 0 if player is None else player.next
-    source, feed = _source(plan, folder, first)
+    source, feed = open_source(plan, folder, 0 if player is None else player.next)
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    sinks = _sinks(plan)
-    for where, what in (("frames to", source), ("estimates at", sinks[0] if sinks else None)):
-        if getattr(what, "address", None):
-            say.print(f"{where} {what.address}")
+    sinks = open_sinks(plan)
+    for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
+        if address := getattr(each, "address", None):
+            say.print(f"{where} {address}")
     if real_time and (refused := become_real_time()):
         say.print(f"no real-time priority: {refused}")
     tell = None if status is None else status.tell
-    counts = parts_count(plan, folder)
     try:
         session = open_session(
-            folder, plan, engine, costs, counts, source, sinks, player, tell, say.print
+            folder, plan, engine, costs, made.counts, source, sinks, player, tell, say.print
         )
         with _stopping(seconds) as stop:
             report = session.run(stop)
@@ -275,47 +269,6 @@ def _run(
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report
-
-
-def parts_count(plan: Plan, folder: Path) -> bool:
-    """Whether the observations of a session are counts."""
-    return not plan.modelled or not UnitModel.load(folder / MODEL).signals
-
-
-def _sinks(plan: Plan) -> list[Sink]:
-    if plan.publish is None:
-        return []
-    from evkf.live.zeromq import ZmqSink
-
-    return [ZmqSink(plan.publish)]
-
-
-def _source(plan: Plan, folder: Path, first: int) -> tuple[Source, BaseProcess | None]:
-    if plan.source == "zeromq":
-        from evkf.live.zeromq import ZmqSource
-
-        assert plan.address is not None
-        return ZmqSource(plan.address), None
-    tape, num = _tape(plan, folder)
-    left = None if num is None else max(num - first, 0)
-    own, other = pair()
-    return PipeSource(own), start_feed(other, tape, plan.period, left, first)
-
-
-def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
-    """What rig or replay send, and how many bins."""
-    if plan.source == "rig":
-        num = int(min(plan.bins or np.inf, max(TAPE_S / plan.bin_width, 1)))
-        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
-        counts = rig_counts(true, num, plan.seed)
-        return Tape(counts, np.arange(num) == 0), plan.bins
-    assert plan.recording is not None
-    unit = UnitModel.load(folder / MODEL)
-    reading = Reading(bin_width=unit.bin_width)
-    recording: Recording = reading.read(Console(quiet=True), Path(plan.recording), unit.signals)
-    check_units(unit, recording)
-    num = recording.num_bins if plan.bins is None else min(plan.bins, recording.num_bins)
-    return Tape(recording.counts, recording.fresh, recording.masks), num
 
 
 @contextlib.contextmanager
@@ -338,5 +291,6 @@ def _stopping(seconds: float | None) -> Iterator[Callable[[], bool]]:
 
 def _told(folder: Path, report: Report) -> dict[str, Any]:
     told = report._asdict() | {"counters": report.counters._asdict()}
-    told["latency_ms"] = [each / 1e6 for each in told.pop("latency_ns")]
-    return {"folder": str(folder), **told}
+    del told["latency_ns"]
+    latency = [each / 1e6 for each in report.latency_ns]
+    return {"folder": str(folder), **told, "latency_ms": latency}

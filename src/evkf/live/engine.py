@@ -104,7 +104,8 @@ class Engine:
             self._input = u
         info, ahead = said.info, said.outlook
         assert ahead is not None
-        return Latent(ahead.mean, ahead.cov, ahead.rate, float(info.elbo), int(info.status))
+        mean, cov, rate = (np.asarray(part) for part in ahead)
+        return Latent(mean, cov, rate, float(info.elbo), int(info.status))
 
     def bridge(self) -> Latent:
         """Pass over a bin that was lost: predict, with the last input, and do not update."""

@@ -14,8 +14,8 @@ from evkf.errors import InputError
 from evkf.learning import Learner
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Policy
+from evkf.live.ports import Settings
 from evkf.live.rig import rig_model, start_model
-from evkf.live.session import Settings
 from evkf.model import Model
 from evkf.units import UnitModel
 
@@ -157,7 +157,7 @@ def build(plan: Plan, made: Parts) -> Engine:
     return Engine(made.learner, made.model, jax.random.key(plan.seed))
 
 
-def fitted(plan: Plan, folder: Path) -> tuple[Plan, Engine, Costs]:
+def fitted(plan: Plan, folder: Path) -> tuple[Plan, Parts, Engine, Costs]:
     """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed."""
     made = parts(plan, folder)
     while True:
@@ -166,7 +166,7 @@ def fitted(plan: Plan, folder: Path) -> tuple[Plan, Engine, Costs]:
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
         if not plan.learn or costs.learn <= FITS * plan.period or least or not made.learner.ring:
-            return plan, engine, costs
+            return plan, made, engine, costs
         plan = plan._replace(
             num_windows=max(num // 2, LEAST_WINDOWS), window=max(window // 2, LEAST_WINDOW)
         )

@@ -13,10 +13,11 @@ from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
+from evkf.live.ports import Report, Sink, Source
 from evkf.live.recall import Agreement, Player
 from evkf.live.records import Kind, encode_words
 from evkf.live.segments import end_of, read
-from evkf.live.session import Report, Session, Sink, Source
+from evkf.live.session import Session
 
 Tell = Callable[[Report], None]
 Log = Callable[[str], None]

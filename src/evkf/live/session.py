@@ -8,15 +8,15 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from evkf.live.answers import Ack, Estimate, Refusal, Told
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
 from evkf.live.messages import FrameError
-from evkf.live.order import Counters, Order, OrderError, Ready
+from evkf.live.order import Order, OrderError, Ready
+from evkf.live.ports import Phase, Report, Saver, Settings, Sink, Source
 from evkf.live.records import Bin, Kind, Learning, Lost, Refused, Step, encode_words
 from evkf.live.slack import Budget, Latencies
 
@@ -28,107 +28,6 @@ DRAIN_S = 10.0
 
 TELL_NS, TIDY_NS = 500_000_000, 5_000_000_000
 """Time between reports, and between collections of garbage."""
-
-
-class Phase(StrEnum):
-    """States of a session; `docs/live_protocol.md` says what they mean and how they change."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DEGRADED = "degraded"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-class Source(Protocol):
-    """Where frames come from, and answers go to."""
-
-    answers: bool
-    """Whether there is a way back; without one nothing is acknowledged."""
-
-    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
-        """Messages that are there, each with who sent it; waits for the first so many seconds."""
-        ...
-
-    def answer(self, peer: Any, data: bytes) -> None:
-        """Send something back; it never waits."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
-class Sink(Protocol):
-    """Where estimates go."""
-
-    def publish(self, estimate: Estimate) -> None:
-        """Hand on an estimate; it never waits."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
-class Saver(Protocol):
-    """Keeps checkpoints, in a thread of its own."""
-
-    def save(self, engine: Engine, position: int, next: int) -> None:
-        """Keep what the engine knows, after the records below a position, with this bin due."""
-        ...
-
-    def close(self) -> None:
-        """Finish what was begun."""
-        ...
-
-
-class Settings(NamedTuple):
-    """How a session is run.
-
-    Attributes:
-        period: Seconds from one bin to the next; 0 if they come as fast as they are taken, which
-            leaves no time to learn.
-        window: A missing bin is given up when one so many ahead is there.
-        patience: Seconds after which it is given up in any case.
-        learn: Whether it learns.
-        backlog: Most frames that are taken from the source at once; the rest wait there.
-        checkpoint_every: Seconds between checkpoints.
-    """
-
-    period: float
-    window: int = 8
-    patience: float = 0.1
-    learn: bool = True
-    backlog: int = 4096
-    checkpoint_every: float = 30.0
-
-
-class Report(NamedTuple):
-    """What there is to tell of a session at a moment."""
-
-    phase: Phase
-    why: str
-    bins: int
-    """Since the stream began."""
-    taken: int
-    """Since this process took it up."""
-    rate: float
-    """Bins a second since the last report."""
-    latency_ns: tuple[int, int, int, int]
-    """From taken in to published: median, 99th, 99.9th percentile, worst."""
-    counters: Counters
-    refused: int
-    backlog: int
-    """Most frames found waiting at once since the last report."""
-    learned: int
-    """Of those taken, after how many it learned."""
-    elbo: float
-    """Of the last bin."""
-    acknowledged: int
-    """Number of the last bin that is durable; -1 if there is none."""
-    exposure_ms: float
-    """Longest time from taken in to durable."""
 
 
 class Session:
@@ -348,14 +247,14 @@ class Session:
         """What there is to tell now."""
         since, bins = self._told
         elapsed = max(self._clock() - since, 1) / 1e9
-        quantiles = [self._latencies.quantile(share) for share in (0.5, 0.99, 0.999)]
+        median, high, higher = (self._latencies.quantile(share) for share in (0.5, 0.99, 0.999))
         return Report(
             phase=self.phase,
             why=self.why,
             bins=self.engine.bins,
             taken=self.engine.bins - self._begun,
             rate=(self.engine.bins - bins) / elapsed,
-            latency_ns=(*quantiles, self._latencies.worst),
+            latency_ns=(median, high, higher, self._latencies.worst),
             counters=self._order.counters,
             refused=self._refused,
             backlog=self._backlog,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from evkf.live.session import Report
+from evkf.live.ports import Report
 
 COLOURS = {"ready": "green", "degraded": "yellow", "failed": "red"}
 EVERY = 10
