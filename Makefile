@@ -66,6 +66,12 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/filters_vdp.py --json results/filters_vdp.json
 	@$(BIN)/python benchmarks/nwb_memory.py --json results/nwb_memory.json
 	@$(BIN)/python benchmarks/cluster.py --json results/cluster.json
+	@$(BIN)/python benchmarks/journal.py --json results/live/journal.json
+	@$(BIN)/python benchmarks/live_fuzz.py --json results/live/fuzz.json
+	@$(BIN)/python benchmarks/live_faults.py --json results/live/faults.json
+	@$(BIN)/python benchmarks/live_soak.py --json results/live/soak.json
+	@$(BIN)/python benchmarks/live_latency.py --json results/live/latency.json
+	@$(BIN)/python benchmarks/live_kill.py --json results/live/kill.json
 	@$(BIN)/evkf reproduce reaching --data $(DATA) --out results/reaching --force
 	@$(BIN)/python benchmarks/centre_out.py $(DATA)/chewie_centre_out_100ms.npz --json results/centre_out.json
 
@@ -89,8 +95,8 @@ format: dev ## rewrite the sources in the agreed style
 lock: $(VENV)/pyvenv.cfg ## resolve the locks in requirements/ again
 	@test -x $(BIN)/uv || { echo "installing the resolver (uv)"; $(PIP) install uv; }
 	@mkdir -p requirements
-	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --group build -o requirements/run.txt > /dev/null
-	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --group build -o requirements/run.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
 	@grep -c '==' requirements/run.txt requirements/dev.txt | sed 's/:/: /; s/$$/ packages/'
 
 clean: ## remove .venv, caches and build products

@@ -139,12 +139,11 @@ def main() -> int:
             found = result[name] = measure(name, options.quick, Path(folder))
             missed += judge(name, found)
             session, floor = found["session"], found["floor"]
-            print(
-                f"{name}: {found['bins']} bins, {found['lost']} lost, learned "
-                f"{found['learned']:.1%} (windows {found['windows']}), backlog "
-                f"{found['backlog']}; p99.9 {session['p999']:.2f} ms (median "
-                f"{session['median']:.2f}, worst {session['worst']:.2f}), floor {floor['p999']:.2f} (median {floor['median']:.2f})"
-            )
+            learned = f"learned {found['learned']:.1%} (windows {found['windows']})"
+            p999 = f"{session['p999']:.2f} ms, floor {floor['p999']:.2f}"
+            rest = f"median {session['median']:.2f}, floor {floor['median']:.2f}"
+            counts = f"{found['bins']} bins, {found['lost']} lost, backlog {found['backlog']}"
+            print(f"{name}: {counts}, {learned}; p99.9 {p999} ({rest})", flush=True)
     return close(result, missed, options.json)
 
 
