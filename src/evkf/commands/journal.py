@@ -53,10 +53,10 @@ def replay(
       evkf replay day2
     """
     options = dict(locals())
-    low_latency()
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
     plan = Plan.read(folder)
+    low_latency()
     keep_compiled(folder)
     found = replay_session(folder, plan)
     for words in found.differ:
@@ -98,12 +98,12 @@ def export(
       evkf export day2 --out day2.npz
     """
     options = dict(locals())
-    low_latency()
     target = out or folder / ("session.nwb" if nwb else "session.npz")
     check_ending(target, (".nwb",) if nwb else (".nwb", ".npz", ".h5", ".hdf5"))
     check_free([target, *json_target(json_file, target)], force)
     say = console(quiet, json_file)
     plan = Plan.read(folder)
+    low_latency()
     keep_compiled(folder)
     made = parts(plan, folder)
     recording, found = _recalled(folder, plan, made)

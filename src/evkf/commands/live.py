@@ -120,11 +120,13 @@ def live(
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
     """
     options = dict(locals())
-    low_latency()
     check_free(json_target(json_file), force)
+    durable = _check(source, policy, model_file, recording)
+    folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
+    low_latency()
     unit = None if model_file is None else load_model(model_file)
-    durable = _check(source, policy, unit, recording, bin_width)
+    _check_width(unit, bin_width)
     width = bin_width or (0.01 if unit is None else unit.bin_width)
     plan = Plan(
         source=source,
@@ -144,7 +146,6 @@ def live(
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
     )
-    folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     keep_compiled(folder)
     if model_file is not None:
         keep_model(model_file, folder)
@@ -175,10 +176,10 @@ def resume(
       evkf resume day2
     """
     options = dict(locals())
-    low_latency()
     check_free(json_target(json_file), force)
-    say = console(quiet, json_file)
     plan = Plan.read(folder)
+    say = console(quiet, json_file)
+    low_latency()
     keep_compiled(folder)
     changed = {"address": address or plan.address, "publish": publish or plan.publish}
     plan = plan._replace(**changed)
@@ -199,25 +200,29 @@ def resume(
 def _check(
     source: str,
     policy: str,
-    unit: UnitModel | None,
+    model_file: Path | None,
     recording: Path | None,
-    bin_width: float | None,
 ) -> Policy:
     """Refuse what does not go together; the policy, which is known then."""
     for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
         if given not in known:
             raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
-    if source != "rig" and unit is None:
+    if source != "rig" and model_file is None:
         raise InputError("no model", f"--source {source}", "pass --model, what `evkf fit` wrote")
-    if source == "rig" and unit is not None:
+    if source == "rig" and model_file is not None:
         remedy = "leave it out: the rig has neurons of its own"
         raise InputError("a model for the rig", "--model", remedy)
     if (source == "replay") != (recording is not None):
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    return "power-loss" if policy == "power-loss" else "process-crash"
+
+
+def _check_width(unit: UnitModel | None, bin_width: float | None) -> None:
+    if bin_width is not None and not 0 < bin_width < 1e3:
+        raise InputError(f"{bin_width} s", "--bin-width", "pass seconds above zero")
     if unit is not None and bin_width is not None and bin_width != unit.bin_width:
         what = f"bins of {bin_width} s, where the model has {unit.bin_width} s"
         raise InputError(what, "--bin-width", "leave it out, or fit another model")
-    return "power-loss" if policy == "power-loss" else "process-crash"
 
 
 def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:

@@ -1,0 +1,120 @@
+"""Pipes, ZeroMQ, feeds and budgets: what a session is connected with."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.engine import Costs
+from evkf.live.feed import Tape, pace
+from evkf.live.frames import Decoder, End, Frame, encode
+from evkf.live.machine import reckon
+from evkf.live.pipes import PipeSender, PipeSource, pair
+from evkf.live.slack import RETRY_NS, Budget, Latencies
+from evkf.live.zeromq import ZmqReader, ZmqSender, ZmqSink, ZmqSource
+
+TAPE = Tape(np.arange(30, dtype=np.uint8).reshape(10, 3), np.arange(10) == 0)
+
+
+def test_a_tape_is_paced_over_a_pipe_and_acknowledged():
+    own, other = pair()
+    source, sender = PipeSource(own), PipeSender(other)
+    decoder, seen = Decoder(3), []
+
+    def listen() -> None:
+        while True:
+            for _, data in source.receive(5.0, 100):
+                frame = decoder.decode(data)
+                seen.append(frame)
+                if isinstance(frame, End):
+                    source.answer(None, Ack(frame.seq - 1).encode())
+                    return
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    assert pace(sender, TAPE, period=0.0, num=25) == 24
+    thread.join()
+    assert [frame.seq for frame in seen] == list(range(26))
+    assert [frame.fresh for frame in seen[:-1]] == [seq % 10 == 0 for seq in range(25)]
+    np.testing.assert_array_equal(seen[13].y, TAPE.counts[3])
+    sender.close()
+    assert source.receive(0.1, 10) == []
+    source.close()
+
+
+def test_what_is_not_acknowledged_is_sent_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("evkf.live.zeromq.RESEND_S", 0.0)
+    source = ZmqSource("tcp://127.0.0.1:0")
+    sender = ZmqSender(source.address)
+    frames = [Frame(seq, TAPE.counts[seq]) for seq in range(3)]
+    for frame in frames:
+        sender.send(frame)
+    given = []
+    while len(given) < 3:
+        given += source.receive(5.0, 10)
+    source.answer(given[0][0], Ack(0).encode())
+    source.answer(given[0][0], Refusal("negative", 1, "").encode())
+    while sender.unacknowledged > 1:
+        sender.read(timeout=0.1)
+    again = []
+    while not again:
+        again += source.receive(5.0, 10)
+    assert again[-1][1] == encode(frames[2])
+    assert sender.acknowledged == 0
+    assert [each.code for each in sender.refusals] == ["negative"]
+    sender.close()
+    source.close()
+
+
+def test_estimates_reach_a_subscriber_and_a_stalled_one_holds_up_nothing():
+    sink = ZmqSink("tcp://127.0.0.1:0")
+    reader, stalled = ZmqReader(sink.address), ZmqReader(sink.address)
+    said = Estimate(7, Told.LEARNED, np.zeros(2), np.eye(2), np.ones(3), -1.0, 0, 1, 2)
+    found = []
+    while not found:
+        sink.publish(said)
+        found = reader.read(timeout=0.05)
+    assert found[0].seq == 7
+    np.testing.assert_array_equal(found[0].cov, np.eye(2))
+    for _ in range(20_000):
+        sink.publish(said)
+    reader.close()
+    stalled.close()
+    sink.close()
+
+
+def test_a_bad_address_is_told_of():
+    with pytest.raises(ValueError, match="cannot bind"):
+        ZmqSource("tcp://nowhere:port")
+
+
+def test_a_budget_learns_from_what_was_spent():
+    budget = Budget([100] * 200)
+    assert budget.fits(100, now_ns=0)
+    for _ in range(5):
+        budget.spent(1000)
+    assert not budget.fits(999, now_ns=0)
+    assert budget.fits(1000, now_ns=0)
+    # What is refused for long is tried again, the longest forgotten first.
+    now = 0
+    while not budget.fits(999, now):
+        now += RETRY_NS + 1
+    assert now < 10 * RETRY_NS
+
+
+def test_latencies_keep_quantiles():
+    rng = np.random.default_rng(0)
+    durations = np.exp(rng.normal(13, 1, 5000)).astype(int)
+    found = Latencies()
+    for each in durations:
+        found.add(int(each))
+    for share in (0.5, 0.99, 0.999):
+        np.testing.assert_allclose(found.quantile(share), np.quantile(durations, share), rtol=0.05)
+    assert found.worst == durations.max()
+
+
+def test_a_load_counts_filtering_alone():
+    costs = Costs(observe=0.001, observe_p99=0.006, learn=0.1, learn_p99=0.2, compile=1.0)
+    assert reckon(costs, 0.01).holds
+    assert not reckon(costs, 0.008).holds
