@@ -48,7 +48,7 @@ COSTS = Costs(1e-4, 1e-4, 1e-3, 1e-3, 1.0)
 class Memory:
     """A source and a sink that keep everything in this process."""
 
-    answers = True
+    gone = False
 
     def __init__(self) -> None:
         self.due: list[bytes] = []

@@ -21,8 +21,9 @@ from live_kit import Server
 
 from evkf.latency import low_latency
 from evkf.live.feed import Tape
+from evkf.live.frames import Decoder
 from evkf.live.plan import JOURNAL, Plan, keep_compiled
-from evkf.live.records import Kind, Lost, decode
+from evkf.live.records import Bin, Kind, decode
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import replay
 from evkf.live.segments import read
@@ -55,13 +56,11 @@ class Rig(threading.Thread):
 
 def bins_kept(folder: Path) -> int:
     """How many bins a journal holds, without a gap from the first."""
-    due = 0
+    decoder, due = Decoder(PLAN.channels), 0
     for record in read(folder / JOURNAL):
         if record.kind == Kind.BIN:
-            due += 1
-        elif record.kind == Kind.LOST:
-            lost: Lost = decode(record.kind, record.payload)
-            due += lost.num
+            kept: Bin = decode(record.kind, record.payload)
+            due += decoder.decode(kept.frame).seq == due
     return due
 
 
@@ -119,6 +118,8 @@ def main() -> int:
     }
     if gone or left:
         missed.append(f"{gone} acknowledged bins lost, {left} never acknowledged")
+    if found.lost:
+        missed.append(f"{found.lost} bins given up, of which none was lost")
     if found.bins != rig.seq:
         missed.append(f"{found.bins} bins in the journal, {rig.seq} were sent")
     missed += list(found.differ)

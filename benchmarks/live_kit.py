@@ -20,7 +20,7 @@ from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
 from evkf.live.machine import become_real_time
 from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
-from evkf.live.run import open_session, recall
+from evkf.live.run import open_journal, open_session, recall
 from evkf.live.zeromq import ZmqSink, ZmqSource
 
 READY_S = 120.0
@@ -88,7 +88,7 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
     if how == "echo":
         _echo(plan, lambda: asked)
         return
-    player = None
+    player = journal = None
     if how == "begin":
         plan, made, engine, costs = fitted(plan, folder)
         plan.write(folder)
@@ -97,15 +97,18 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         made = parts(plan, folder)
         engine = build(plan, made)
         costs = engine.rehearse()
+        journal = open_journal(folder, plan)
         player = recall(folder, engine, made.counts)
     assert plan.address is not None
     assert plan.publish is not None
     source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
     refused = become_real_time()
-    session = open_session(folder, plan, engine, costs, made.counts, source, [sink], player)
+    session = open_session(
+        folder, plan, engine, costs, made.counts, source, [sink], journal, player
+    )
     said = {"source": source.address, "sink": sink.address, "costs": costs._asdict()}
     if player is not None:
-        said["due"] = player.next
+        said["due"] = player.due.seq
     print(json.dumps(said | {"real_time": refused is None}), flush=True)
     report = session.run(lambda: asked)
     told = report._asdict() | {"counters": report.counters._asdict()}

@@ -39,10 +39,9 @@ PLAN = Plan("rig", 0.01, latents=2, channels=100, num_windows=2, window=4)
 class Tapped:
     """A source that makes bins as they are asked for; learning has its turn in some."""
 
-    answers = False
+    gone = False
 
     def __init__(self, tape: Tape, num: int):
-        self.frames = [bytearray(encode(tape.frame(seq))) for seq in range(TAPE)]
         self.tape, self.num, self.seq, self.resident = tape, num, 0, []
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:

@@ -30,12 +30,14 @@ def test_a_checkpoint_beyond_the_journal_is_passed_over(tmp_path: Path, engine: 
     start = engine.state
     engine.observe(np.ones(5))
     early = engine.state
-    save(tmp_path / CHECKPOINTS, 1, early, {"position": "3", "next": "1"})
+    save(tmp_path / CHECKPOINTS, 1, early, {"position": "3", "due": "[1, false, 0]"})
     engine.observe(np.zeros(5))
-    save(tmp_path / CHECKPOINTS, 2, engine.state, {"position": "9", "next": "2"})
+    save(tmp_path / CHECKPOINTS, 2, engine.state, {"position": "9", "due": "[2, false, 0]"})
     engine.state = start
     player = run.recall(tmp_path, engine, True)
-    assert player.next == 1
+    assert player.due.seq == 1
+    names = [each.name for each in (tmp_path / CHECKPOINTS).iterdir()]
+    assert names == ["000000000001.safetensors"]
     jax.tree.map(np.testing.assert_array_equal, engine.state, early)
 
 

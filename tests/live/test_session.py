@@ -2,6 +2,8 @@
 
 import errno
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 from evkf.live.answers import Ack, Refusal, Told, decode_answer
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
+from evkf.live.journal import Journal
 from evkf.live.plan import Plan, build, parts, resized
 from evkf.live.ports import Phase
 from evkf.live.recall import Agreement
@@ -27,7 +30,7 @@ COSTS = Costs(1e-4, 1e-4, 1e-4, 1e-4, 1.0)
 class Given:
     """A source that hands on what it is told to, and keeps the answers."""
 
-    answers = True
+    gone = False
 
     def __init__(self, *turns: list[bytes]):
         self.turns, self.heard, self.closed = list(turns), [], False
@@ -83,6 +86,10 @@ def run(folder: Path, engine: Engine, start: object, *turns: list[bytes]) -> tup
     source, sink = Given(*turns), Kept()
     report = opened(folder, engine, source, sink).run()
     return report, source, sink
+
+
+def again_agrees(folder: Path, engine: Engine, start: object) -> bool:
+    return not again(folder, engine, start).differ
 
 
 def again(folder: Path, engine: Engine, start: object) -> Agreement:
@@ -173,7 +180,7 @@ def test_goes_on_after_an_interruption(
     after, whole = engine.state, list(sink)
     engine.state = start
     player = recall(tmp_path, engine, True)
-    assert player.next == 60
+    assert player.due.seq == 60
     jax.tree.map(np.testing.assert_array_equal, engine.state, after)
     second, more = Given(*(frames(counts, seq) for seq in range(50, BINS))), Kept()
     second.turns.append([encode_end(BINS)])
@@ -188,6 +195,19 @@ def test_goes_on_after_an_interruption(
     assert found.differ == ()
 
 
+def _give(session: Session, source: Given, counts: np.ndarray, seqs: Iterable[int]) -> None:
+    for seq in seqs:
+        source.turns.append(frames(counts, seq))
+        session.turn()
+
+
+def _until(session: Session, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        session.turn()
+    assert condition()
+
+
 def test_a_disk_that_refuses(tmp_path: Path, engine: Engine, start: object, counts: np.ndarray):
     engine.state = start
     disk, source, sink, lines = ForgetfulDisk(), Given(), Kept(), []
@@ -197,31 +217,95 @@ def test_a_disk_that_refuses(tmp_path: Path, engine: Engine, start: object, coun
     )
     session._enter(Phase.READY, "")
 
-    def give(*seqs: int) -> None:
-        source.turns.extend(frames(counts, seq) for seq in seqs)
-        for _ in seqs:
-            session.turn()
-
-    def until(condition: object) -> None:
-        end = time.monotonic() + 10
-        while not condition() and time.monotonic() < end:
-            session.turn()
-        assert condition()
-
-    give(*range(10))
+    give, until = partial(_give, session, source, counts), partial(_until, session)
+    give(range(10))
     until(lambda: Ack(9) in source.heard)
     disk.refuse = lambda call: errno.ENOSPC if call == "write" else None
-    give(*range(10, 20))
+    give(range(10, 20))
     until(lambda: session.phase == Phase.DEGRADED)
     assert "ENOSPC" in session.why
-    give(*range(20, 30))
+    give(range(20, 30))
     assert [said.seq for said in sink] == list(range(30))
     assert source.heard[-1] == Ack(9)
     disk.refuse = lambda call: None
     until(lambda: session.phase == Phase.READY)
     until(lambda: Ack(29) in source.heard)
     session.close()
+    time.sleep(0.1)  # for the thread that logs
     assert sum("degraded" in line for line in lines) == 2
+
+
+def test_a_sender_that_begins_anew_is_followed(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    first = [[encode(Frame(seq, counts[seq], sent_ns=100 + seq))] for seq in range(20)]
+    again = [[encode(Frame(seq, counts[seq], sent_ns=900 + seq))] for seq in range(10)]
+    # What is only sent again, as it was, is a duplicate.
+    turns = [*first, first[0], first[1], *again, [encode_end(5)], [encode_end(10)]]
+    report, source, sink = run(tmp_path, engine, start, *turns)
+    assert [said.seq for said in sink] == [*range(20), *range(1, 10)]
+    refusals = [said.code for said in source.heard if isinstance(said, Refusal)]
+    assert refusals == ["anew", "behind"]
+    assert report.counters.restarts == 1
+    assert report.counters.duplicates == 2
+    assert report.phase == Phase.CLOSED
+    assert again_agrees(tmp_path, engine, start)
+
+
+def test_what_could_not_be_kept_is_told_of(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    disk, source, sink = ForgetfulDisk(), Given(), Kept()
+    journal = Journal.open(tmp_path / "journal", "process-crash", disk, backlog_limit=4000)
+    session = opened(tmp_path, engine, source, sink, journal=journal, disk=disk)
+    session._enter(Phase.READY, "")
+    give = partial(_give, session, source, counts)
+    give(range(10))
+    _until(session, lambda: Ack(9) in source.heard)
+    disk.refuse = lambda call: errno.ENOSPC if call == "write" else None
+    give(range(10, 60))
+    refused = [said.seq for said in source.heard if isinstance(said, Refusal)]
+    assert refused[-1] == 59
+    assert {said.code for said in source.heard if isinstance(said, Refusal)} == {"not_kept"}
+    assert len(session._pending) < 30
+    disk.refuse = lambda call: None
+    _until(session, lambda: session.phase == Phase.READY)
+    give(range(60, 80))
+    _until(session, lambda: Ack(79) in source.heard)
+    # A checkpoint was made after the hole, from which the session goes on as it was.
+    _until(session, lambda: any((tmp_path / "checkpoints").glob("*")))
+    give(range(80, 90))
+    session.journal.wait(session.journal.position, timeout=0.5)
+    before = engine.state
+    session.close()
+    engine.state = start
+    assert recall(tmp_path, engine, True).due.seq == 90
+    jax.tree.map(np.testing.assert_array_equal, engine.state, before)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_acknowledged_survives_a_loss_of_power(
+    seed: int, tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    disk, source, sink = ForgetfulDisk(seed), Given(), Kept()
+    disk.cut_at = int(np.random.default_rng(seed).integers(20, 120))
+    plan = PLAN._replace(policy="power-loss")
+    plan.write(tmp_path)
+    session = open_session(tmp_path, plan, engine, COSTS, True, source, [sink], disk=disk)
+    session._enter(Phase.READY, "")
+    for seq in range(100):
+        _give(session, source, counts, [seq])
+        if disk.off:
+            break
+    acknowledged = max((said.seq for said in source.heard if isinstance(said, Ack)), default=-1)
+    disk.cut()
+    session.journal.close(patience=0.01)
+    engine.state = start
+    player = recall(tmp_path, engine, True)
+    assert player.due.seq > acknowledged
+    assert player.agreement.differ == ()
 
 
 def test_the_learner_of_a_plan_can_be_made_smaller():

@@ -26,12 +26,12 @@ from evkf.commands.options import load_model, result
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
-from evkf.live.journal import Policy
+from evkf.live.journal import Journal, Policy
 from evkf.live.machine import MOST, become_real_time, reckon
 from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
 from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
-from evkf.live.run import open_session, recall
+from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.live.wiring import open_sinks, open_source
 from evkf.units import UnitModel
@@ -153,7 +153,7 @@ def live(
     plan, made, engine, costs = fitted(plan, folder)
     _check_load(plan, costs, overload, say)
     plan.write(folder)
-    report = _run(folder, plan, made, engine, costs, None, real_time, seconds, say, json_file)
+    report = _run(folder, plan, made, engine, costs, None, None, real_time, seconds, say, json_file)
     emit(json_file, result("live", options, **_told(folder, report)))
 
 
@@ -188,12 +188,16 @@ def resume(
     engine = build(plan, made)
     costs = engine.rehearse()
     _check_load(plan, costs, overload, say)
+    journal = open_journal(folder, plan)
     player = recall(folder, engine, made.counts)
     if player.ended:
+        journal.close()
         remedy = "begin another with `evkf live`; `evkf export` writes this one"
         raise InputError("a session whose stream has ended", str(folder), remedy)
-    say.print(f"recalled: {engine.bins} bins, {player.next} is due")
-    report = _run(folder, plan, made, engine, costs, player, real_time, seconds, say, json_file)
+    say.print(f"recalled: {engine.bins} bins, {player.due.seq} is due")
+    report = _run(
+        folder, plan, made, engine, costs, journal, player, real_time, seconds, say, json_file
+    )
     emit(json_file, result("resume", options, **_told(folder, report)))
 
 
@@ -243,13 +247,14 @@ def _run(
     made: Parts,
     engine: Engine,
     costs: Costs,
+    journal: Journal | None,
     player: Player | None,
     real_time: bool,
     seconds: float | None,
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    source, feed = open_source(plan, folder, 0 if player is None else player.next)
+    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
     status = None if say.quiet else Status(err=str(json_file) == "-")
     sinks = open_sinks(plan)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
@@ -260,7 +265,17 @@ def _run(
     tell = None if status is None else status.tell
     try:
         session = open_session(
-            folder, plan, engine, costs, made.counts, source, sinks, player, tell, say.print
+            folder,
+            plan,
+            engine,
+            costs,
+            made.counts,
+            source,
+            sinks,
+            journal,
+            player,
+            tell,
+            say.print,
         )
         with _stopping(seconds) as stop:
             report = session.run(stop)

@@ -26,6 +26,8 @@ Policy = Literal["process-crash", "power-loss"]
 
 RETRY_S = 0.2
 """Between attempts while the disk refuses."""
+HANG_NS = 2_000_000_000
+"""A write that takes longer is trouble."""
 END_S = 0.5
 """For the commit thread to end when told to give up."""
 
@@ -186,12 +188,26 @@ class Journal:
         with self._lock:
             return tuple(range(hole.first, hole.stop) for hole in self._lost)
 
+    @property
+    def holes(self) -> int:
+        """Stretches of records that were dropped since the journal was opened."""
+        return len(self._lost)
+
+    def is_lost(self, position: int) -> bool:
+        """Whether the record at a position was dropped."""
+        if not self._lost:
+            return False
+        with self._lock:
+            return self._in_hole(position)
+
+    def _in_hole(self, position: int) -> bool:
+        at = bisect_right(self._lost, position, key=lambda hole: hole.first) - 1
+        return at >= 0 and position < self._lost[at].stop
+
     def durable_through(self, position: int) -> bool:
         """Whether the record at a position is durable, which one that was lost never is."""
         with self._lock:
-            at = bisect_right(self._lost, position, key=lambda hole: hole.first) - 1
-            lost = at >= 0 and position < self._lost[at].stop
-            return 0 <= position < self._settled and not lost
+            return 0 <= position < self._settled and not self._in_hole(position)
 
     def wait(self, position: int, timeout: float | None = None) -> bool:
         """Wait until all records below a position are durable.
@@ -213,7 +229,8 @@ class Journal:
         with self._lock:
             left = self._next - self._settled
             if not (self._closed and left):
-                return self._trouble
+                hangs = self._since_ns is not None and _age_ns(self._since_ns) > HANG_NS
+                return self._trouble or ("the disk does not answer" if hangs else None)
             why = self._trouble or "the disk does not answer"
             return f"{why}; closed with {left} records that are not durable"
 
@@ -224,7 +241,7 @@ class Journal:
             since = self._since_ns
             if since is None and self._queue:
                 since = self._queue[0][1]
-            waiting = 0 if since is None else time.monotonic_ns() - since
+            waiting = 0 if since is None else _age_ns(since)
             return max(self._exposure_ns, waiting) / 1e6
 
     def close(self, patience: float = 5.0) -> None:
@@ -312,3 +329,7 @@ class Journal:
             self._on_durable(self.durable)
         except Exception:
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+
+
+def _age_ns(since_ns: int) -> int:
+    return time.monotonic_ns() - since_ns

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from evkf.checks import check_whole
 from evkf.errors import EvkfError, InputError
 
+LARGEST_GAP = 10_000
+"""Bins that may be missing in a row."""
+
 REMEMBERED = 1_000_000
 """Stretches of lost bins that are remembered, to tell late bins from duplicates."""
 
@@ -90,7 +93,7 @@ class Order:
         window: int,
         start: int = 0,
         patience_ns: int = 100_000_000,
-        largest_gap: int = 10_000,
+        largest_gap: int = LARGEST_GAP,
     ):
         check_whole(window, 1, "window")
         check_whole(start, 0, "start")

@@ -12,37 +12,42 @@ ROOM = 1 << 22
 """Bytes that may wait in a socket, if the system allows as much."""
 
 
+PEER = "pipe"
+"""Who sends: there is only one."""
+
+
 class PipeSource:
     """Frames from the other end of a pair of sockets.
 
     Args:
         own: This end.
 
+    Attributes:
+        gone: Whether the other end is closed.
+
     Example:
         >>> own, other = pair()
         >>> _ = other.send(b"a frame")
         >>> source = PipeSource(own)
         >>> source.receive(timeout=1.0, most=10)
-        [(None, b'a frame')]
-        >>> source.answer(None, b"an answer")
+        [('pipe', b'a frame')]
+        >>> source.answer("pipe", b"an answer")
         >>> other.recv(100)
         b'an answer'
         >>> other.close(); source.close()
     """
-
-    answers = True
 
     def __init__(self, own: socket.socket):
         self._own = own
         self._own.setblocking(False)
         self._poll = select.poll()
         self._poll.register(own, select.POLLIN)
-        self._open = True
+        self.gone = False
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there; waits for the first so many seconds."""
         found: list[tuple[Any, bytes]] = []
-        if not self._poll.poll(timeout * 1000) or not self._open:
+        if self.gone or not self._poll.poll(timeout * 1000):
             return found
         while len(found) < most:
             try:
@@ -52,11 +57,9 @@ class PipeSource:
             except ConnectionError:
                 data = b""
             if not data:
-                # The other end is gone: there will be nothing more to wait for.
-                self._open = False
-                self._poll.unregister(self._own)
+                self.gone = True
                 break
-            found.append((None, data))
+            found.append((PEER, data))
         return found
 
     def answer(self, peer: Any, data: bytes) -> None:
@@ -89,7 +92,7 @@ class PipeSender:
         while select.select([self._own], [], [], 0 if found else timeout)[0]:
             data = self._own.recv(ROOM)
             if not data:
-                break
+                raise ConnectionError("the other end is closed")
             found.append(data)
         return found
 

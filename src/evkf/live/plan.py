@@ -165,7 +165,8 @@ def fitted(plan: Plan, folder: Path) -> tuple[Plan, Parts, Engine, Costs]:
         costs = engine.rehearse()
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
-        if not plan.learn or costs.learn <= FITS * plan.period or least or not made.learner.ring:
+        fits = costs.learn <= FITS * plan.period or not plan.period
+        if fits or least or not plan.learn or not made.learner.ring:
             return plan, made, engine, costs
         plan = plan._replace(
             num_windows=max(num // 2, LEAST_WINDOWS), window=max(window // 2, LEAST_WINDOW)

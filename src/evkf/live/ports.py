@@ -21,8 +21,8 @@ class Phase(StrEnum):
 class Source(Protocol):
     """Where frames come from, and answers go to."""
 
-    answers: bool
-    """Whether there is a way back; without one nothing is acknowledged."""
+    gone: bool
+    """Whether nothing can come any more."""
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there, each with who sent it; waits for the first so many seconds."""
@@ -49,11 +49,25 @@ class Sink(Protocol):
         ...
 
 
+class Due(NamedTuple):
+    """What the next bin will be.
+
+    Attributes:
+        seq: Its number.
+        fresh: Whether it begins a trial, whatever it says itself.
+        sent_ns: When the last one was sent, on the sender's clock; 0 if that is not known.
+    """
+
+    seq: int = 0
+    fresh: bool = False
+    sent_ns: int = 0
+
+
 class Saver(Protocol):
     """Keeps checkpoints, in a thread of its own."""
 
-    def save(self, engine: Engine, position: int, next: int) -> None:
-        """Keep what the engine knows, after the records below a position, with this bin due."""
+    def save(self, engine: Engine, position: int, due: Due) -> bool:
+        """Keep what the engine knows after the records below a position; whether it is done."""
         ...
 
     def close(self) -> None:

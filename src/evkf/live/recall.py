@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from evkf.live.engine import Engine, Latent
 from evkf.live.frames import Decoder, Frame
+from evkf.live.order import LARGEST_GAP
+from evkf.live.ports import Due
 from evkf.live.records import Bin, Kind, Learning, Lost, Step, decode
 from evkf.live.segments import HOLE, Record
 
@@ -34,20 +36,20 @@ class Player:
     Args:
         engine: At the state that the first record found.
         counts: Whether observations are counts.
-        next: Number of the bin that was due then.
+        due: What the next bin was to be then.
         keep: Told of every bin: its number, its frame if it was not lost, and what came of it.
 
     Attributes:
-        next: Number of the bin that is due.
+        due: What the next bin is to be.
         latent: The last.
         ended: Whether the stream has ended.
     """
 
-    def __init__(self, engine: Engine, counts: bool, next: int = 0, keep: Keep | None = None):
-        self.engine, self.next, self.ended = engine, next, False
+    def __init__(self, engine: Engine, counts: bool, due: Due = Due(), keep: Keep | None = None):  # noqa: B008
+        self.engine, self.due, self.ended = engine, due, False
         self.latent: Latent | None = None
         self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
-        self._fresh, self._keep = False, keep
+        self._keep = keep
         self._bins = self._lost = self._learned = self._compared = self._holes = 0
         self._differ: list[str] = []
 
@@ -72,7 +74,7 @@ class Player:
         elif kind == Kind.LEARN:
             self._learn(decode(kind, record.payload))
         elif kind == Kind.RESTART:
-            self.next, self._fresh = decode(kind, record.payload)["seq"], True
+            self.due = Due(decode(kind, record.payload)["seq"], fresh=True)
         elif kind == Kind.END:
             self.ended = True
 
@@ -80,26 +82,30 @@ class Player:
         frame = self._decoder.decode(bin.frame)
         assert isinstance(frame, Frame)
         # Only a hole in the journal leaves bins out; what they held is not known.
-        while self.next < frame.seq:
-            self._pass_over(self.next)
-        fresh = frame.fresh or self._fresh
+        if not 0 <= frame.seq - self.due.seq <= LARGEST_GAP:
+            self.due = Due(frame.seq, fresh=True)
+        while self.due.seq < frame.seq:
+            self._pass_over(self.due.seq)
+        fresh = frame.fresh or self.due.fresh
         latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
-        self._fresh = False
+        sent_ns = max(self.due.sent_ns, frame.sent_ns)
+        self.due = Due(frame.seq + 1, sent_ns=sent_ns)
         self._done(frame.seq, frame._replace(fresh=fresh), latent)
 
     def _pass_over(self, seq: int) -> None:
         self._lost += 1
+        self.due = self.due._replace(seq=seq + 1)
         self._done(seq, None, self.engine.bridge())
 
     def _done(self, seq: int, frame: Frame | None, latent: Latent) -> None:
-        self.latent, self.next = latent, seq + 1
+        self.latent = latent
         self._bins += 1
         if self._keep is not None:
             self._keep(seq, frame, latent)
 
     def _compare(self, said: Step) -> None:
         self._compared += 1
-        found = None if self.latent is None else Step.of(self.next - 1, self.latent)
+        found = None if self.latent is None else Step.of(self.due.seq - 1, self.latent)
         if found is None or found.encode() != said.encode():
             self._tell(f"bin {said.seq}: {_what(found, said)}")
 

@@ -1,11 +1,12 @@
 """A session put together: begun in a new folder, or taken up again from an old one."""
 
+import contextlib
+import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from evkf.live.answers import Estimate, Told
 from evkf.live.checkpoint import Checkpoint, load_newest, save
@@ -13,7 +14,7 @@ from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
-from evkf.live.ports import Report, Sink, Source
+from evkf.live.ports import Due, Report, Sink, Source
 from evkf.live.recall import Agreement, Player
 from evkf.live.records import Kind, encode_words
 from evkf.live.segments import end_of, read
@@ -40,22 +41,25 @@ class CheckpointSaver:
         self._thread = threading.Thread(target=self._run, name="evkf-checkpoints", daemon=True)
         self._thread.start()
 
-    def save(self, engine: Engine, position: int, next: int) -> None:
-        """Keep what the engine knows; nothing is done while the last is still being written."""
-        if not self._busy.is_set():
-            self._busy.set()
-            self._queue.put((engine.snapshot(), engine.bins, position, next))
+    def save(self, engine: Engine, position: int, due: Due) -> bool:
+        """Keep what the engine knows; false while the last is still being written."""
+        if self._busy.is_set():
+            return False
+        self._busy.set()
+        self._queue.put((engine.snapshot(), engine.bins, position, due))
+        return True
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            take, bins, position, next = item
+            take, bins, position, due = item
             try:
                 # After a hole it never is; what follows can only begin from here then.
                 self._journal.wait(position, timeout=10)
                 if self._journal.settled >= position:
-                    note = {"position": str(position), "next": str(next)}
+                    note = {"position": str(position), "due": json.dumps(due)}
                     save(self._folder, bins, take(), note, self._disk)
-            except OSError as error:
+            except Exception as error:
+                # The session goes on; the next may succeed.
                 self._log(f"no checkpoint: {error}")
             finally:
                 self._busy.clear()
@@ -78,12 +82,12 @@ def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> P
     Returns:
         What took the records; it knows the bin that is due, and how they compare.
     """
-    position = next = 0
+    position, due = 0, Due()
     found = None if whole else _newest(folder, engine)
     if found is not None:
         engine.state = found.state
-        position, next = int(found.metadata["position"]), int(found.metadata["next"])
-    player = Player(engine, counts, next)
+        position, due = int(found.metadata["position"]), Due(*json.loads(found.metadata["due"]))
+    player = Player(engine, counts, due)
     player.play(read(folder / JOURNAL, first=position))
     return player
 
@@ -93,6 +97,9 @@ def _newest(folder: Path, engine: Engine) -> Checkpoint | None:
     end, like = end_of(folder / JOURNAL), engine.state
     found = load_newest(folder / CHECKPOINTS, like=like)
     while found is not None and int(found.metadata["position"]) > end:
+        # It must not be taken for one of the records to come.
+        DISK.remove(found.path)
+        DISK.sync_folder(found.path.parent)
         found = load_newest(folder / CHECKPOINTS, at_most=found.bin - 1, like=like)
     return found
 
@@ -103,6 +110,14 @@ def replay(folder: Path, plan: Plan) -> Agreement:
     return recall(folder, build(plan, made), made.counts, whole=True).agreement
 
 
+def open_journal(folder: Path, plan: Plan, disk: Disk = DISK) -> Journal:
+    """Open the journal of a session: nobody else can write to it then, and its end is known.
+
+    Do so before a session is recalled: what is read then is what the disk has.
+    """
+    return Journal.open(folder / JOURNAL, plan.policy, disk)
+
+
 def open_session(
     folder: Path,
     plan: Plan,
@@ -111,12 +126,13 @@ def open_session(
     counts: bool,
     source: Source,
     sinks: Sequence[Sink],
+    journal: Journal | None = None,
     player: Player | None = None,
     tell: Tell | None = None,
     log: Log | None = None,
     disk: Disk = DISK,
 ) -> Session:
-    """Open the journal of a folder and put a session together.
+    """Put a session together.
 
     Args:
         folder: Of the session.
@@ -126,13 +142,14 @@ def open_session(
         counts: Whether observations are counts.
         source: Where bins come from.
         sinks: Where estimates go.
-        player: What recalled the session, if it is taken up again.
+        journal: What `open_journal` gave, if the session is taken up again; else it is opened.
+        player: What recalled it, likewise.
         tell: Told of the session twice a second.
         log: Told a line for every change of state; they are written to a file too.
         disk: To use.
     """
-    log = _logged(folder / LOG, log)
-    journal = Journal.open(folder / JOURNAL, plan.policy, disk)
+    log = Logger(folder / LOG, log)
+    journal = open_journal(folder, plan, disk) if journal is None else journal
     journal.append(Kind.BEGIN, encode_words(**describe(plan, engine, costs)))
     session = Session(
         engine,
@@ -142,7 +159,7 @@ def open_session(
         plan.settings,
         costs,
         counts,
-        first=0 if player is None else player.next,
+        due=Due() if player is None else player.due,
         saver=CheckpointSaver(folder / CHECKPOINTS, journal, log, disk),
         tell=tell,
         log=log,
@@ -151,19 +168,33 @@ def open_session(
         now, last = time.monotonic_ns(), player.latent
         said = last.mean, last.cov, last.rate, last.elbo, last.status
         for sink in sinks:
-            sink.publish(Estimate(player.next - 1, Told.NOTHING, *said, now, now))
+            sink.publish(Estimate(player.due.seq - 1, Told.NOTHING, *said, now, now))
     return session
 
 
-def _logged(path: Path, also: Log | None) -> Log:
-    def write(line: str) -> Any:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}\n")
-        except OSError:
-            # A full disk must not stop the session; the line goes to the operator all the same.
-            pass
-        if also is not None:
-            also(line)
+class Logger:
+    """Writes lines to a file and tells them to someone, in a thread of its own: neither a disk nor
+    a terminal that is stuck holds up who logs.
 
-    return write
+    Args:
+        path: The file.
+        also: Told every line.
+    """
+
+    def __init__(self, path: Path, also: Log | None = None):
+        self._path, self._also = path, also
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="evkf-log", daemon=True).start()
+
+    def __call__(self, line: str) -> None:
+        """Log a line."""
+        self._lines.put(line)
+
+    def _run(self) -> None:
+        while True:
+            line = self._lines.get()
+            with contextlib.suppress(Exception), self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}\n")
+            if self._also is not None:
+                with contextlib.suppress(Exception):
+                    self._also(line)

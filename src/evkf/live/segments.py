@@ -179,7 +179,8 @@ def recover(folder: Path, disk: Disk, sync: bool) -> Found:
         for number in _numbers(folder, disk):
             _sync(segment_path(folder, number), disk)
         disk.sync_folder(folder)
-    scan = _Scan(folder, disk)
+    # Only the last segment can be torn; those before may be many.
+    scan = _Scan(folder, disk, begin=sys.maxsize)
     lost = [hole(record) for record in scan if record.kind == HOLE]
     for path in scan.headless:
         disk.remove(path)

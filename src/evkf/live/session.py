@@ -16,7 +16,7 @@ from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
-from evkf.live.ports import Phase, Report, Saver, Settings, Sink, Source
+from evkf.live.ports import Due, Phase, Report, Saver, Settings, Sink, Source
 from evkf.live.records import Bin, Kind, Learning, Lost, Refused, Step, encode_words
 from evkf.live.slack import Budget, Latencies
 
@@ -28,6 +28,12 @@ DRAIN_S = 10.0
 
 TELL_NS, TIDY_NS = 500_000_000, 5_000_000_000
 """Time between reports, and between collections of garbage."""
+
+LATE = 4
+"""What waits for slack so many times as long as it should is done without."""
+
+AT_ONCE_NS = 50_000
+"""A frame that came sooner than this after it was asked for was there before."""
 
 
 class Session:
@@ -41,7 +47,7 @@ class Session:
         settings: How it is run.
         costs: Of the engine, rehearsed.
         counts: Whether observations are counts.
-        first: Number of the first bin due.
+        due: What the next bin will be.
         saver: Keeps checkpoints.
         tell: Told of the session twice a second.
         log: Told a line for every change of state.
@@ -57,7 +63,7 @@ class Session:
         settings: Settings,
         costs: Costs,
         counts: bool = True,
-        first: int = 0,
+        due: Due = Due(),  # noqa: B008
         saver: Saver | None = None,
         tell: Callable[[Report], None] | None = None,
         log: Callable[[str], None] = print,
@@ -66,21 +72,24 @@ class Session:
         self.engine, self.source, self.sinks, self.journal = engine, source, sinks, journal
         self.settings, self._clock, self._log = settings, clock, log
         self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
-        self._order = Order(settings.window, first, int(settings.patience * 1e9))
+        self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
+        self._fresh, self._sent_ns = due.fresh, due.sent_ns
         self.phase, self.why = Phase.STARTING, ""
         self._period = int(settings.period * 1e9)
         self._save_ns = int(settings.checkpoint_every * 1e9)
-        self._budget = Budget([int(costs.learn * 1e9)] * 99 + [int(costs.learn_p99 * 1e9)])
-        self._tidying = Budget([int(costs.learn * 1e9)])
+        learning, at_most = int(costs.learn * 1e9), int(costs.learn_p99 * 1e9)
+        self._learning = Budget([learning] * 98 + [at_most] * 2)
+        self._tidying, self._saving = Budget([learning]), Budget([learning])
         self._latencies = Latencies()
         self._key = engine.key
         # Bins that are not durable yet: position in the journal, number, and who to tell.
         self._pending: deque[tuple[int, int, Any]] = deque()
-        self._acknowledged, self._again = first - 1, None
+        self._acknowledged, self._again = due.seq - 1, None
         self._refused, self._backlog, self._learned, self._elbo = 0, 0, 0, 0.0
         self._has_learned = self._tried = False
         self._jumped: int | None = None
-        self._newest_ns = 0
+        self._due_ns = self._looked_ns = 0
+        self._holes = journal.holes
         self._saver, self._tell = saver, tell
         self._begun = engine.bins
         self._told = (clock(), engine.bins)
@@ -94,7 +103,7 @@ class Session:
         gc.freeze()
         gc.disable()
         try:
-            while self.phase not in (Phase.CLOSED, Phase.FAILED) and not stop():
+            while not self._over and not stop():
                 self.turn()
         except Exception as error:
             self._enter(Phase.FAILED, f"{type(error).__name__}: {error}")
@@ -106,18 +115,31 @@ class Session:
             self.close()
         return self.report()
 
+    @property
+    def _over(self) -> bool:
+        return self.phase in (Phase.CLOSED, Phase.FAILED)
+
     def turn(self) -> None:
         """Take in what is there, answer, and use what time is left."""
+        asked = self._clock()
         messages = self.source.receive(self._wait(), self.settings.backlog)
         now = self._clock()
+        if messages:
+            # A frame that was there already came after the last turn: when it was due, say.
+            there = max(min(now, self._due_ns), self._looked_ns)
+            self._due_ns = now if now - asked > AT_ONCE_NS else there
+        self._looked_ns = now
         self._backlog = max(self._backlog, len(messages))
         for peer, data in messages:
+            if self._over:
+                return
             self._take(peer, data, now)
-        self._settle(self._order.expire(now), None)
+        self._settle(self._order.expire(now))
         self._acknowledge()
-        if len(messages) <= 1:
-            self._use_slack()
+        self._use_slack(busy=len(messages) > 1)
         self._watch()
+        if not messages and self.source.gone:
+            self._finish("the source is gone")
 
     def _wait(self) -> float:
         """Seconds to wait for a frame: not for long when there is someone to tell."""
@@ -129,17 +151,27 @@ class Session:
             if isinstance(frame, End):
                 self._end(peer, frame)
                 return
-            self._newest_ns = now
-            before = self._order.next
-            ready = self._order.push(frame.seq, (frame, bytes(data), now), now)
-            if frame.seq < before:
-                self._again = peer
+            ready = self._push(peer, frame, data, now)
         except FrameError as error:
             self._refuse(peer, data, error.code, error.seq, error.message)
             ready = [] if error.seq is None else self._given_up(error.seq)
         except OrderError as error:
             ready = self._jump(peer, data, now, error)
-        self._settle(ready, peer)
+        self._settle(ready)
+
+    def _push(self, peer: Any, frame: Frame, data: bytes, now: int) -> list[Ready]:
+        due = self._order.next
+        # What is sent again is the same as before; sent later, it is of a sender that began anew.
+        anew = due > 1 and frame.seq == (0 if self._jumped is None else 1)
+        if anew and frame.sent_ns > self._sent_ns > 0:
+            raise OrderError("anew", f"sent after bin {due - 1}", frame.seq)
+        ready = self._order.push(frame.seq, (frame, bytes(data), now, peer), now)
+        self._sent_ns = max(self._sent_ns, frame.sent_ns)
+        if frame.seq < due:
+            self._again = peer
+        else:
+            self._due_ns += self._period
+        return ready
 
     def _given_up(self, seq: int) -> list[Ready]:
         try:
@@ -154,12 +186,14 @@ class Session:
             self._refuse(peer, data, error.code, error.seq, error.message)
             return []
         self._jumped = None
-        self._settle(self._order.restart(error.seq), peer)
+        self._settle(self._order.restart(error.seq))
         self.journal.append(Kind.RESTART, encode_words(seq=error.seq))
-        self._log(f"bins go on from {error.seq}")
+        self._fresh, self._sent_ns = True, 0
         frame = self._decoder.decode(data)
         assert isinstance(frame, Frame)
-        return self._order.push(frame.seq, (frame._replace(fresh=True), bytes(data), now), now)
+        ready = self._push(peer, frame, data, now)
+        self._log(f"bins go on from {error.seq}")
+        return ready
 
     def _refuse(self, peer: Any, data: bytes, code: str, seq: int | None, text: str) -> None:
         self._refused += 1
@@ -168,68 +202,78 @@ class Session:
             kept = Refused(code, text, bytes(memoryview(data)[:CUT]))
             self.journal.append(Kind.REFUSED, kept.encode())
 
-    def _settle(self, ready: Sequence[Ready], peer: Any) -> None:
+    def _settle(self, ready: Sequence[Ready]) -> None:
         for seq, item in ready:
             if item is None:
-                position = self.journal.append(Kind.LOST, Lost(seq, 1).encode())
-                latent, begin, told = self.engine.bridge(), self._newest_ns, Told.BRIDGED
+                kind, record, begin, peer = Kind.LOST, Lost(seq, 1), self._clock(), None
+                latent, told = self.engine.bridge(), Told.NOT_DURABLE | Told.BRIDGED
             else:
-                frame, data, begin = item
-                position = self.journal.append(Kind.BIN, Bin(begin, data).encode())
-                latent = self.engine.observe(frame.y, frame.mask, frame.u, frame.fresh)
-                told = Told.NOTHING
-            told |= Told.LEARNED if self._has_learned else Told.NOTHING
-            told |= Told.NOT_DURABLE if self.journal.durable <= position else Told.NOTHING
+                frame, data, begin, peer = item
+                kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
+                fresh, self._fresh = frame.fresh or self._fresh, False
+                latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
+            if self._has_learned:
+                told |= Told.LEARNED
             end = self._clock()
-            estimate = Estimate(
-                seq, told, latent.mean, latent.cov, latent.rate, latent.elbo, latent.status, begin,
-                end,
-            )  # fmt: skip
+            estimate = Estimate(seq, told, *latent, received_ns=begin, published_ns=end)
             for sink in self.sinks:
                 sink.publish(estimate)
             self._latencies.add(end - begin)
+            # Only now: to append wakes the thread that writes, which would be in the way.
+            position = self.journal.append(kind, record.encode())
             self.journal.append(Kind.STEP, Step.of(seq, latent).encode())
-            self._pending.append((position, seq, peer))
+            if self.journal.is_lost(position):
+                text = "the disk refused for so long that there was no room for it"
+                self.source.answer(peer, Refusal("not_kept", seq, text).encode())
+            else:
+                self._pending.append((position, seq, peer))
             self._elbo, self._has_learned, self._tried = latent.elbo, False, False
 
     def _acknowledge(self) -> None:
-        """Tell senders what is durable, and of what could not be kept."""
+        """Tell the sender up to where bins are durable."""
         settled, last, to = self.journal.settled, -1, self._again
         while self._pending and self._pending[0][0] < settled:
-            position, seq, peer = self._pending.popleft()
-            if self.journal.durable_through(position):
-                last, to = seq, peer
-            else:
-                text = "the disk refused for so long that there was no room for it"
-                self.source.answer(peer, Refusal("not_kept", seq, text).encode())
-                # What follows cannot be computed again from the journal alone.
-                self._saved_ns = -TIDY_NS * 1000
+            _, last, peer = self._pending.popleft()
+            to = to if peer is None else peer
         if last >= 0:
             self._acknowledged = last
-        if (last >= 0 or self._again is not None) and self._acknowledged >= 0:
+        if to is not None and self._acknowledged >= 0:
             self.source.answer(to, Ack(self._acknowledged).encode())
         self._again = None
 
-    def _use_slack(self) -> None:
+    def _use_slack(self, busy: bool) -> None:
         """Learn if it fits before the next bin; else, or after it, what else there is to do."""
         now = self._clock()
-        left = self._newest_ns + self._period - now
+        left = 0 if busy else self._due_ns - now
         wanted = self.settings.learn and self.engine.due and not self._tried
-        if wanted and self.engine.bins and self._budget.fits(left, now):
+        if wanted and left > 0 and self._learning.fits(left, now):
             learned = self.engine.learn()
-            after = self._clock()
-            self._budget.spent(after - now)
+            self._learning.spent(self._clock() - now)
             kept = Learning(self.engine.bins, learned, self._key)
             self.journal.append(Kind.LEARN, kept.encode())
             self._learned += 1
             self._has_learned = self._tried = True
-        elif now - self._tidied_ns > TIDY_NS and self._tidying.fits(left, now):
+        elif self._may(self._tidying, now - self._tidied_ns, TIDY_NS, left, now):
             gc.collect()
             self._tidied_ns = self._clock()
             self._tidying.spent(self._tidied_ns - now)
-        elif self._saver is not None and now - self._saved_ns > self._save_ns:
-            self._saved_ns = now
-            self._saver.save(self.engine, self.journal.position, self._order.next)
+        elif (
+            self._saver is not None
+            and self._may(self._saving, now - self._saved_ns, self._save_ns, left, now)
+            and self._saver.save(self.engine, self.journal.position, self._due)
+        ):
+            self._saved_ns = self._clock()
+            self._saving.spent(self._saved_ns - now)
+
+    def _may(self, budget: Budget, since: int, every: int, left: int, now: int) -> bool:
+        """Whether something that is to be done now and then may be done now."""
+        if since <= every:
+            return False
+        return since > LATE * every or not self._period or (left > 0 and budget.fits(left, now))
+
+    @property
+    def _due(self) -> Due:
+        return Due(self._order.next, self._fresh, self._sent_ns)
 
     def _watch(self) -> None:
         """Tell of trouble with the disk, and of the session now and then."""
@@ -238,6 +282,9 @@ class Session:
             self._enter(Phase.DEGRADED, f"{trouble}; filtering goes on, nothing is acknowledged")
         elif self.phase == Phase.DEGRADED and not trouble:
             self._enter(Phase.READY, "the journal is written again")
+        if self.journal.holes > self._holes:
+            # What follows cannot be computed from the journal alone: a checkpoint, and soon.
+            self._holes, self._saved_ns = self.journal.holes, -LATE * self._save_ns - 1
         now = self._clock()
         if self._tell is not None and now - self._told[0] >= TELL_NS:
             self._tell(self.report())
@@ -265,13 +312,15 @@ class Session:
         )
 
     def _enter(self, phase: Phase, why: str) -> None:
-        self._log(f"{self.phase} -> {phase}: {why}")
-        self.phase, self.why = phase, why
+        before, self.phase, self.why = self.phase, phase, why
         self.journal.append(Kind.PHASE, encode_words(phase=phase, why=why))
+        self._log(f"{before} -> {phase}: {why}")
 
     def _end(self, peer: Any, frame: End) -> None:
         try:
-            self._settle(self._order.flush(frame.seq), peer)
+            if frame.seq < self._order.next:
+                raise OrderError("behind", f"bin {self._order.next} is due", frame.seq)
+            self._settle(self._order.flush(frame.seq))
         except OrderError as error:
             self._refuse(peer, b"", error.code, error.seq, error.message)
             return
@@ -281,17 +330,21 @@ class Session:
 
     def _finish(self, why: str) -> None:
         """All becomes durable, the sender is told, and that is the end."""
-        self.journal.wait(self.journal.position, timeout=DRAIN_S)
+        position = self.journal.position
+        self.journal.wait(position, timeout=DRAIN_S)
         self._acknowledge()
-        self._enter(Phase.CLOSED, why)
+        if self.journal.settled >= position:
+            self._enter(Phase.CLOSED, why)
+        else:
+            self._enter(Phase.FAILED, f"{why}, but not all is written: {self.journal.trouble}")
 
     def close(self) -> None:
         """Close what is open; the source and the sinks too."""
-        if self.phase not in (Phase.CLOSED, Phase.FAILED):
+        if not self._over:
             self._finish("stopped")
         if self._saver is not None:
             if self.phase == Phase.CLOSED:
-                self._saver.save(self.engine, self.journal.position, self._order.next)
+                self._saver.save(self.engine, self.journal.position, self._due)
             self._saver.close()
         self.journal.close()
         self.source.close()

@@ -29,7 +29,7 @@ class Status:
 
     def __init__(self, err: bool = False):
         command = [sys.executable, "-m", "evkf.live.status", *(["--err"] if err else [])]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
         os.set_blocking(self._pipe.fileno(), False)
@@ -37,17 +37,17 @@ class Status:
     def tell(self, report: Report) -> None:
         """Show a report, unless the last is not read yet."""
         line = json.dumps(report._asdict() | {"counters": report.counters._asdict()})
-        try:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ValueError):
             self._pipe.write(line.encode() + b"\n")
-            self._pipe.flush()
-        except (BlockingIOError, BrokenPipeError, ValueError):
-            pass
 
     def close(self) -> None:
         """Wait until the last is drawn."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self._pipe.close()
-        self._process.wait(timeout=10)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
 def line(report: dict[str, Any]) -> str:

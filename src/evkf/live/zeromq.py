@@ -6,6 +6,7 @@ answers and estimates are left out.
 
 import contextlib
 import time
+from collections import deque
 from typing import Any
 
 from evkf.errors import InputError
@@ -17,11 +18,15 @@ try:
 except ImportError as error:
     raise ImportError('ZeroMQ needs pyzmq: pip install "evkf[live]"') from error
 
-HIGH_WATER, LARGEST = 4096, 1 << 24
-"""Messages that may wait in a socket, and bytes of one; a peer that sends more is cut off."""
+HIGH_WATER, LARGEST = 4096, 1 << 20
+"""Messages that may wait in a socket, and bytes of one."""
 
-RESEND_S = 2.0
-"""After so long without an acknowledgement, what was not acknowledged is sent again."""
+CONNECT_MS = 1000
+"""A new sender waits so long for its session; later it sends when it can, in `send` and `read`."""
+
+RESEND_S, SELDOM_S = 2.0, 60.0
+"""After so long without an acknowledgement, what was not acknowledged is sent again; twice as long
+after every time, up to the second."""
 
 
 class ZmqSource:
@@ -29,19 +34,21 @@ class ZmqSource:
 
     Args:
         address: To bind, such as tcp://127.0.0.1:5555; port 0 takes a free one.
+        largest: Bytes of a message; a peer that sends a longer one is cut off.
 
     Attributes:
         address: Where it is bound.
+        gone: Never: other senders may come.
     """
 
-    answers = True
+    gone = False
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, largest: int = LARGEST):
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, largest)
         self._socket.setsockopt(zmq.LINGER, 500)
         self.address = _bind(self._context, self._socket, address)
 
@@ -129,11 +136,16 @@ class ZmqSender:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         self._socket.setsockopt(zmq.LINGER, 500)
+        # Nothing is queued for a session that is away: what it missed must come before the rest.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
         if name is not None:
             self._socket.setsockopt(zmq.IDENTITY, name)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
+        self._socket.poll(CONNECT_MS, zmq.POLLOUT)
         self._kept: dict[int, bytes] = {}
-        self._keep, self._heard = keep, time.monotonic()
+        self._unsent: deque[int] = deque()
+        self._keep, self._heard, self._patience = keep, time.monotonic(), RESEND_S
         self.acknowledged, self.refusals = -1, []
 
     @property
@@ -142,26 +154,41 @@ class ZmqSender:
         return len(self._kept)
 
     def send(self, frame: Frame) -> None:
-        """Send a bin."""
-        data = encode(frame)
+        """Send a bin, after those that are still to be sent."""
         while len(self._kept) >= self._keep:
             self.read(timeout=0.1)
         if not self._kept:
             self._heard = time.monotonic()
-        self._kept[frame.seq] = data
-        self._socket.send(data)
+        self._kept[frame.seq] = encode(frame)
+        self._unsent.append(frame.seq)
+        self._flush()
 
     def send_raw(self, data: bytes) -> None:
-        """Send anything, once."""
+        """Send anything, once; waits for a session."""
         self._socket.send(data)
 
     def end(self, seq: int, timeout: float = 10.0) -> bool:
-        """Say that no bin follows, and wait; whether all were acknowledged."""
-        self._socket.send(encode_end(seq))
+        """Say that no bin follows, when all are acknowledged; whether they were, in that time."""
         until = time.monotonic() + timeout
         while self._kept and time.monotonic() < until:
             self.read(timeout=0.05)
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode_end(seq), zmq.NOBLOCK)
         return not self._kept
+
+    def _flush(self) -> None:
+        """Send what is to be sent, in order, as far as the socket takes it."""
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._unsent = deque(self._kept)
+        while self._unsent:
+            data = self._kept.get(self._unsent[0])
+            try:
+                if data is not None:
+                    self._socket.send(data, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
 
     def read(self, timeout: float = 0.0) -> list[Ack | Refusal | Estimate]:
         """Answers that are there; waits for the first so many seconds."""
@@ -170,15 +197,15 @@ class ZmqSender:
             answer = decode_answer(self._socket.recv())
             found.append(answer)
             self._heed(answer)
-        if self._kept and time.monotonic() - self._heard > RESEND_S:
-            self._heard = time.monotonic()
-            for data in list(self._kept.values())[:HIGH_WATER]:
-                self._socket.send(data)
+        if self._kept and time.monotonic() - self._heard > self._patience:
+            self._heard, self._unsent = time.monotonic(), deque(self._kept)
+            self._patience = min(2 * self._patience, SELDOM_S)
+        self._flush()
         return found
 
     def _heed(self, answer: Ack | Refusal | Estimate) -> None:
         if isinstance(answer, Ack):
-            self._heard = time.monotonic()
+            self._heard, self._patience = time.monotonic(), RESEND_S
             self.acknowledged = max(self.acknowledged, answer.seq)
             while self._kept and (first := next(iter(self._kept))) <= answer.seq:
                 del self._kept[first]
@@ -189,6 +216,8 @@ class ZmqSender:
 
     def close(self) -> None:
         """Close the socket."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
 
