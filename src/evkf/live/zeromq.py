@@ -55,7 +55,7 @@ class ZmqSource:
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there, each with who sent it; waits for the first so many seconds."""
         found: list[tuple[Any, bytes]] = []
-        if not self._socket.poll(max(timeout * 1000, 0)):
+        if not self._socket.poll(int(timeout * 1000)):
             return found
         while len(found) < most:
             try:
@@ -193,7 +193,7 @@ class ZmqSender:
     def read(self, timeout: float = 0.0) -> list[Ack | Refusal | Estimate]:
         """Answers that are there; waits for the first so many seconds."""
         found = []
-        while self._socket.poll(0 if found else timeout * 1000):
+        while self._socket.poll(0 if found else int(timeout * 1000)):
             answer = decode_answer(self._socket.recv())
             found.append(answer)
             self._heed(answer)
@@ -239,7 +239,7 @@ class ZmqReader:
     def read(self, timeout: float = 0.0) -> list[Estimate]:
         """Estimates that are there; waits for the first so many seconds."""
         found = []
-        while self._socket.poll(0 if found else timeout * 1000):
+        while self._socket.poll(0 if found else int(timeout * 1000)):
             found.append(Estimate.decode(self._socket.recv()))
         return found
 
