@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from evkf.cli import main
+from tests.quick import quick_environment
 
 BINS = 40
 
 
 def run(*args: str) -> dict:
     command = [sys.executable, "-m", "evkf", *args, "--json", "-"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, env=quick_environment()
+    )
     return json.loads(done.stdout)
 
 

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 
 from evkf.live.answers import Ack, Refusal, Told, decode_answer
+from evkf.live.checkpoint import save
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.journal import Journal
-from evkf.live.plan import Plan, build, parts, resized
+from evkf.live.plan import CHECKPOINTS, JOURNAL, Plan, build, parts, resized
 from evkf.live.ports import Phase
 from evkf.live.recall import Agreement
+from evkf.live.records import Kind, encode_words
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall, replay
+from evkf.live.segments import end_of
 from evkf.live.session import Session
 from tests.live.disks import ForgetfulDisk
+from tests.quick import fusing, quick_compilation  # noqa: F401
 
 N, BINS = 12, 150
 PLAN = Plan("zeromq", 0.01, latents=2, channels=N, num_windows=2, window=4)
@@ -64,7 +68,8 @@ def counts() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return build(PLAN, parts(PLAN, Path()))
+    with fusing():
+        return build(PLAN, parts(PLAN, Path()))
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +113,8 @@ def test_bins_in_latents_out(tmp_path: Path, engine: Engine, start: object, coun
     assert source.heard[-1] == Ack(BINS - 1)
     assert source.closed
     assert report.learned > BINS / 2
-    # What was published is the scan with learning where the journal says so.
-    found = replay(tmp_path, Plan.read(tmp_path))
+    with fusing():
+        found = replay(tmp_path, Plan.read(tmp_path))
     assert found.bins == found.compared == BINS
     assert found.learned == report.learned
     assert found.differ == ()
@@ -124,7 +129,8 @@ def test_is_the_scan_of_the_learner(
     learned[-1] = True
     made = parts(PLAN, tmp_path)
     begin = made.learner.init(made.model, jax.random.key(PLAN.seed))
-    _, trace = made.learner.scan(begin, counts.astype(float), learns=np.array(learned))
+    with fusing():
+        _, trace = made.learner.scan(begin, counts.astype(float), learns=np.array(learned))
     np.testing.assert_array_equal([said.mean for said in sink], trace.belief.mean)
     np.testing.assert_array_equal([said.cov for said in sink], trace.belief.cov)
 
@@ -306,6 +312,39 @@ def test_what_was_acknowledged_survives_a_loss_of_power(
     player = recall(tmp_path, engine, True)
     assert player.due.seq > acknowledged
     assert player.agreement.differ == ()
+
+
+def test_a_checkpoint_beyond_the_journal_is_passed_over(
+    tmp_path: Path, engine: Engine, start: object
+):
+    with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
+        for _ in range(5):
+            journal.append(Kind.PHASE, encode_words(phase="ready"))
+    assert end_of(tmp_path / JOURNAL) == 5
+    engine.state = start
+    engine.observe(np.ones(N))
+    early = engine.state
+    save(tmp_path / CHECKPOINTS, 1, early, {"position": "3", "due": "[1, false, 0]"})
+    engine.observe(np.zeros(N))
+    save(tmp_path / CHECKPOINTS, 2, engine.state, {"position": "9", "due": "[2, false, 0]"})
+    engine.state = start
+    assert recall(tmp_path, engine, True).due.seq == 1
+    jax.tree.map(np.testing.assert_array_equal, engine.state, early)
+    names = [each.name for each in (tmp_path / CHECKPOINTS).iterdir()]
+    assert names == ["000000000001.safetensors"]
+
+
+def test_a_folder_without_a_session_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="no session"):
+        Plan.read(tmp_path)
+    (tmp_path / "session.json").write_text('{"colour": 1}')
+    with pytest.raises(ValueError, match="not a plan"):
+        Plan.read(tmp_path)
+
+
+def test_a_plan_comes_back_as_it_was(tmp_path: Path):
+    PLAN.write(tmp_path)
+    assert Plan.read(tmp_path) == PLAN
 
 
 def test_the_learner_of_a_plan_can_be_made_smaller():
