@@ -6,6 +6,7 @@ import fill_in
 import pytest
 
 from evkf.errors import InputError
+from evkf.experiments.catalogue import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLD = ("README.md", "reproduction.md")
@@ -50,6 +51,14 @@ def said(source: str, results: Path, before: str = "old") -> str:
     assert filled.startswith(f"At <!-- results: {source} -->")
     assert filled.endswith("<!-- end -->, so.")
     return filled.split("-->")[1].removesuffix("<!-- end ").strip()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_table_has_its_full_run(name):
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert (ROOT / "results" / "paper" / f"{name}.md").is_file()
+    assert f"(../results/paper/{name}.md)" in page
+    assert "later:" not in page
 
 
 @pytest.mark.parametrize("page", fill_in.pages(), ids=lambda page: page.name)
