@@ -27,7 +27,8 @@ from tests.live.disks import ForgetfulDisk
 from tests.quick import fusing, quick_compilation  # noqa: F401
 
 N, BINS = 12, 150
-PLAN = Plan("zeromq", 0.01, latents=2, channels=N, num_windows=2, window=4)
+PLAN = Plan("zeromq", 0.01, latents=2, channels=N, num_windows=2, window=4, speed=0.05)
+"""Slow, so that a busy machine has time to learn."""
 COSTS = Costs(1e-4, 1e-4, 1e-4, 1e-4, 1.0)
 
 

@@ -184,7 +184,9 @@ class Journal:
 
     @property
     def lost(self) -> tuple[range, ...]:
-        """Positions of records that were dropped because the queue was full, in order."""
+        """Positions of records that were dropped because the queue was full, in order: those of
+        earlier processes as far as the last segment tells.
+        """
         with self._lock:
             return tuple(range(hole.first, hole.stop) for hole in self._lost)
 

@@ -161,6 +161,7 @@ class Found(NamedTuple):
     position: int
     """That the next record gets."""
     lost: list[range]
+    """Holes of the last segment."""
     number: int
     """Of the last segment."""
     length: int

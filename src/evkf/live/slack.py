@@ -19,7 +19,8 @@ class Budget:
         >>> budget = Budget([1_000_000] * 100)
         >>> budget.fits(left_ns=2_000_000, now_ns=0), budget.fits(left_ns=500_000, now_ns=0)
         (True, False)
-        >>> budget.spent(3_000_000)
+        >>> budget.spent(3_000_000), budget.spent(3_000_000)
+        (None, None)
         >>> budget.p99_ns
         3000000
     """

@@ -119,6 +119,7 @@ class ZmqSender:
         refusals: Frames that were refused, the last thousand.
 
     Example:
+        >>> import numpy as np
         >>> source = ZmqSource("tcp://127.0.0.1:0")
         >>> sender = ZmqSender(source.address)
         >>> sender.send(Frame(0, np.array([1, 0, 2], np.uint8)))
