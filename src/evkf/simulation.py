@@ -42,16 +42,7 @@ def simulate_recording(
         ((60, 5), (60, 2))
     """
     rng = np.random.default_rng(seed)
-    C = rng.normal(size=(neurons, latents))
-    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
-    b = np.log(10 + 20 * rng.random(neurons))
-    tau = 10 * bin_width
-    if latents == 2:
-        dynamics = VanDerPol(gamma=1.5, tau=(tau, tau), dt=bin_width, noise=NOISE)
-    else:
-        weight = rng.normal(size=(latents, latents)) / math.sqrt(latents)
-        dynamics = ChaoticRNN(weight, tau=tau, dt=bin_width, noise=NOISE)
-    model = Model(dynamics, Poisson(C, b, bin_width=bin_width))
+    model = driven_neurons(neurons, latents, bin_width, 10, rng)
     starts = rng.normal(size=(CONDITIONS, latents))
     starts *= math.sqrt(2) / np.linalg.norm(starts, axis=1, keepdims=True)
     conditions = np.arange(trials) % CONDITIONS
@@ -71,3 +62,32 @@ def simulate_recording(
         trials={"condition": conditions},
         source="simulation",
     )
+
+
+def driven_neurons(
+    neurons: int, latents: int, bin_width: float, bins: float, rng: np.random.Generator
+) -> Model:
+    """Poisson neurons driven by a Van der Pol oscillator, or a chaotic network of more latents.
+
+    Args:
+        neurons: Neurons.
+        latents: Latent dimensions, 2 or more.
+        bin_width: In seconds.
+        bins: Time constant of the dynamics.
+        rng: Randomness of readout and network.
+
+    Example:
+        >>> model = driven_neurons(30, 2, 0.01, 10, np.random.default_rng(0))
+        >>> model.likelihood.num_channels
+        30
+    """
+    C = rng.normal(size=(neurons, latents))
+    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
+    b = np.log(10 + 20 * rng.random(neurons))
+    tau = bins * bin_width
+    if latents == 2:
+        dynamics = VanDerPol(gamma=1.5, tau=(tau, tau), dt=bin_width, noise=NOISE)
+    else:
+        weight = rng.normal(size=(latents, latents)) / math.sqrt(latents)
+        dynamics = ChaoticRNN(weight, tau=tau, dt=bin_width, noise=NOISE)
+    return Model(dynamics, Poisson(C, b, bin_width=bin_width))

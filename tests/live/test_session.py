@@ -248,11 +248,12 @@ def test_a_sender_that_begins_anew_is_followed(
     first = [[encode(Frame(seq, counts[seq], sent_ns=100 + seq))] for seq in range(20)]
     again = [[encode(Frame(seq, counts[seq], sent_ns=900 + seq))] for seq in range(10)]
     # What is only sent again, as it was, is a duplicate.
-    turns = [*first, first[0], first[1], *again, [encode_end(5)], [encode_end(10)]]
+    far = [encode(Frame(10**6, counts[0], sent_ns=110))]
+    turns = [*first, first[0], first[1], far, *again, [encode_end(5)], [encode_end(10)]]
     report, source, sink = run(tmp_path, engine, start, *turns)
     assert [said.seq for said in sink] == [*range(20), *range(1, 10)]
     refusals = [said.code for said in source.heard if isinstance(said, Refusal)]
-    assert refusals == ["anew", "behind"]
+    assert refusals == ["jump", "anew", "behind"]
     assert report.counters.restarts == 1
     assert report.counters.duplicates == 2
     assert report.phase == Phase.CLOSED

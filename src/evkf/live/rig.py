@@ -1,16 +1,11 @@
 """A simulated rig: neurons driven by dynamics that nobody observes, for trying things."""
 
-import math
-
 import jax
 import numpy as np
 
-from evkf.dynamics import ChaoticRNN, ResidualMLP, VanDerPol
-from evkf.likelihoods import Poisson
+from evkf.dynamics import ResidualMLP
 from evkf.model import Model, simulate
-
-NOISE = 0.1**2
-"""Variance of the dynamics in a bin."""
+from evkf.simulation import driven_neurons
 
 
 def rig_model(latents: int, channels: int, bin_width: float, seed: int = 0) -> Model:
@@ -20,17 +15,7 @@ def rig_model(latents: int, channels: int, bin_width: float, seed: int = 0) -> M
         >>> rig_model(2, 30, 0.01).likelihood.num_channels
         30
     """
-    rng = np.random.default_rng(seed)
-    C = rng.normal(size=(channels, latents))
-    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
-    b = np.log(10 + 20 * rng.random(channels))
-    tau = 20 * bin_width
-    if latents == 2:
-        dynamics = VanDerPol(gamma=1.5, tau=(tau, tau), dt=bin_width, noise=NOISE)
-    else:
-        weight = rng.normal(size=(latents, latents)) / math.sqrt(latents)
-        dynamics = ChaoticRNN(weight, tau=tau, dt=bin_width, noise=NOISE)
-    return Model(dynamics, Poisson(C, b, bin_width=bin_width))
+    return driven_neurons(channels, latents, bin_width, 20, np.random.default_rng(seed))
 
 
 def start_model(true: Model, seed: int = 0) -> Model:

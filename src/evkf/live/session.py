@@ -1,7 +1,7 @@
 """A live session: bins in from a source, latents out to sinks, all of it in a journal.
 
-One thread runs it. For every bin: read the frame, put it in order, write it into the journal,
-filter, publish; then, if the time left allows, learn. What waits for a disk waits elsewhere.
+One thread runs it. For every bin: read the frame, put it in order, filter, publish, append to the
+journal; then, if the time left allows, learn. What waits for a disk waits elsewhere.
 """
 
 import gc
@@ -162,7 +162,7 @@ class Session:
     def _push(self, peer: Any, frame: Frame, data: bytes, now: int) -> list[Ready]:
         due = self._order.next
         # What is sent again is the same as before; sent later, it is of a sender that began anew.
-        anew = due > 1 and frame.seq == (0 if self._jumped is None else 1)
+        anew = due > 1 and (frame.seq == 0 or (frame.seq == 1 and self._jumped == 0))
         if anew and frame.sent_ns > self._sent_ns > 0:
             raise OrderError("anew", f"sent after bin {due - 1}", frame.seq)
         ready = self._order.push(frame.seq, (frame, bytes(data), now, peer), now)
