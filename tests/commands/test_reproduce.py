@@ -75,9 +75,22 @@ def test_a_missed_target_is_told(made_up, tmp_path, monkeypatch):
     ran = invoke("reproduce", "table1", "--out", str(tmp_path))
     assert ran.code == 1
     assert "missed: public, L = 2" in ran.out
+    assert "Missed: public, L = 2" in (tmp_path / "table1.md").read_text()
     quick = invoke("reproduce", "table1", "--quick", "--out", str(tmp_path / "quick"))
     assert quick.code == 0
     assert "no targets for this run" in quick.out
+
+
+def test_whoever_interrupts_is_told_what_is_kept(made_up, tmp_path, monkeypatch):
+    def run_tasks(specs, _store, _scheduler, tell, _anew):
+        tell(3, len(specs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evkf.commands.reproduce.run_tasks", run_tasks)
+    ran = invoke("reproduce", "table1", "--out", str(tmp_path))
+    assert ran.code == 130
+    assert "interrupted: 3 of" in ran.out
+    assert f"kept in {tmp_path / 'tasks'}; the same command goes on there" in ran.out
 
 
 def test_some_methods_alone(made_up, tmp_path):

@@ -29,7 +29,7 @@ from evkf.commands.console import (
 from evkf.commands.console import progress_bar as bar
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
-from evkf.experiments.runner import SOURCE, run_tasks
+from evkf.experiments.runner import SOURCE, Spec, run_tasks
 from evkf.experiments.streams import time_steps
 from evkf.experiments.tables import Found, Row
 from evkf.latency import low_latency
@@ -84,12 +84,14 @@ def command(name: str) -> Callable[..., None]:
     figures = " and ".join(f"{figure}.png and .svg" for figure in experiment.pictures)
     run.__doc__ = f"""{experiment.title}
 
-    Written into the folder: {name}.json with all rows, {name}.md with the table beside the paper's
-    numbers, and what it shows as {figures}. What is computed is kept in its folder
-    tasks, so that a run that was interrupted goes on where it was.
+    Written into the folder: {name}.json with all rows, {name}.md with what they show, beside the
+    paper's numbers where it has some, and {figures}. What is computed is kept in its
+    folder tasks, so that a run that was interrupted goes on where it was; to write the page and
+    figures anew from what is kept, delete {name}.* and run the same command.
 
     \b
-    Methods: {", ".join(experiment.module.METHODS)}
+    To choose from with --methods:
+      {", ".join(experiment.module.METHODS)}
 
     \b
     Examples:
@@ -196,14 +198,14 @@ def reproduce(
     """Compute, write and tell; what is in the JSON file."""
     experiment = EXPERIMENTS[name]
     specs = experiment.module.tasks(effort.methods, effort.trials, effort.quick)
-    with bar(say, f"{name}: tasks") as tell:
-        results = run_tasks(specs, out / "tasks", scheduler, tell, anew=force)
+    results = _compute(name, specs, out / "tasks", scheduler, force, say)
     timing = _time(name, effort, say) if experiment.timed else []
     found = Found(results, timing, effort.trials, effort.quick)
     targets = experiment.shortfalls if effort.judged else None
     missed = targets(found) if targets else []
     shown = [f"![{picture.caption}]({key}.png)\n" for key, picture in experiment.pictures.items()]
-    text = "\n".join([experiment.report(found), *shown])
+    short = [f"Missed: {'; '.join(missed)}.\n"] if missed else []
+    text = experiment.report(found)
     result = {
         "name": name,
         "config": {
@@ -219,10 +221,35 @@ def reproduce(
         "missed": missed,
     }
     figures = {key: picture.draw(found) for key, picture in experiment.pictures.items()}
-    write_results(out, name, result, text, figures, force)
+    write_results(out, name, result, "\n".join([text, *short, *shown]), figures, force)
     told = verdict(missed, judged=targets is not None)
     say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, files(name, out)))}")
     return result
+
+
+def _compute(
+    name: str,
+    specs: list[Spec],
+    store: Path,
+    scheduler: str | None,
+    anew: bool,
+    say: Console,
+) -> list[dict[str, Any]]:
+    """The results of tasks; whoever interrupts them is told what is kept."""
+    done = 0
+
+    def count(num: int, total: int) -> None:
+        nonlocal done
+        done = num
+        tell(num, total)
+
+    try:
+        with bar(say, f"{name}: tasks") as tell:
+            return run_tasks(specs, store, scheduler, count, anew)
+    except KeyboardInterrupt:
+        then = "with --force they are computed again" if anew else "the same command goes on there"
+        say.print(f"interrupted: {done} of {len(specs)} tasks are kept in {store}; {then}")
+        raise
 
 
 def _time(name: str, effort: Effort, say: Console) -> list[Row]:
