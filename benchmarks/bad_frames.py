@@ -68,7 +68,8 @@ def named() -> dict[str, tuple[Any, str, int | None]]:
     """Bad frames of the small session, each with the code and number it must be refused with."""
     good, other = message(), message(seq=8)
     end = {"kind": 2, "type": 0, "channels": 0, "inputs": 0}
-    about = Estimate(7, Told.NOTHING, np.ones(2), np.eye(2), np.ones(3), 0.0, 0, 0, 0).encode()
+    latent = np.ones(2), np.eye(2), np.ones(3), 0.0, 0, np.ones((0, 2)), np.ones((0, 2))
+    about = Estimate(7, Told.NOTHING, *latent, 0, 0, 0).encode()
     signalling = struct.pack("<12f", *[1] * 12) + b"\1\0\xa0\x7f"
     ones, no = bytes([1] * 13), None
     return {

@@ -111,9 +111,8 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         said["due"] = player.due.seq
     print(json.dumps(said | {"real_time": refused is None}), flush=True)
     report = session.run(lambda: asked)
-    told = report._asdict() | {"counters": report.counters._asdict()}
     learner = engine.learner
-    told |= {"windows": [learner.num_windows, learner.window], "costs": costs._asdict()}
+    told = report.plain | {"windows": [learner.num_windows, learner.window], "costs": costs._asdict()}
     print(json.dumps(told), flush=True)
 
 
@@ -124,7 +123,8 @@ def _echo(plan: Plan, stop: Any) -> None:
     source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
     decoder = Decoder(plan.channels, dtype=np.float32)
     mean, rate = np.zeros(plan.latents, np.float32), np.zeros(plan.channels, np.float32)
-    latent = Latent(mean, np.eye(plan.latents, dtype=np.float32), rate, 0.0, 0)
+    ahead = np.zeros((plan.horizon, plan.latents), np.float32)
+    latent = Latent(mean, np.eye(plan.latents, dtype=np.float32), rate, 0.0, 0, ahead, ahead)
     become_real_time()
     print(json.dumps({"source": source.address, "sink": sink.address}), flush=True)
     ended = False
@@ -134,7 +134,7 @@ def _echo(plan: Plan, stop: Any) -> None:
             if isinstance(frame, End):
                 ended = True
                 break
-            sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, time.monotonic_ns()))
+            sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, 0, time.monotonic_ns()))
     source.close()
     sink.close()
 

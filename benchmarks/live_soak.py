@@ -102,7 +102,7 @@ def stalled(engine: Engine, tape: Tape) -> dict[str, float]:
                 begin = time.perf_counter_ns()
                 latent = engine.observe(frame.y.astype(engine.dtype))
                 now = time.monotonic_ns()
-                sink.publish(Estimate(frame.seq, 0, *latent, now, now))  # type: ignore[arg-type]
+                sink.publish(Estimate(frame.seq, 0, *latent, 0, now, now))  # type: ignore[arg-type]
                 spent[which].append(time.perf_counter_ns() - begin)
                 if which == 0 and frame.seq % 100 == 0:
                     readers[0].read()

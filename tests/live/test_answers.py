@@ -13,10 +13,11 @@ from evkf.live.answers import Ack, Estimate, Refusal, Told, decode_answer
 from evkf.live.frames import Code, Frame, FrameError, encode
 
 
-def estimate(L: int = 2, N: int = 3, **changed) -> Estimate:
+def estimate(L: int = 2, N: int = 3, H: int = 4, **changed) -> Estimate:
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=L), rng.normal(size=(L, L)), rng.normal(size=N)
-    said = Estimate(7, Told.NOT_DURABLE, *arrays, -12.5, 5, 10, 2**62)
+    ahead = rng.normal(size=(2, H, L))
+    said = Estimate(7, Told.NOT_DURABLE, *arrays, -12.5, 5, *ahead, 3, 10, 2**62)
     return said._replace(**changed)
 
 

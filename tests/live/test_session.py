@@ -10,18 +10,20 @@ import jax
 import numpy as np
 import pytest
 
+from evkf.forecasting import forecast
 from evkf.live.answers import Ack, Refusal, Told, decode_answer
 from evkf.live.checkpoint import save
+from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, Plan, build, parts, resized
-from evkf.live.ports import Phase
+from evkf.live.ports import Due, Phase
 from evkf.live.recall import Agreement
-from evkf.live.records import Kind, encode_words
+from evkf.live.records import Kind, decode, encode_words
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall, replay
-from evkf.live.segments import end_of
+from evkf.live.segments import end_of, read
 from evkf.live.session import Session
 from tests.live.disks import ForgetfulDisk
 from tests.quick import fusing, quick_compilation  # noqa: F401
@@ -353,3 +355,60 @@ def test_the_learner_of_a_plan_can_be_made_smaller():
     learner = parts(PLAN, Path()).learner
     assert (learner.num_windows, learner.window) == (2, 4)
     assert resized(learner, 8, 10).optimiser is learner.optimiser
+
+
+def test_the_operator_freezes_learning_marks_and_saves(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    asked: list[Action] = []
+    source, sink = Given(), Kept()
+    session = opened(tmp_path, engine, source, sink, actions=lambda: [asked.pop()] if asked else [])
+    session._enter(Phase.READY, "")
+    give = partial(_give, session, source, counts)
+    give(range(20))
+    before = session.report().learned
+    assert before > 0
+    asked[:] = [Action(Ask.MARK, "light on"), Action(Ask.FREEZE)]
+    session.turn()
+    session.turn()
+    give(range(20, 40))
+    assert session.report().learned == before
+    assert session.report().frozen
+    asked[:] = [Action(Ask.SAVE)]
+    session.turn()
+    _until(session, lambda: any((tmp_path / "checkpoints").glob("*.safetensors")))
+    session.journal.wait(session.journal.position, 5.0)
+    marks = [
+        decode(record.kind, record.payload)
+        for record in read(tmp_path / "journal")
+        if record.kind == Kind.ACTION
+    ]
+    assert [mark["ask"] for mark in marks] == ["freeze", "mark", "save"]
+    assert marks[1] == {"ask": "mark", "text": "light on", "seq": 20}
+    session.close()
+    engine.state = start
+    player = recall(tmp_path, engine, True)
+    assert player.due == Due(40, frozen=True)
+    source, sink = Given(), Kept()
+    again = opened(tmp_path, engine, source, sink, player=player)
+    assert again.report().frozen
+    again._do(Action(Ask.THAW))
+    assert not again.report().frozen
+    again.close()
+
+
+def test_estimates_look_ahead_and_carry_the_time_of_their_bin(tmp_path: Path, counts: np.ndarray):
+    plan = PLAN._replace(horizon=5)
+    made = parts(plan, Path())
+    engine = build(plan, made)
+    times = [1000 + seq * int(plan.period * 1e9) for seq in range(3)]
+    given = [encode(Frame(seq, counts[seq], sent_ns=times[seq])) for seq in (0, 2)]
+    source, sink = Given([*given, encode_end(3)]), Kept()
+    open_session(tmp_path, plan, engine, COSTS, True, source, [sink]).run()
+    first, lost, last = sink
+    assert [said.sent_ns for said in sink] == times
+    ahead = forecast(made.learner.filter, made.model, engine.state.filter.belief, 5)
+    np.testing.assert_allclose(last.ahead, ahead.mean, rtol=1e-5)
+    np.testing.assert_allclose(last.ahead_var, np.diagonal(ahead.cov, axis1=1, axis2=2), rtol=1e-5)
+    assert first.ahead.shape == lost.ahead_var.shape == (5, 2)

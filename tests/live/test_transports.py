@@ -70,7 +70,8 @@ def test_what_is_not_acknowledged_is_sent_again(monkeypatch: pytest.MonkeyPatch)
 def test_estimates_reach_a_subscriber_and_a_stalled_one_holds_up_nothing():
     sink = ZmqSink("tcp://127.0.0.1:0")
     reader, stalled = ZmqReader(sink.address), ZmqReader(sink.address)
-    said = Estimate(7, Told.LEARNED, np.zeros(2), np.eye(2), np.ones(3), -1.0, 0, 1, 2)
+    ahead = np.zeros((2, 0, 2))
+    said = Estimate(7, Told.LEARNED, np.zeros(2), np.eye(2), np.ones(3), -1.0, 0, *ahead, 1, 2, 3)
     found = []
     while not found:
         sink.publish(said)

@@ -86,6 +86,9 @@ def live(
     seconds: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
     ] = None,
+    horizon: Annotated[
+        int, typer.Option(min=0, metavar="BINS", help="Look so far ahead in every estimate.")
+    ] = 0,
     learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
@@ -145,6 +148,7 @@ def live(
         bins=bins,
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
+        horizon=horizon,
     )
     keep_compiled(folder)
     if model_file is not None:
@@ -275,7 +279,7 @@ def _run(
             journal,
             player,
             tell,
-            say.print,
+            log=say.print,
         )
         with _stopping(seconds) as stop:
             report = session.run(stop)
@@ -285,7 +289,7 @@ def _run(
         if feed is not None:
             feed.terminate()
             feed.join()
-    say.print(line(report._asdict() | {"counters": report.counters._asdict()}))
+    say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report
@@ -310,7 +314,7 @@ def _stopping(seconds: float | None) -> Iterator[Callable[[], bool]]:
 
 
 def _told(folder: Path, report: Report) -> dict[str, Any]:
-    told = report._asdict() | {"counters": report.counters._asdict()}
+    told = report.plain
     del told["latency_ns"]
     latency = [each / 1e6 for each in report.latency_ns]
     return {"folder": str(folder), **told, "latency_ms": latency}

@@ -19,7 +19,7 @@ from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
-from evkf.forecasting import expected_observation
+from evkf.forecasting import expected_observation, forecast
 from evkf.learning.learner import Learner, no_step
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.learning.state import LearnerState, LearnInfo
@@ -67,6 +67,7 @@ class CompiledLearner:
         monitor: Watches the evidence while bins are observed, which takes two more filter steps
             each; after a change of the dynamics, they are learned anew.
         outlook: Whether observing a bin also tells the outlook, as if the next had its input.
+        horizon: How many bins `forecast` looks ahead.
 
     Example:
         >>> import jax, numpy as np
@@ -92,6 +93,7 @@ class CompiledLearner:
         key: Key | None = None,
         monitor: Monitor | None = None,
         outlook: bool = False,
+        horizon: int = 0,
     ):
         self.learner, self.monitor = learner, monitor
         state = _begin(learner, monitor, start, key)
@@ -134,6 +136,12 @@ class CompiledLearner:
         def seen_ahead(moving: Packed, still: Packed, u: Array) -> Outlook:
             return look_out(learner, _known(unpack(moving, still)), u)
 
+        def foretell(moving: Packed, still: Packed, u: Array) -> tuple[Array, Array]:
+            known = _known(unpack(moving, still))
+            us = jnp.broadcast_to(u, (horizon, *u.shape))
+            ahead = forecast(learner.filter, known.model, known.filter.belief, horizon, us)
+            return ahead.mean, jnp.diagonal(ahead.cov, axis1=1, axis2=2)
+
         # Copies: the compiled functions write in place.
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
         (self._moving, self._still), self._unpack = self._pack(state), unpack
@@ -155,6 +163,8 @@ class CompiledLearner:
         self._observe, self._learn = compiled(observe, (0,), *shapes), compiled(learn, (0, 1))
         self._copy = compiled(copied, ())
         self._outlook = jax.jit(seen_ahead, compiler_options=options)
+        self._no_forecast = (np.zeros((0, known.model.family.dim), self._dtype),) * 2
+        self._forecast = compiled(foretell, (), shapes[2]) if horizon else None
 
     def observe(
         self,
@@ -181,6 +191,13 @@ class CompiledLearner:
     def outlook(self, u: ArrayLike | None = None) -> Outlook:
         """The state now, and the next bin under its input u."""
         return self._outlook(self._moving, self._still, self._read_input(u))
+
+    def forecast(self, u: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of the state in the next bins, (horizon, L), if all had input u."""
+        if self._forecast is None:
+            return self._no_forecast
+        mean, var = self._forecast(self._moving, self._still, self._read_input(u))
+        return np.asarray(mean), np.asarray(var)
 
     def read(self, said: Packed) -> Said:
         """All that was said of a bin, in NumPy's arrays; the quickest way to it."""

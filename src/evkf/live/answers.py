@@ -22,7 +22,7 @@ LONGEST_CODE, LONGEST_TEXT = 32, 1000
 
 _ACK = struct.Struct("<4sB3sQ")
 _REFUSAL = struct.Struct("<4sBBBBQI")
-_ESTIMATE = struct.Struct("<4sBBHQqqdII")
+_ESTIMATE = struct.Struct("<4sBBHQqqqdIII")
 
 Data = bytes | bytearray | memoryview
 
@@ -115,10 +115,10 @@ class Estimate(NamedTuple):
     """The belief after a bin. Arrays travel in float64, as they are.
 
     Example:
-        >>> said = Estimate(7, Told.BRIDGED, np.zeros(2), np.eye(2), np.ones(3), -1.5, 0, 10, 20)
-        >>> back = Estimate.decode(said.encode())
-        >>> back.flags, back.mean.tolist(), back.cov.shape, back.elbo
-        (<Told.BRIDGED: 1>, [0.0, 0.0], (2, 2), -1.5)
+        >>> latent = np.zeros(2), np.eye(2), np.ones(3), -1.5, 0, np.ones((5, 2)), np.ones((5, 2))
+        >>> back = Estimate.decode(Estimate(7, Told.BRIDGED, *latent, 5, 10, 20).encode())
+        >>> back.flags, back.mean.tolist(), back.cov.shape, back.elbo, back.ahead.shape
+        (<Told.BRIDGED: 1>, [0.0, 0.0], (2, 2), -1.5, (5, 2))
     """
 
     seq: int
@@ -132,32 +132,43 @@ class Estimate(NamedTuple):
     elbo: float
     status: int
     """Bits of `evkf.types.Status`."""
+    ahead: np.ndarray
+    """Means of the state in the next H bins, (H, L); H is 0 where no forecast was asked for."""
+    ahead_var: np.ndarray
+    """Their variances, (H, L)."""
+    sent_ns: int
+    """Of the bin's frame, on the sender's clock; of a bin that was lost, a bin after the one
+    before. 0 if that is not known."""
     received_ns: int
     """When the bin came in, on the session's clock."""
     published_ns: int
 
     def encode(self) -> bytes:
         """As it travels."""
-        mean, cov, rate = (np.asarray(part, "<f8") for part in (self.mean, self.cov, self.rate))
-        L, N = mean.size, rate.size
-        if mean.shape != (L,) or cov.shape != (L, L) or rate.shape != (N,):
-            what = f"shapes {mean.shape}, {cov.shape} and {rate.shape}"
-            raise InputError(what, "mean, cov, rate", "pass (L,), (L, L) and (N,)")
-        times = self.received_ns, self.published_ns
-        numbers = (self.flags, self.status, self.seq, *times, self.elbo, L, N)
+        given = self.mean, self.cov, self.rate, self.ahead, self.ahead_var
+        arrays = [np.asarray(part, "<f8") for part in given]
+        shapes = [array.shape for array in arrays]
+        L, N, H = arrays[0].size, arrays[2].size, len(arrays[3])
+        if shapes != [(L,), (L, L), (N,), (H, L), (H, L)]:
+            remedy = "pass (L,), (L, L), (N,), (H, L) and (H, L)"
+            raise InputError(f"shapes {shapes}", "mean, cov, rate, ahead, ahead_var", remedy)
+        times = self.sent_ns, self.received_ns, self.published_ns
+        numbers = (self.flags, self.status, self.seq, *times, self.elbo, L, N, H)
         head = _pack(_ESTIMATE, b"eVKE", VERSION, *numbers)
-        return seal(b"".join((head, mean.tobytes(), cov.tobytes(), rate.tobytes())))
+        return seal(b"".join((head, *(array.tobytes() for array in arrays))))
 
     @staticmethod
     def decode(data: Data) -> "Estimate":
         """From what travelled; raises `FrameError` if that is not one."""
         body, fields = _opened(data, b"eVKE", _ESTIMATE, _size_of_arrays)
-        flags, status, seq, received, published, elbo, L, _ = fields
+        flags, status, seq, *times, elbo, L, N, H = fields
         if flags not in range(ALL + 1):
             raise FrameError(Code.BAD_FLAGS, f"flags {flags:#04x}", seq)
         values = np.frombuffer(body, "<f8").astype(np.float64)
-        mean, cov, rate = values[:L], values[L : L + L * L].reshape(L, L), values[L + L * L :]
-        return Estimate(seq, Told(flags), mean, cov, rate, elbo, status, received, published)
+        mean, cov, rate, *ahead = np.split(values, np.cumsum([L, L * L, N, H * L]))
+        ahead = [part.reshape(H, L) for part in ahead]
+        latent = mean, cov.reshape(L, L), rate, elbo, status, *ahead
+        return Estimate(seq, Told(flags), *latent, *times)
 
 
 def decode_answer(data: Data) -> Ack | Refusal | Estimate:
@@ -185,8 +196,8 @@ def _pack(header: struct.Struct, *values: object) -> bytes:
 
 
 def _size_of_arrays(*head: Any) -> int:
-    L, N = head[-2:]
-    return 8 * (L + L * L + N)
+    L, N, H = head[-3:]
+    return 8 * (L + L * L + N + 2 * H * L)
 
 
 def _opened(

@@ -25,6 +25,8 @@ class Latent(NamedTuple):
         rate: The expected observation of the next bin.
         elbo: Lower bound on the log evidence of the bin; 0 where nothing was observed.
         status: Of the filter's update, 0 if all is well.
+        ahead: Means of the state in the next bins, as many as the engine looks ahead.
+        ahead_var: Their variances.
     """
 
     mean: Float[np.ndarray, " L"]
@@ -32,6 +34,8 @@ class Latent(NamedTuple):
     rate: Float[np.ndarray, " N"]
     elbo: float
     status: int
+    ahead: Float[np.ndarray, "H L"]
+    ahead_var: Float[np.ndarray, "H L"]
 
 
 class Learned(NamedTuple):
@@ -65,6 +69,7 @@ class Engine:
         learner: The learner.
         start: The model to start from.
         key: Randomness, for filters and likelihoods that sample.
+        horizon: How many bins to look ahead after each, as if their inputs were its own.
 
     Example:
         >>> import jax
@@ -78,10 +83,10 @@ class Engine:
         ((2,), (2,), 1)
     """
 
-    def __init__(self, learner: Learner, start: Model, key: Key | None = None):
+    def __init__(self, learner: Learner, start: Model, key: Key | None = None, horizon: int = 0):
         begin = time.perf_counter()
         self.learner = learner
-        self._live = CompiledLearner(learner, start, key, outlook=True)
+        self._live = CompiledLearner(learner, start, key, outlook=True, horizon=horizon)
         self.num_channels = start.likelihood.num_channels
         self.num_inputs, self.num_latents = start.dynamics.num_inputs, start.family.dim
         self._take_up(self.state)
@@ -105,7 +110,8 @@ class Engine:
         info, ahead = said.info, said.outlook
         assert ahead is not None
         mean, cov, rate = (np.asarray(part) for part in ahead)
-        return Latent(mean, cov, rate, float(info.elbo), int(info.status))
+        foretold = self._live.forecast(self._held_input())
+        return Latent(mean, cov, rate, float(info.elbo), int(info.status), *foretold)
 
     def bridge(self) -> Latent:
         """Pass over a bin that was lost: predict, with the last input, and do not update."""

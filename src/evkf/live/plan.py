@@ -53,6 +53,7 @@ class Plan(NamedTuple):
         bins: How many bins the rig or the replay send; None never ends.
         address: That frames come to.
         publish: Address that estimates are published at, if they are.
+        horizon: Bins to look ahead in every estimate.
     """
 
     source: str
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
     bins: int | None = None
     address: str | None = None
     publish: str | None = None
+    horizon: int = 0
 
     @property
     def period(self) -> float:
@@ -154,7 +156,7 @@ def resized(learner: Learner, num_windows: int, window: int) -> Learner:
 
 def build(plan: Plan, made: Parts) -> Engine:
     """The engine of a session, before its first bin."""
-    return Engine(made.learner, made.model, jax.random.key(plan.seed))
+    return Engine(made.learner, made.model, jax.random.key(plan.seed), plan.horizon)
 
 
 def fitted(plan: Plan, folder: Path) -> tuple[Plan, Parts, Engine, Costs]:

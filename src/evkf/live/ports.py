@@ -56,11 +56,13 @@ class Due(NamedTuple):
         seq: Its number.
         fresh: Whether it begins a trial, whatever it says itself.
         sent_ns: When the last one was sent, on the sender's clock; 0 if that is not known.
+        frozen: Whether the operator has learning frozen.
     """
 
     seq: int = 0
     fresh: bool = False
     sent_ns: int = 0
+    frozen: bool = False
 
 
 class Saver(Protocol):
@@ -121,3 +123,10 @@ class Report(NamedTuple):
     """Number of the last bin that is durable; -1 if there is none."""
     exposure_ms: float
     """Longest time from taken in to durable."""
+    frozen: bool
+    """Whether the operator has learning frozen."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict() | {"counters": self.counters._asdict()}

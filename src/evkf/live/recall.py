@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from evkf.live.desk import Ask
 from evkf.live.engine import Engine, Latent
 from evkf.live.frames import Decoder, Frame
 from evkf.live.order import LARGEST_GAP
@@ -74,7 +75,12 @@ class Player:
         elif kind == Kind.LEARN:
             self._learn(decode(kind, record.payload))
         elif kind == Kind.RESTART:
-            self.due = Due(decode(kind, record.payload)["seq"], fresh=True)
+            seq = decode(kind, record.payload)["seq"]
+            self.due = Due(seq, fresh=True, frozen=self.due.frozen)
+        elif kind == Kind.ACTION:
+            ask = decode(kind, record.payload)["ask"]
+            if ask in (Ask.FREEZE, Ask.THAW):
+                self.due = self.due._replace(frozen=ask == Ask.FREEZE)
         elif kind == Kind.END:
             self.ended = True
 
@@ -83,13 +89,13 @@ class Player:
         assert isinstance(frame, Frame)
         # Only a hole in the journal leaves bins out; what they held is not known.
         if not 0 <= frame.seq - self.due.seq <= LARGEST_GAP:
-            self.due = Due(frame.seq, fresh=True)
+            self.due = Due(frame.seq, fresh=True, frozen=self.due.frozen)
         while self.due.seq < frame.seq:
             self._pass_over(self.due.seq)
         fresh = frame.fresh or self.due.fresh
         latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
         sent_ns = max(self.due.sent_ns, frame.sent_ns)
-        self.due = Due(frame.seq + 1, sent_ns=sent_ns)
+        self.due = Due(frame.seq + 1, sent_ns=sent_ns, frozen=self.due.frozen)
         self._done(frame.seq, frame._replace(fresh=fresh), latent)
 
     def _pass_over(self, seq: int) -> None:

@@ -37,6 +37,8 @@ class Kind(IntEnum):
     """The sender jumped, and bins go on from another number."""
     END = 16
     """The stream ended."""
+    ACTION = 17
+    """The operator asked for something."""
 
 
 class RecordError(EvkfError):
@@ -156,7 +158,7 @@ class Refused(NamedTuple):
 
 
 def encode_words(**words: Any) -> bytes:
-    """What is told in JSON: BEGIN, PHASE, RESTART and END."""
+    """What is told in JSON: BEGIN, PHASE, RESTART, END and ACTION."""
     return json.dumps(words).encode()
 
 

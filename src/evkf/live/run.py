@@ -11,6 +11,7 @@ from pathlib import Path
 from evkf.live.answers import Estimate, Told
 from evkf.live.checkpoint import Checkpoint, load_newest, save
 from evkf.live.disk import DISK, Disk
+from evkf.live.desk import Action
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
@@ -129,6 +130,7 @@ def open_session(
     journal: Journal | None = None,
     player: Player | None = None,
     tell: Tell | None = None,
+    actions: Callable[[], list[Action]] = list,
     log: Log | None = None,
     disk: Disk = DISK,
 ) -> Session:
@@ -145,6 +147,7 @@ def open_session(
         journal: What `open_journal` gave, if the session is taken up again; else it is opened.
         player: What recalled it, likewise.
         tell: Told of the session twice a second.
+        actions: Gives what the operator has asked for since the last call.
         log: Told a line for every change of state; they are written to a file too.
         disk: To use.
     """
@@ -162,13 +165,14 @@ def open_session(
         due=Due() if player is None else player.due,
         saver=CheckpointSaver(folder / CHECKPOINTS, journal, log, disk),
         tell=tell,
+        actions=actions,
         log=log,
     )
     if player is not None and player.latent is not None:
-        now, last = time.monotonic_ns(), player.latent
-        said = last.mean, last.cov, last.rate, last.elbo, last.status
+        now, due = time.monotonic_ns(), player.due
         for sink in sinks:
-            sink.publish(Estimate(player.due.seq - 1, Told.NOTHING, *said, now, now))
+            said = Estimate(due.seq - 1, Told.NOTHING, *player.latent, due.sent_ns, now, now)
+            sink.publish(said)
     return session
 
 

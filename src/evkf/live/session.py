@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
@@ -50,6 +51,7 @@ class Session:
         due: What the next bin will be.
         saver: Keeps checkpoints.
         tell: Told of the session twice a second.
+        actions: Gives what the operator has asked for since the last call.
         log: Told a line for every change of state.
         clock: Nanoseconds.
     """
@@ -66,6 +68,7 @@ class Session:
         due: Due = Due(),  # noqa: B008
         saver: Saver | None = None,
         tell: Callable[[Report], None] | None = None,
+        actions: Callable[[], list[Action]] = list,
         log: Callable[[str], None] = print,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
@@ -74,6 +77,7 @@ class Session:
         self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
         self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
+        self._bin_sent_ns, self._frozen = due.sent_ns, due.frozen
         self.phase, self.why = Phase.STARTING, ""
         self._period = int(settings.period * 1e9)
         self._save_ns = int(settings.checkpoint_every * 1e9)
@@ -90,7 +94,7 @@ class Session:
         self._jumped: int | None = None
         self._due_ns = self._looked_ns = 0
         self._holes = journal.holes
-        self._saver, self._tell = saver, tell
+        self._saver, self._tell, self._actions = saver, tell, actions
         self._begun = engine.bins
         self._told = (clock(), engine.bins)
         self._saved_ns = self._tidied_ns = clock()
@@ -136,6 +140,8 @@ class Session:
             self._take(peer, data, now)
         self._settle(self._order.expire(now))
         self._acknowledge()
+        for action in self._actions():
+            self._do(action)
         self._use_slack(busy=len(messages) > 1)
         self._watch()
         if not messages and self.source.gone:
@@ -206,19 +212,22 @@ class Session:
         for seq, item in ready:
             if item is None:
                 kind, record, begin, peer = Kind.LOST, Lost(seq, 1), self._clock(), None
+                sent = self._bin_sent_ns and self._bin_sent_ns + self._period
                 latent, told = self.engine.bridge(), Told.NOT_DURABLE | Told.BRIDGED
             else:
                 frame, data, begin, peer = item
+                sent = frame.sent_ns
                 kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
                 fresh, self._fresh = frame.fresh or self._fresh, False
                 latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
             if self._has_learned:
                 told |= Told.LEARNED
             end = self._clock()
-            estimate = Estimate(seq, told, *latent, received_ns=begin, published_ns=end)
+            estimate = Estimate(seq, told, *latent, sent, begin, end)
             for sink in self.sinks:
                 sink.publish(estimate)
             self._latencies.add(end - begin)
+            self._bin_sent_ns = sent
             # Only now: to append wakes the thread that writes, which would be in the way.
             position = self.journal.append(kind, record.encode())
             self.journal.append(Kind.STEP, Step.of(seq, latent).encode())
@@ -245,7 +254,8 @@ class Session:
         """Learn if it fits before the next bin; else, or after it, what else there is to do."""
         now = self._clock()
         left = 0 if busy else self._due_ns - now
-        wanted = self.settings.learn and self.engine.due and not self._tried
+        wanted = self.settings.learn and not self._frozen
+        wanted = wanted and self.engine.due and not self._tried
         if wanted and left > 0 and self._learning.fits(left, now):
             learned = self.engine.learn()
             self._learning.spent(self._clock() - now)
@@ -273,7 +283,7 @@ class Session:
 
     @property
     def _due(self) -> Due:
-        return Due(self._order.next, self._fresh, self._sent_ns)
+        return Due(self._order.next, self._fresh, self._sent_ns, self._frozen)
 
     def _watch(self) -> None:
         """Tell of trouble with the disk, and of the session now and then."""
@@ -284,11 +294,24 @@ class Session:
             self._enter(Phase.READY, "the journal is written again")
         if self.journal.holes > self._holes:
             # What follows cannot be computed from the journal alone: a checkpoint, and soon.
-            self._holes, self._saved_ns = self.journal.holes, -LATE * self._save_ns - 1
+            self._holes = self.journal.holes
+            self._save_soon()
         now = self._clock()
         if self._tell is not None and now - self._told[0] >= TELL_NS:
             self._tell(self.report())
             self._told, self._backlog = (now, self.engine.bins), 0
+
+    def _save_soon(self) -> None:
+        self._saved_ns = -LATE * self._save_ns - 1
+
+    def _do(self, action: Action) -> None:
+        """What an operator asks for."""
+        self.journal.append(Kind.ACTION, encode_words(**action._asdict(), seq=self._order.next))
+        if action.ask in (Ask.FREEZE, Ask.THAW):
+            self._frozen = action.ask == Ask.FREEZE
+        elif action.ask == Ask.SAVE:
+            self._save_soon()
+        self._log(f"the operator: {action.ask} {action.text}".rstrip())
 
     def report(self) -> Report:
         """What there is to tell now."""
@@ -309,6 +332,7 @@ class Session:
             elbo=self._elbo,
             acknowledged=self._acknowledged,
             exposure_ms=self.journal.exposure_ms,
+            frozen=self._frozen,
         )
 
     def _enter(self, phase: Phase, why: str) -> None:

@@ -36,7 +36,7 @@ class Status:
 
     def tell(self, report: Report) -> None:
         """Show a report, unless the last is not read yet."""
-        line = json.dumps(report._asdict() | {"counters": report.counters._asdict()})
+        line = json.dumps(report.plain)
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ValueError):
             self._pipe.write(line.encode() + b"\n")
 
@@ -83,7 +83,8 @@ def table(report: dict[str, Any]) -> Table:
     mended = f"{counters['duplicates']} doubled, {counters['reordered']} reordered"
     found.add_row("bins not as they should be", f"{missing}, {mended}")
     found.add_row("waiting at most", f"{report['backlog']} frames")
-    found.add_row("learned", f"{share:.1%} of bins")
+    frozen = ", frozen by the operator" if report["frozen"] else ""
+    found.add_row("learned", f"{share:.1%} of bins{frozen}")
     found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
     durable = f"up to bin {report['acknowledged']}, {report['exposure_ms']:.1f} ms at most"
     found.add_row("durable", durable)

@@ -1,0 +1,111 @@
+"""The operator's desk: a process that is shown a session, and hands on what the operator asks for.
+
+The session's end never waits. Estimates travel as they do elsewhere, reports and actions as JSON.
+"""
+
+import contextlib
+import json
+import socket
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from evkf.live.answers import Estimate
+from evkf.live.messages import Code, FrameError
+from evkf.live.ports import Report
+
+LONGEST = 1000
+"""Characters of what an operator writes."""
+
+
+class Ask(StrEnum):
+    """What an operator can ask of a session."""
+
+    FREEZE = "freeze"
+    """Do not learn."""
+    THAW = "thaw"
+    """Learn again."""
+    MARK = "mark"
+    """Write an event into the journal."""
+    SAVE = "save"
+    """Keep a checkpoint now."""
+
+
+class Action(NamedTuple):
+    """What an operator asked for.
+
+    Example:
+        >>> Action.decode(Action(Ask.MARK, "light on").encode())
+        Action(ask=<Ask.MARK: 'mark'>, text='light on')
+    """
+
+    ask: Ask
+    text: str = ""
+    """Of an event."""
+
+    def encode(self) -> bytes:
+        """As it travels."""
+        return json.dumps(self._asdict()).encode()
+
+    @staticmethod
+    def decode(data: bytes | str) -> "Action":
+        """From what travelled; raises `FrameError` if that is not one."""
+        try:
+            said = json.loads(data)
+            action = Action(Ask(said["ask"]), said.get("text", ""))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"not an action: {type(error).__name__}: {error}"
+            raise FrameError(Code.BAD_TEXT, what[:LONGEST]) from None
+        if not isinstance(action.text, str) or len(action.text) > LONGEST:
+            raise FrameError(Code.BAD_TEXT, f"text must be of at most {LONGEST} characters")
+        return action
+
+
+class Desk:
+    """A session's end of a pair of sockets; the other end is a process that shows what it is told.
+
+    Args:
+        own: This end.
+
+    Example:
+        >>> from evkf.live.pipes import pair
+        >>> own, other = pair()
+        >>> _ = other.send(Action(Ask.FREEZE).encode()), other.send(b"nonsense")
+        >>> desk = Desk(own)
+        >>> desk.actions(), desk.actions()
+        ([Action(ask=<Ask.FREEZE: 'freeze'>, text='')], [])
+        >>> desk.close(); other.close()
+    """
+
+    def __init__(self, own: socket.socket):
+        self._own = own
+        self._own.setblocking(False)
+
+    def publish(self, estimate: Estimate) -> None:
+        """Show an estimate, unless there is no room for it."""
+        self._send(estimate.encode())
+
+    def tell(self, report: Report) -> None:
+        """Show a report, unless there is no room for it."""
+        self._send(json.dumps(report.plain).encode())
+
+    def actions(self) -> list[Action]:
+        """What was asked for since the last call; what is no action is passed over."""
+        found = []
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while data := self._own.recv(1 << 16):
+                with contextlib.suppress(FrameError):
+                    found.append(Action.decode(data))
+        return found
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._own.send(data)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._own.close()
+
+
+def read_shown(data: bytes) -> Estimate | dict[str, Any]:
+    """What a desk was shown: an estimate, or a report."""
+    return json.loads(data) if data[:1] == b"{" else Estimate.decode(data)
