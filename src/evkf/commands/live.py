@@ -33,7 +33,7 @@ from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
-from evkf.live.wiring import open_sinks, open_source
+from evkf.wiring import open_sinks, open_source
 from evkf.units import UnitModel
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
