@@ -112,7 +112,10 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
     print(json.dumps(said | {"real_time": refused is None}), flush=True)
     report = session.run(lambda: asked)
     learner = engine.learner
-    told = report.plain | {"windows": [learner.num_windows, learner.window], "costs": costs._asdict()}
+    told = report.plain | {
+        "windows": [learner.num_windows, learner.window],
+        "costs": costs._asdict(),
+    }
     print(json.dumps(told), flush=True)
 
 

@@ -29,6 +29,7 @@ from evkf.commands.recording import data, info, simulate
 from evkf.commands.reproduce import command as reproduction
 from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
+from evkf.commands.serve import serve
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import TaskError
@@ -55,6 +56,7 @@ Examples:
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
   evkf live                          a live session, on a simulated rig
   evkf doctor                        whether this machine can hold a rate of bins
+  evkf serve rigs                    keep several live sessions running
   evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
@@ -74,7 +76,7 @@ for name in EXPERIMENTS:
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, replay, export, doctor)
+sessions = (live, resume, replay, export, doctor, serve)
 for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 

@@ -1,9 +1,6 @@
 """Commands of live sessions: run one, and take one up again."""
 
-import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -21,6 +18,7 @@ from evkf.commands.console import (
     console,
     emit,
     json_target,
+    stopping,
 )
 from evkf.commands.options import load_model, result
 from evkf.errors import InputError
@@ -33,8 +31,8 @@ from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
-from evkf.wiring import open_sinks, open_source
 from evkf.units import UnitModel
+from evkf.wiring import open_sinks, open_source
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
@@ -281,7 +279,7 @@ def _run(
             tell,
             log=say.print,
         )
-        with _stopping(seconds) as stop:
+        with stopping(seconds) as stop:
             report = session.run(stop)
     finally:
         if status is not None:
@@ -293,24 +291,6 @@ def _run(
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report
-
-
-@contextlib.contextmanager
-def _stopping(seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Whether to stop: on Ctrl-C, on being terminated, or when time is up."""
-    asked = False
-    until = None if seconds is None else time.monotonic() + seconds
-
-    def ask(_number: int, _frame: Any) -> None:
-        nonlocal asked
-        asked = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked or (until is not None and time.monotonic() > until)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _told(folder: Path, report: Report) -> dict[str, Any]:
