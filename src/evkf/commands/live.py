@@ -25,7 +25,7 @@ from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import MOST, become_real_time, reckon
+from evkf.live.machine import MOST, real_time, reckon
 from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
 from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
@@ -251,18 +251,19 @@ def _run(
     costs: Costs,
     journal: Journal | None,
     player: Player | None,
-    real_time: bool,
+    wanted: bool,
     seconds: float | None,
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    sinks = open_sinks(plan)
+    with real_time(wanted) as refused:
+        source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
+        sinks = open_sinks(plan)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
             say.print(f"{where} {address}")
-    if real_time and (refused := become_real_time()):
+    if refused:
         say.print(f"no real-time priority: {refused}")
     tell = None if status is None else status.tell
     try:
@@ -279,7 +280,7 @@ def _run(
             tell,
             log=say.print,
         )
-        with stopping(seconds) as stop:
+        with stopping(seconds) as stop, real_time(wanted):
             report = session.run(stop)
     finally:
         if status is not None:

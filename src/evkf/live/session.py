@@ -15,6 +15,7 @@ from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
+from evkf.live.machine import aside
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
 from evkf.live.ports import Due, Phase, Report, Saver, Settings, Sink, Source
@@ -142,7 +143,8 @@ class Session:
         self._acknowledge()
         for action in self._actions():
             self._do(action)
-        self._use_slack(busy=len(messages) > 1)
+        with aside():
+            self._use_slack(busy=len(messages) > 1)
         self._watch()
         if not messages and self.source.gone:
             self._finish("the source is gone")
