@@ -4,8 +4,6 @@ A session is described by a file NAME.toml, options of `evkf live`, and lives in
 beside it. The sessions know nothing of one another.
 """
 
-import contextlib
-import ctypes
 import signal
 import subprocess
 import sys
@@ -27,7 +25,12 @@ BAD_INPUT = 2
 STOP_S = 20.0
 """Seconds for all sessions to end when they are told to."""
 
-PR_SET_PDEATHSIG = 1
+TIED = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGTERM
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes what it is given, and is told to end when who started it does, however that is."""
 
 
 class Fate(StrEnum):
@@ -186,18 +189,12 @@ def command_of(file: Path, known: bool) -> Sequence[str]:
 
 
 def start_session(file: Path, known: bool) -> subprocess.Popen:
-    """Start the process of a session; it ends in good order when this one does, however that is."""
+    """Start the process of a session, tied to this one."""
     with log_of(file).open("ab") as log:
         return subprocess.Popen(
-            command_of(file, known),
+            [sys.executable, "-S", "-c", TIED, *command_of(file, known)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
         )
-
-
-def _end_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
