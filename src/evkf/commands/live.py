@@ -33,8 +33,8 @@ from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
-from evkf.wiring import open_sinks, open_source
 from evkf.units import UnitModel
+from evkf.wiring import open_sinks, open_source
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"

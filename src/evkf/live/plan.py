@@ -54,6 +54,10 @@ class Plan(NamedTuple):
         address: That frames come to.
         publish: Address that estimates are published at, if they are.
         horizon: Bins to look ahead in every estimate.
+        steer: State that the rig is steered to, if it is.
+        controller: "MODULE:NAME" of what makes a controller of the model, if there is one.
+        stimulator: "MODULE:NAME" of what makes its stimulator.
+        limits: Of stimulation, as `Limits` takes them; those of the rig if left out.
     """
 
     source: str
@@ -75,6 +79,15 @@ class Plan(NamedTuple):
     address: str | None = None
     publish: str | None = None
     horizon: int = 0
+    steer: Sequence[float] | None = None
+    controller: str | None = None
+    stimulator: str | None = None
+    limits: Sequence[Any] | None = None
+
+    @property
+    def stimulates(self) -> bool:
+        """Whether the loop is closed."""
+        return self.steer is not None or self.controller is not None
 
     @property
     def period(self) -> float:
@@ -129,7 +142,8 @@ def parts(plan: Plan, folder: Path) -> Parts:
         learner, model, counts = unit.estimator.learner_, unit.model, not unit.signals
         units = unit.units
     else:
-        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
+        sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
+        true = rig_model(*sizes, stimulated=plan.stimulates)
         learner, model, counts = Learner(), start_model(true, plan.seed), True
         units = tuple(str(i) for i in range(plan.channels))
     if plan.num_windows:
