@@ -23,6 +23,16 @@ from evkf.commands.console import (
     json_target,
 )
 from evkf.commands.options import load_model, result
+from evkf.commands.stimulation import (
+    Amplitude,
+    Charge,
+    Controlled,
+    Rate,
+    Steered,
+    Stimulated,
+    Window,
+    read_loop,
+)
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
@@ -34,7 +44,7 @@ from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
-from evkf.wiring import open_sinks, open_source
+from evkf.wiring import open_loop, open_sinks, open_source
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
@@ -89,6 +99,13 @@ def live(
     horizon: Annotated[
         int, typer.Option(min=0, metavar="BINS", help="Look so far ahead in every estimate.")
     ] = 0,
+    steer: Steered = None,
+    controller: Controlled = None,
+    stimulator: Stimulated = None,
+    max_amplitude: Amplitude = None,
+    max_rate: Rate = None,
+    max_charge: Charge = None,
+    charge_window: Window = 1.0,
     learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
@@ -118,6 +135,7 @@ def live(
     \b
     Examples:
       evkf live                                  100 simulated neurons, bins of 10 ms
+      evkf live --steer 1,0                      and stimulation that steers them
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
@@ -125,6 +143,8 @@ def live(
     options = dict(locals())
     check_free(json_target(json_file), force)
     durable = _check(source, policy, model_file, recording)
+    bounds = (max_amplitude, max_rate, max_charge)
+    loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     low_latency()
@@ -148,7 +168,8 @@ def live(
         bins=bins,
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
-        horizon=horizon,
+        horizon=max(horizon, 1) if loop else horizon,
+        **loop,
     )
     keep_compiled(folder)
     if model_file is not None:
@@ -258,7 +279,9 @@ def _run(
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
+    opened = open_loop(plan, folder, made.model, real_time)
+    rig = None if opened is None else opened.stimulation
+    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq, rig)
     status = None if say.quiet else Status(err=str(json_file) == "-")
     sinks = open_sinks(plan)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
@@ -279,6 +302,7 @@ def _run(
             journal,
             player,
             tell,
+            closed=None if opened is None else opened.closed,
             log=say.print,
         )
         with _stopping(seconds) as stop:
@@ -286,9 +310,10 @@ def _run(
     finally:
         if status is not None:
             status.close()
-        if feed is not None:
-            feed.terminate()
-            feed.join()
+        for process in (feed, None if opened is None else opened.guard):
+            if process is not None:
+                process.terminate()
+                process.join()
     say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)

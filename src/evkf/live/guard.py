@@ -121,13 +121,14 @@ class Guard:
     def __init__(self, limits: Limits, period: float, stopped: str | None = None):
         self._limiter = Limiter(limits, period, HOLD * period)
         self._hold_ns = int(HOLD * period * 1e9)
-        self._number = -1
+        self._number, self._now_ns = -1, -(1 << 62)
         self.until_ns: int | None = None
         self.state = State.HELD if stopped is None else State.STOPPED
         self._values, self._why = (0.0,) * self._limiter.num, stopped or "it begins"
 
     def heed(self, data: bytes, now_ns: int) -> Output | None:
         """Take what the session says; what is to be on now, if something changed."""
+        now_ns = self._later(now_ns)
         ended = self.tick(now_ns)
         try:
             said = json.loads(data)
@@ -141,6 +142,7 @@ class Guard:
 
     def obey(self, word: Word, why: str, now_ns: int) -> Output | None:
         """Take a word of the session or the operator; what is to be on now, if that changed."""
+        now_ns = self._later(now_ns)
         if word == Word.STOP:
             return self._rest(State.STOPPED, why or "stopped", now_ns)
         if word == Word.LIFT and self.state == State.STOPPED:
@@ -168,6 +170,7 @@ class Guard:
 
     def tick(self, now_ns: int) -> Output | None:
         """See whether what is on has to end."""
+        now_ns = self._later(now_ns)
         if self.until_ns is None or now_ns < self.until_ns:
             return None
         return self._fall("no fresh command", now_ns)
@@ -183,5 +186,11 @@ class Guard:
 
     def now(self, now_ns: int) -> Output:
         """What is on now."""
+        now_ns = self._later(now_ns)
         until_ns = now_ns if self.until_ns is None else self.until_ns
         return Output(self.state, self._number, self._values, now_ns, until_ns, self._why)
+
+    def _later(self, now_ns: int) -> int:
+        """The time, which does not go back."""
+        self._now_ns = max(now_ns, self._now_ns)
+        return self._now_ns

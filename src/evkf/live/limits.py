@@ -117,7 +117,8 @@ class Limiter:
 
     def limit(self, values: Any, now_ns: int) -> np.ndarray:
         """What may go out now; zero for what is not so many finite numbers."""
-        before, passed = self._out, self._advance(now_ns)
+        passed = self._advance(now_ns)
+        before = self._out
         wanted = readable(values, self.num)
         if wanted is None:
             self._out = np.zeros(self.num)
@@ -146,6 +147,8 @@ class Limiter:
         end = min(now_ns, last + self._hold_ns)
         if end > last and self._out.any():
             self._count(last, end)
+        if now_ns >= last + self._hold_ns:
+            self._out = np.zeros(self.num)
         self._now_ns = now_ns
         return now_ns - last
 

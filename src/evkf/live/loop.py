@@ -25,7 +25,7 @@ from evkf.live.ports import Phase
 from evkf.live.records import Kind, encode_words
 from evkf.types import Status
 
-SOUND = 10
+SOUND = 5
 """Estimates without doubt, one after the other, after which stimulation is armed."""
 
 POOR = 2
