@@ -12,6 +12,7 @@ from evkf.live.answers import Estimate, Told
 from evkf.live.control import Steer, input_weight, load
 from evkf.live.limits import Delivered, Limiter, Limits, readable
 from evkf.live.rig import Subject, rig_model, start_model
+from tests.quick import quick_compilation  # noqa: F401
 
 PERIOD, HOLD = 0.01, 0.015
 LIMITS = Limits([1.0, 2.0], [30.0, 500.0], [0.05, 0.15], window=0.1)
