@@ -16,6 +16,7 @@ from evkf.latency import low_latency
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.guard import Output
 from evkf.live.limits import Delivered
+from evkf.live.machine import become_real_time
 from evkf.live.rig import Subject, rig_model
 
 DRAIN_S = 10.0
@@ -141,6 +142,7 @@ def _main(
     num: int | None,
     first: int,
     truth: Path | None,
+    real_time: bool,
 ) -> None:
     # An interrupt of the terminal is the session's, whose end is this one's.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,6 +150,8 @@ def _main(
     latents, seed = sizes[0], sizes[3]
     subject = Subject(rig_model(*sizes, stimulated=True), seed + first)
     course = Course(subject, frames, stimulation, period, latents, first)
+    if real_time:
+        become_real_time()
     course.run(num)
     if truth is not None:
         course.save(truth)
@@ -161,6 +165,7 @@ def start_subject(
     num: int | None = None,
     first: int = 0,
     truth: Path | None = None,
+    real_time: bool = False,
 ) -> BaseProcess:
     """Run a rig that responds in a process of its own, which ends with the session.
 
@@ -172,9 +177,10 @@ def start_subject(
         num: How many bins; None never ends.
         first: Number of the first.
         truth: File that it writes what it knows of itself to, in the end.
+        real_time: Whether to take real-time priority.
     """
     context = multiprocessing.get_context("spawn")
-    args = (frames, stimulation, sizes, period, num, first, truth)
+    args = (frames, stimulation, sizes, period, num, first, truth, real_time)
     process = context.Process(target=_main, args=args, name="evkf-rig", daemon=True)
     process.start()
     frames.close()
