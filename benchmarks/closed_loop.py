@@ -10,12 +10,14 @@ often the session is killed and resumed; the operator must be able to stop it wh
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -127,18 +129,16 @@ class Running:
             each.close()
         first = self._tell.recv()
         self.rig = start_subject(far, rig, SIZES, PLAN.period, None, first, self.truth, True)
-        until = time.monotonic() + 60
-        while not self.armed and time.monotonic() < until:
-            time.sleep(0.05)
+        self.arm()
 
-    @property
-    def armed(self) -> bool:
-        """Whether it stimulates."""
-        try:
-            said = tell_guard(self.folder)
-        except InputError:
-            return False
-        return said is not None and said.state == State.ARMED
+    def arm(self) -> None:
+        """Wait until it stimulates."""
+        until, armed = time.monotonic() + 60, False
+        while not armed and time.monotonic() < until:
+            time.sleep(0.02)
+            with contextlib.suppress(InputError):
+                said = tell_guard(self.folder)
+                armed = said is not None and any(said.values)
 
     def end(self, kill: bool = False) -> Any:
         """End the session, and what the rig knows of it."""
@@ -169,12 +169,19 @@ def off(truth: Any, begin_ns: int, end_ns: int) -> bool:
     return not truth["values"][within].any()
 
 
+def records(folder: Path, kind: Kind) -> list[dict[str, Any]]:
+    """What a journal holds of a kind."""
+    there = read(folder / JOURNAL)
+    return [decode(each.kind, each.payload) for each in there if each.kind == kind]
+
+
 def steer(folder: Path, seconds: float, kills: int, rng: np.random.Generator) -> dict[str, Any]:
     """Steer, be killed and resumed over and over; what came of it."""
     delays, truths = [], []
     for kill in range(kills + 1):
         running = Running(folder, resumes=kill > 0, num=kill)
         time.sleep(seconds if kill == 0 else rng.uniform(0.2, 1.0))
+        running.arm()
         fault_ns = time.monotonic_ns()
         truths.append(running.end(kill=kill < kills))
         if kill < kills:
@@ -188,11 +195,7 @@ def steer(folder: Path, seconds: float, kills: int, rng: np.random.Generator) ->
     out = np.concatenate([truth["numbers"][truth["values"].any(axis=1)] for truth in truths])
     fresh = np.concatenate([[True], np.diff(first["numbers"]) > 0]) & first["values"].any(axis=1)
     took = (first["heard"][fresh] - first["times"][first["numbers"][fresh] - 1]) / 1e6
-    kept = [
-        decode(record.kind, record.payload)["number"]
-        for record in read(folder / JOURNAL)
-        if record.kind == Kind.COMMAND
-    ]
+    kept = [each["number"] for each in records(folder, Kind.COMMAND)]
     found = replay(folder, PLAN)
     return {
         "distance": float(distance),
@@ -219,7 +222,8 @@ def fail(folder: Path, num: int, rng: np.random.Generator) -> dict[str, Any]:
     assert running.how is not None
     spans = []
     for fault in [kind for kind in ("frozen", "not_finite", "hung") for _ in range(num)]:
-        time.sleep(rng.uniform(0.2, 0.3))
+        running.arm()
+        time.sleep(rng.uniform(0, 2 * PLAN.period))
         begin = time.monotonic_ns()
         if fault == "hung":
             os.kill(pid, signal.SIGSTOP)
@@ -229,7 +233,7 @@ def fail(folder: Path, num: int, rng: np.random.Generator) -> dict[str, Any]:
         spans.append((fault, begin, time.monotonic_ns()))
         os.kill(pid, signal.SIGCONT)
         running.how.value = SOUND
-    time.sleep(0.3)
+    running.arm()
     asked = time.monotonic_ns()
     tell_guard(folder, Word.STOP)
     time.sleep(0.1)
@@ -242,8 +246,9 @@ def fail(folder: Path, num: int, rng: np.random.Generator) -> dict[str, Any]:
     stays = tell_guard(folder)
     lifted = time.monotonic_ns()
     tell_guard(folder, Word.LIFT)
-    time.sleep(0.5)
+    running.arm()
     truth = running.end()
+    told = records(folder, Kind.LOOP)
     result: dict[str, Any] = {
         "stop_bins": stopped_after(truth, asked),
         "stop_while_hung_ms": answered,
@@ -251,6 +256,7 @@ def fail(folder: Path, num: int, rng: np.random.Generator) -> dict[str, Any]:
         and said.state == stays.state == State.STOPPED
         and off(truth, asked + int(1e9 * PLAN.period), lifted)
         and not off(truth, lifted, time.monotonic_ns()),
+        "reasons": Counter(each["why"] for each in told),
     }
     for kind in ("frozen", "not_finite", "hung"):
         delays = [stopped_after(truth, begin) for fault, begin, _ in spans if fault == kind]

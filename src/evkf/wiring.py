@@ -38,7 +38,11 @@ def open_sinks(plan: Plan) -> list[Sink]:
 
 
 def open_source(
-    plan: Plan, folder: Path, first: int, stimulation: socket.socket | None = None
+    plan: Plan,
+    folder: Path,
+    first: int,
+    stimulation: socket.socket | None = None,
+    real_time: bool = False,
 ) -> tuple[Source, BaseProcess | None]:
     """Where bins come from, and the process that sends them if it is one of ours.
 
@@ -47,6 +51,7 @@ def open_source(
         folder: Its folder, which holds the model.
         first: Number of the bin that is due.
         stimulation: What the rig hears stimulation from, if it responds to it.
+        real_time: Whether such a rig takes real-time priority.
     """
     if plan.source == "zeromq":
         from evkf.live.zeromq import ZmqSource
@@ -57,7 +62,8 @@ def open_source(
         own, other = pair()
         left = None if plan.bins is None else max(plan.bins - first, 0)
         sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
-        rig = start_subject(other, stimulation, sizes, plan.period, left, first)
+        pace = (plan.period, left, first)
+        rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
         return PipeSource(own), rig
     tape, num = _tape(plan, folder)
     own, other = pair()

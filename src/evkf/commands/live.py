@@ -281,7 +281,8 @@ def _run(
 ) -> Report:
     opened = open_loop(plan, folder, made.model, real_time)
     rig = None if opened is None else opened.stimulation
-    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq, rig)
+    first = 0 if player is None else player.due.seq
+    source, feed = open_source(plan, folder, first, rig, real_time)
     status = None if say.quiet else Status(err=str(json_file) == "-")
     sinks = open_sinks(plan)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
