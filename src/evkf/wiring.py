@@ -92,9 +92,6 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
     if not plan.stimulates:
         return None
     inputs = model.dynamics.num_inputs
-    if not inputs:
-        remedy = "fit a model with inputs: stimulation is fed back to its dynamics"
-        raise InputError("a model without inputs", "--controller", remedy)
     if not plan.period:
         raise InputError("no pace", "--speed 0", "stimulation needs one, such as --speed 1")
     limits = rig_limits(inputs) if plan.limits is None else Limits(*plan.limits)

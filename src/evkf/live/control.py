@@ -1,6 +1,7 @@
 """What closes the loop: the protocol of controllers, and one that steers to a target."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -98,6 +99,9 @@ def load(path: str) -> Callable[..., Any]:
         >>> load("evkf.live.control:Steer").__name__
         'Steer'
     """
+    if "" not in sys.path:
+        # Modules in the folder that the command was given in.
+        sys.path.append("")
     module, _, name = path.partition(":")
     remedy = "write MODULE:NAME of something that can be called, from where it can be imported"
     try:
