@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 from closing import close
 from random_controllers import try_one
@@ -60,29 +59,17 @@ class Faulty:
     """Makes an engine go wrong when it is told to."""
 
     def __init__(self, engine: Engine, how: Any):
-        self._observe, self._engine, self._how = engine.observe, engine, how
-        self._was, self._last = SOUND, None
+        self._observe, self._how, self._last = engine.observe, how, None
         engine.observe = self.observe
 
     def observe(self, *bin: Any) -> Any:
-        """Filter a bin, or pretend to."""
-        how = self._how.value
-        if how != self._was and NAN in (how, self._was):
-            self._spoil() if how == NAN else self._mend()
-        self._was = how
-        if how != FROZEN or self._last is None:
-            self._last = self._observe(*bin)
-        else:
-            self._engine.bins += 1
+        """Filter a bin, and tell what is not so."""
+        latent, how = self._observe(*bin), self._how.value
+        if how == NAN:
+            return latent._replace(mean=latent.mean * np.nan)
+        if how == SOUND or self._last is None:
+            self._last = latent
         return self._last
-
-    def _spoil(self) -> None:
-        self._kept = self._engine.state
-        where = lambda state: state.filter.belief.mean  # noqa: E731
-        self._engine.state = eqx.tree_at(where, self._kept, where(self._kept) * np.nan)
-
-    def _mend(self) -> None:
-        self._engine.state = self._kept
 
 
 def serve(folder: Path, ends: tuple, how: Any, tell: Connection, resumes: bool) -> None:
@@ -104,10 +91,12 @@ def serve(folder: Path, ends: tuple, how: Any, tell: Connection, resumes: bool) 
     start_guard(other, folder, limits, PLAN.period, PipeStimulator(stimulation), real_time=True)
     closed = Closed(Steer.of(made.model, TARGET), limits, own)
     source = PipeSource(frames)
+    become_real_time()
+    if journal is not None:
+        become_real_time(thread=journal.thread)
     session = open_session(
         folder, PLAN, engine, COSTS, True, source, [], journal, player, closed=closed
     )
-    become_real_time()
     tell.send(0 if player is None else player.due.seq)
     session.run(tell.poll)
 

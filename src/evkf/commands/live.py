@@ -290,6 +290,8 @@ def _run(
             say.print(f"{where} {address}")
     if real_time and (refused := become_real_time()):
         say.print(f"no real-time priority: {refused}")
+    elif real_time and journal is not None:
+        become_real_time(thread=journal.thread)
     tell = None if status is None else status.tell
     try:
         session = open_session(

@@ -81,7 +81,7 @@ def read_loop(
     if all(given):
         names = ("--max-amplitude", "--max-rate", "--max-charge")
         read = [_numbers(text or "", name) for text, name in zip(limits, names, strict=True)]
-        bounds = [*Limits(*read, window).check(len(read[0]))]
+        bounds = [*Limits(*read, window=window).check(len(read[0]))]
     return {
         "steer": target,
         "controller": controller,

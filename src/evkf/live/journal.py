@@ -165,6 +165,11 @@ class Journal:
         self._queue.append((hole, now_ns))
 
     @property
+    def thread(self) -> int:
+        """The system's number of the thread that commits."""
+        return self._thread.native_id or 0
+
+    @property
     def position(self) -> int:
         """The position that the next record gets."""
         return self._next

@@ -78,12 +78,17 @@ def may_be_real_time() -> str | None:
     return refused
 
 
-def become_real_time(priority: int = PRIORITY) -> str | None:
-    """Give this thread, and those it starts, real-time priority; why not, if that is refused."""
+def become_real_time(priority: int = PRIORITY, thread: int = 0) -> str | None:
+    """Give this thread, and those it starts, real-time priority; why not, if that is refused.
+
+    Args:
+        priority: Among real-time threads.
+        thread: Another to give it to, by the system's number of it.
+    """
     if not hasattr(os, "sched_setscheduler"):
         return "this system has none"
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
     except OSError as error:
         return f"{error.strerror or error}; on Linux, CAP_SYS_NICE or an rtprio limit permits it"
     return None
