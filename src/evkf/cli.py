@@ -30,6 +30,7 @@ from evkf.commands.reproduce import command as reproduction
 from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
 from evkf.commands.serve import serve
+from evkf.commands.stimulation import arm, stop
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import TaskError
@@ -76,7 +77,7 @@ for name in EXPERIMENTS:
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, replay, export, doctor, serve)
+sessions = (live, resume, stop, arm, replay, export, doctor, serve)
 for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 

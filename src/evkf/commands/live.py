@@ -21,18 +21,28 @@ from evkf.commands.console import (
     stopping,
 )
 from evkf.commands.options import load_model, result
+from evkf.commands.stimulation import (
+    Amplitude,
+    Charge,
+    Controlled,
+    Rate,
+    Steered,
+    Stimulated,
+    Window,
+    read_loop,
+)
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import MOST, real_time, reckon
+from evkf.live.machine import MOST, become_real_time, real_time, reckon
 from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
 from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
-from evkf.wiring import open_sinks, open_source
+from evkf.wiring import open_loop, open_sinks, open_source
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
@@ -87,6 +97,13 @@ def live(
     horizon: Annotated[
         int, typer.Option(min=0, metavar="BINS", help="Look so far ahead in every estimate.")
     ] = 0,
+    steer: Steered = None,
+    controller: Controlled = None,
+    stimulator: Stimulated = None,
+    max_amplitude: Amplitude = None,
+    max_rate: Rate = None,
+    max_charge: Charge = None,
+    charge_window: Window = 1.0,
     learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
@@ -116,6 +133,7 @@ def live(
     \b
     Examples:
       evkf live                                  100 simulated neurons, bins of 10 ms
+      evkf live --steer 1,0                      and stimulation that steers them
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
@@ -123,6 +141,8 @@ def live(
     options = dict(locals())
     check_free(json_target(json_file), force)
     durable = _check(source, policy, model_file, recording)
+    bounds = (max_amplitude, max_rate, max_charge)
+    loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     low_latency()
@@ -146,7 +166,8 @@ def live(
         bins=bins,
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
-        horizon=horizon,
+        horizon=max(horizon, 1) if loop else horizon,
+        **loop,
     )
     keep_compiled(folder)
     if model_file is not None:
@@ -257,8 +278,11 @@ def _run(
     json_file: Path | None,
 ) -> Report:
     status = None if say.quiet else Status(err=str(json_file) == "-")
+    opened = open_loop(plan, folder, made.model, wanted)
+    rig = None if opened is None else opened.stimulation
+    first = 0 if player is None else player.due.seq
     with real_time(wanted) as refused:
-        source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
+        source, feed = open_source(plan, folder, first, rig, wanted)
         sinks = open_sinks(plan)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
@@ -278,16 +302,21 @@ def _run(
             journal,
             player,
             tell,
+            closed=None if opened is None else opened.closed,
             log=say.print,
         )
+        if opened is not None and wanted:
+            # A command is sent when it is durable: what makes it so must not wait either.
+            become_real_time(thread=session.journal.thread)
         with stopping(seconds) as stop, real_time(wanted):
             report = session.run(stop)
     finally:
         if status is not None:
             status.close()
-        if feed is not None:
-            feed.terminate()
-            feed.join()
+        for process in (feed, None if opened is None else opened.guard):
+            if process is not None:
+                process.terminate()
+                process.join()
     say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)

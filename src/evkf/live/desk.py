@@ -28,6 +28,10 @@ class Ask(StrEnum):
     """Write an event into the journal."""
     SAVE = "save"
     """Keep a checkpoint now."""
+    STOP = "stop"
+    """End stimulation, until it is armed."""
+    ARM = "arm"
+    """Lift a stop: stimulation goes on when estimates are sound."""
 
 
 class Action(NamedTuple):

@@ -75,6 +75,22 @@ def may_be_real_time() -> str | None:
         return refused
 
 
+def become_real_time(priority: int = PRIORITY, thread: int = 0) -> str | None:
+    """Give this thread, and those it starts, real-time priority; why not, if that is refused.
+
+    Args:
+        priority: Among real-time threads.
+        thread: Another to give it to, by the system's number of it.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        return "this system has none"
+    try:
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+    except OSError as error:
+        return f"{error.strerror or error}; on Linux, CAP_SYS_NICE or an rtprio limit permits it"
+    return None
+
+
 @contextlib.contextmanager
 def real_time(wanted: bool = True) -> Iterator[str | None]:
     """Run a block at real-time priority, and threads that are started in it for good.
@@ -82,19 +98,15 @@ def real_time(wanted: bool = True) -> Iterator[str | None]:
     Yields:
         Why not, if that is refused.
     """
-    if not wanted or not hasattr(os, "sched_setscheduler"):
-        yield "this system has none" if wanted else None
+    if not wanted or not hasattr(os, "sched_getscheduler"):
+        yield become_real_time() if wanted else None
         return
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    before, refused = (os.sched_getscheduler(0), os.sched_getparam(0)), become_real_time()
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except OSError as error:
-        yield f"{error.strerror or error}; on Linux, CAP_SYS_NICE or an rtprio limit permits it"
-        return
-    try:
-        yield None
+        yield refused
     finally:
-        os.sched_setscheduler(0, *before)
+        if refused is None:
+            os.sched_setscheduler(0, *before)
 
 
 @contextlib.contextmanager

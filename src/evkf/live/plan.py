@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from evkf.data.files import replacing
+from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
 from evkf.learning import Learner
 from evkf.live.engine import Costs, Engine
@@ -54,6 +56,10 @@ class Plan(NamedTuple):
         address: That frames come to.
         publish: Address that estimates are published at, if they are.
         horizon: Bins to look ahead in every estimate.
+        steer: State that the rig is steered to, if it is.
+        controller: "MODULE:NAME" of what makes a controller of the model, if there is one.
+        stimulator: "MODULE:NAME" of what makes its stimulator.
+        limits: Of stimulation, as `Limits` takes them; those of the rig if left out.
     """
 
     source: str
@@ -75,6 +81,15 @@ class Plan(NamedTuple):
     address: str | None = None
     publish: str | None = None
     horizon: int = 0
+    steer: Sequence[float] | None = None
+    controller: str | None = None
+    stimulator: str | None = None
+    limits: Sequence[Any] | None = None
+
+    @property
+    def stimulates(self) -> bool:
+        """Whether the loop is closed."""
+        return self.steer is not None or self.controller is not None
 
     @property
     def period(self) -> float:
@@ -129,12 +144,29 @@ def parts(plan: Plan, folder: Path) -> Parts:
         learner, model, counts = unit.estimator.learner_, unit.model, not unit.signals
         units = unit.units
     else:
-        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
+        sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
+        true = rig_model(*sizes, stimulated=plan.stimulates)
         learner, model, counts = Learner(), start_model(true, plan.seed), True
         units = tuple(str(i) for i in range(plan.channels))
+    if plan.limits is not None and not model.dynamics.num_inputs:
+        model = stimulated(model, len(plan.limits[0]))
     if plan.num_windows:
         learner = resized(learner, plan.num_windows, plan.window)
     return Parts(learner, model, counts, units)
+
+
+def stimulated(model: Model, num: int) -> Model:
+    """A model with so many inputs, of whose effect nothing is known: it is learned.
+
+    Example:
+        >>> stimulated(start_model(rig_model(2, 30, 0.01)), 3).dynamics.num_inputs
+        3
+    """
+    if not isinstance(model.dynamics, GaussianDynamics):
+        what = f"{type(model.dynamics).__name__} without inputs"
+        raise InputError(what, "--controller", "fit a model with inputs")
+    dynamics = Driven(model.dynamics, np.zeros((model.dynamics.dim, num)))
+    return Model(dynamics, model.likelihood, model.prior, model.family)
 
 
 def resized(learner: Learner, num_windows: int, window: int) -> Learner:

@@ -1,5 +1,6 @@
 """What a session is connected to, how it is run, and what it tells of itself."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -57,12 +58,14 @@ class Due(NamedTuple):
         fresh: Whether it begins a trial, whatever it says itself.
         sent_ns: When the last one was sent, on the sender's clock; 0 if that is not known.
         frozen: Whether the operator has learning frozen.
+        input: Its input, where a controller gives it; None where frames do.
     """
 
     seq: int = 0
     fresh: bool = False
     sent_ns: int = 0
     frozen: bool = False
+    input: Sequence[float] | None = None
 
 
 class Saver(Protocol):
@@ -125,6 +128,8 @@ class Report(NamedTuple):
     """Longest time from taken in to durable."""
     frozen: bool
     """Whether the operator has learning frozen."""
+    stimulation: str = ""
+    """Whether it is armed, held or stopped, and why; empty where nothing stimulates."""
 
     @property
     def plain(self) -> dict[str, Any]:
