@@ -119,12 +119,17 @@ class Binner:
         if last >= self._begin:
             self._windows.append((first, last, masked))
 
-    def seen(self, sample: int) -> list[Frame]:
-        """Bins that are over, now that the source's clock is known to have come to a sample."""
+    def seen(self, sample: int, away: bool = False) -> list[Frame]:
+        """Bins that are over, now that the source's clock is known to have come to a sample.
+
+        Args:
+            sample: The sample.
+            away: Whether the source was away, not silent, since the last that was seen.
+        """
         at = self._start(sample)
         if at <= self._known:
             return []
-        found = self._skip(at) if at - self._known > self._quiet else []
+        found = self._skip(at) if away or at - self._known > self._quiet else []
         self._known = at
         return found + self._take_out(at - self._wait)
 
@@ -140,10 +145,11 @@ class Binner:
         at = sample * self._tick + self._shift
         if self._begin is None:
             since = self._since
-            if since is not None and at < since:
+            if since is not None and at < since - self._bin - self._wait:
                 self.anew, since = True, None
             begin = since or 0
-            ahead = -((begin - at) // self._bin)
+            # The first bin none of whose samples is before this one.
+            ahead = max((at - self._tick - begin) // self._bin + 1, 0)
             if since is not None:
                 self._seq += ahead
                 self.lost += ahead

@@ -13,6 +13,9 @@ from evkf.rigs.gateway import Notes, Setup
 SILENCE_NS = SECOND // 10
 """A source that tells nothing for so long is silent: bins go on by the clock of this machine."""
 
+NEVER = 2**62
+"""Longer than any session."""
+
 LARGEST_SAMPLE = 2**53
 """No clock has come so far."""
 
@@ -40,24 +43,28 @@ class Intake:
         setup: What the gateway was told.
         rate: Samples a second.
         notes: Told of what is odd.
+        lasting: Whether silence, however long, is silence: the source is known to be there.
 
     Attributes:
         clock: Of the source.
         binner: What makes the bins.
     """
 
-    def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes):
+    def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes, lasting: bool = False):
         self._notes, self._rate = notes, exact(rate, "sample rate")
-        self.clock = Clock(self._flag, round(QUIET_S * SECOND))
+        self._quiet = NEVER if lasting else round(QUIET_S * SECOND)
+        self.clock = Clock(self._flag, self._quiet)
         given = setup.lateness, setup.first, setup.since_ns
         self.binner = Binner(len(setup.units), setup.bin_width, self._rate, *given)
         self._last: int | None = None
         self._heard = 0
         self._counted = (0, 0, 0, 0)
+        self._away = False
         self._told_begin = False
 
     def take(self, told: Told, host_ns: int) -> list[Frame]:
         """What is told at a time of this machine's clock; bins that are over then."""
+        self._away |= self._heard > 0 and host_ns - self._heard > self._quiet
         self._heard = host_ns
         found = []
         for each in self.clock.take(self._ns(told.sample), host_ns, told):
@@ -76,15 +83,15 @@ class Intake:
             self.binner.blank(told.sample - told.blank, told.sample + told.blank)
         if told.unit is not None:
             self.binner.spike(told.unit, told.sample)
-        self._last = told.sample
-        return self.binner.seen(told.sample)
+        self._last, away, self._away = told.sample, self._away, False
+        return self.binner.seen(told.sample, away)
 
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over by this machine's clock, of a source that is silent."""
         silent = host_ns - self._heard
         if self._last is None or self.clock.doubtful(host_ns):
             return []
-        if not SILENCE_NS < silent < QUIET_S * SECOND:
+        if not SILENCE_NS < silent < self._quiet:
             return []
         source_ns = self.clock.to_source(host_ns - SILENCE_NS)
         return self.binner.seen(max(int(source_ns * self._rate / SECOND), 0))
