@@ -89,15 +89,19 @@ class Intake:
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over by this machine's clock, of a source that is silent."""
         silent = host_ns - self._heard
-        if self._last is None or self.clock.doubtful(host_ns):
+        if self._last is None or self._away or self.clock.doubtful(host_ns):
             return []
         if not SILENCE_NS < silent < self._quiet:
             return []
         source_ns = self.clock.to_source(host_ns - SILENCE_NS)
         return self.binner.seen(max(int(source_ns * self._rate / SECOND), 0))
 
+    def leave(self) -> None:
+        """Be told that the source is away: until it is heard again, it is not silent."""
+        self._away = True
+
     def _ns(self, sample: int) -> int:
-        return int(sample * SECOND / self._rate)
+        return sample * SECOND * self._rate.denominator // self._rate.numerator
 
     def _flag(self, flag: Flag) -> None:
         self._notes.tell(f"clock: {flag.text}")
