@@ -1,5 +1,6 @@
 """Spikes to bins by the sample clock of their source, in whole numbers: nothing drifts."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -19,12 +20,9 @@ def exact(number: float | Fraction, where: str) -> Fraction:
         >>> exact(0.01, "width"), exact(24414.0625, "rate")
         (Fraction(1, 100), Fraction(390625, 16))
     """
-    found = number if isinstance(number, Fraction) else None
-    if found is None and np.isfinite(number):
-        found = Fraction(repr(float(number)))
-    if found is None or found <= 0:
+    if not (math.isfinite(number) and number > 0):
         raise InputError(f"{number}", where, "pass a number above zero")
-    return found
+    return number if isinstance(number, Fraction) else Fraction(repr(float(number)))
 
 
 class Binner:

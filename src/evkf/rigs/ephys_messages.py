@@ -121,8 +121,7 @@ def _event(fields: dict[str, Any], data: bytes) -> Edge | None:
 
 def _data(fields: dict[str, Any], _: bytes) -> Buffer:
     num, rate = whole(fields.get("num_samples"), 2**31), fields.get("sample_rate")
-    numeric = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if num is None or not numeric or not 1 <= rate <= 1e7:
-        what = f"num_samples {fields.get('num_samples')!r:.50}, sample_rate {rate!r:.50}"
-        raise RigError("bad_data", what)
-    return Buffer(_sample(fields) + num, float(rate))
+    if isinstance(rate, int | float) and num is not None and 1 <= rate <= 1e7:
+        return Buffer(_sample(fields) + num, float(rate))
+    what = f"num_samples {fields.get('num_samples')!r:.50}, sample_rate {rate!r:.50}"
+    raise RigError("bad_data", what)
