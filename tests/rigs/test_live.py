@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pylsl
 from open_ephys_emulator import Emulator
+from rig_peers import WAIT_S
 
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, Frame
@@ -19,7 +20,6 @@ from evkf.live.run import open_journal, open_session, recall
 from evkf.live.segments import read
 from evkf.wiring import open_sinks, open_source
 from tests.quick import quick_compilation  # noqa: F401
-from tests.rigs.peers import WAIT_S
 
 RATE, BIN, N = 30_000, 600, 4
 """Bins of 20 ms."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pylsl
 import pytest
+from rig_peers import WAIT_S, gateway
 
 from evkf.errors import InputError
 from evkf.live.answers import Estimate, Told
@@ -16,7 +17,6 @@ from evkf.rigs.clock import SECOND
 from evkf.rigs.gateway import Notes, Setup
 from evkf.rigs.lsl import Rows, Spikes, check, drain, run
 from evkf.rigs.lsl_out import LslSink, channels, flatten
-from tests.rigs.peers import WAIT_S, gateway
 
 UNITS = ("a", "b", "c")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from open_ephys_emulator import Emulator, continuous, spike, ttl
+from rig_peers import gateway
 
 from evkf.errors import InputError
 from evkf.live.frames import Frame
@@ -14,7 +15,6 @@ from evkf.rigs.clock import SECOND
 from evkf.rigs.ephys_messages import Buffer, Edge, Spike, decode
 from evkf.rigs.gateway import Notes, RigError, Setup
 from evkf.rigs.open_ephys import OpenEphys, listening, run
-from tests.rigs.peers import gateway
 
 RATE, BIN = 30_000, 300
 SETUP = Setup(("a", "b#2", "c"), 0.01, sample_rate=RATE, lateness=0.0)

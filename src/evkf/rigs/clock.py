@@ -20,7 +20,8 @@ BLOCK_NS, BLOCKS, LEAST_BLOCKS = SECOND, 60, 5
 second number on."""
 
 SETTLE_NS = SECOND // 2
-"""What waited when the first message came may come all at once; no jump is told of so early."""
+"""What waited when the first message came may come all at once; so early only a jump of more than a
+second is one."""
 
 JITTER_NS = SECOND // 20
 """Messages may come so much later than usual; beyond, something has happened to a clock."""
@@ -166,7 +167,7 @@ class Clock:
             self._block, self._block_end = (host, 0), host + BLOCK_NS
             self._last, self._last_host = source, host
         off = host - source - self._base - self._expected(host)
-        settling = host - self._begun < SETTLE_NS
+        settling = host - self._begun < SETTLE_NS and abs(source - self._last) < SECOND
         if settling or -JITTER_NS <= off <= JITTER_NS:
             return self._agree(source, host, item)
         if off > 0 and source >= self._last - JITTER_NS:

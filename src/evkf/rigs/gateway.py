@@ -19,6 +19,7 @@ from evkf.errors import EvkfError, InputError
 from evkf.live.frames import Frame, encode
 from evkf.live.pipes import PipeSender
 from evkf.live.run import Logger
+from evkf.rigs.clock import Flag, Kind
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -99,6 +100,13 @@ class Notes:
         if len(str(now)) > len(str(before)) or not before:
             many = f" ({now} so far)" if now > 1 else ""
             self.tell(f"{code}: {text[:SHORT]}{many}")
+
+    def flag(self, flag: Flag) -> None:
+        """Tell of what a clock did; strays are counted."""
+        if flag.kind == Kind.STRAY:
+            self.count("stray", flag.text, round(flag.size))
+        else:
+            self.tell(f"clock: {flag.text}")
 
     def refuse(self, error: RigError) -> None:
         """Count a message that cannot be used."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from evkf.live.frames import Frame
 from evkf.rigs.binning import QUIET_S, Binner, exact
-from evkf.rigs.clock import SECOND, Clock, Flag, Step
+from evkf.rigs.clock import SECOND, Clock, Step
 from evkf.rigs.gateway import Notes, Setup
 
 SILENCE_NS = SECOND // 10
@@ -53,7 +53,7 @@ class Intake:
     def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes, lasting: bool = False):
         self._notes, self._rate = notes, exact(rate, "sample rate")
         self._quiet = NEVER if lasting else round(QUIET_S * SECOND)
-        self.clock = Clock(self._flag, self._quiet)
+        self.clock = Clock(notes.flag, self._quiet)
         given = setup.lateness, setup.first, setup.since_ns
         self.binner = Binner(len(setup.units), setup.bin_width, self._rate, *given)
         self._last: int | None = None
@@ -102,9 +102,6 @@ class Intake:
 
     def _ns(self, sample: int) -> int:
         return sample * SECOND * self._rate.denominator // self._rate.numerator
-
-    def _flag(self, flag: Flag) -> None:
-        self._notes.tell(f"clock: {flag.text}")
 
     def _tell(self) -> None:
         """Note what the binner has counted since the last call."""

@@ -16,7 +16,7 @@ import numpy as np
 from evkf.errors import InputError
 from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
-from evkf.rigs.clock import SECOND, Clock, Flag, Step
+from evkf.rigs.clock import SECOND, Clock, Step
 from evkf.rigs.gateway import Notes, RigError, Setup, send
 from evkf.rigs.intake import Intake, Told, whole
 
@@ -100,7 +100,7 @@ class Rows:
         self._seq, self._since = setup.first, setup.since_ns
         self._width = round(setup.bin_width * SECOND)
         self._due: int | None = None
-        self.clock = Clock(self._flag)
+        self.clock = Clock(notes.flag)
         self.lost = 0
 
     def take(self, values: Sequence[float], stamp: float, host_ns: int) -> list[Frame]:
@@ -159,9 +159,6 @@ class Rows:
         seq = self._seq + missing
         self._seq = seq + 1
         return seq
-
-    def _flag(self, flag: Flag) -> None:
-        self._notes.tell(f"clock: {flag.text}")
 
 
 def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:

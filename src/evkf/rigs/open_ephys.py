@@ -11,7 +11,7 @@ from typing import Any
 from evkf.errors import InputError
 from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
-from evkf.rigs.ephys_messages import Buffer, Edge, Message, decode
+from evkf.rigs.ephys_messages import Buffer, Edge, Message, Spike, decode
 from evkf.rigs.gateway import Notes, RigError, Setup, send
 from evkf.rigs.intake import Intake, Told
 
@@ -23,6 +23,9 @@ LARGEST_MESSAGE = 1 << 24
 
 MOST, HIGH_WATER = 1000, 100_000
 """Messages that are taken at once, and that may wait."""
+
+LARGEST_S = 4e9
+"""Seconds that no clock shows."""
 
 ANEW = 1_000_000
 """Numbers of messages that differ by more than that are not of one stretch."""
@@ -45,6 +48,7 @@ class OpenEphys:
         self._number: int | None = None
         self._stream = ""
         self._lost = 0
+        self._rate = 0.0
         self.intake: Intake | None = None
         if setup.sample_rate is not None:
             self._begin(setup.sample_rate)
@@ -95,6 +99,8 @@ class OpenEphys:
             self._stream = message.stream
         if message.stream != self._stream:
             raise RigError("other_stream", f"{message.stream!r}, bins are of {self._stream!r}")
+        if what.sample > LARGEST_S * (self._rate or 1.0):
+            raise RigError("bad_sample", f"sample_num is {what.sample}")
         if isinstance(what, Buffer):
             if self.intake is None:
                 self._begin(what.rate)
@@ -105,6 +111,10 @@ class OpenEphys:
         if self.intake is None:
             text = "no continuous data came yet that tell it; set it with --sample-rate"
             raise RigError("no_sample_rate", text)
+        return self._of(what)
+
+    def _of(self, what: Spike | Edge) -> Told:
+        """What a spike or an edge says of bins."""
         if isinstance(what, Edge):
             line, width = self._setup.blank or (None, 0.0)
             return Told(what.sample, blank=round(width * self._rate) if what.line == line else 0)

@@ -1,4 +1,4 @@
-"""What tests of real peers share: a gateway in a process of its own, and what it sends."""
+"""What checks of real peers share: a gateway in a process of its own, and what it sends."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +25,15 @@ class Received:
         while not holds(self.frames):
             assert time.monotonic() < end, f"only {len(self.frames)} frames came"
             assert not self._source.gone, "the gateway is gone"
-            for _, data in self._source.receive(0.1, 1000):
-                frame = self._decoder.decode(data)
-                assert isinstance(frame, Frame)
-                self.frames.append(frame)
+            self.some(0.1)
         return self.frames
+
+    def some(self, timeout: float) -> None:
+        """Take the frames that are there; waits for the first so many seconds."""
+        for _, data in self._source.receive(timeout, 1000):
+            frame = self._decoder.decode(data)
+            assert isinstance(frame, Frame)
+            self.frames.append(frame)
 
 
 @contextmanager
