@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 from open_ephys_emulator import Emulator, continuous, spike, ttl
 from rig_peers import gateway
 
@@ -14,7 +15,7 @@ from evkf.live.frames import Frame
 from evkf.rigs.clock import SECOND
 from evkf.rigs.ephys_messages import Buffer, Edge, Spike, decode
 from evkf.rigs.gateway import Notes, RigError, Setup
-from evkf.rigs.open_ephys import OpenEphys, listening, run
+from evkf.rigs.open_ephys import Heart, OpenEphys, listening, run
 
 RATE, BIN = 30_000, 300
 SETUP = Setup(("a", "b#2", "c"), 0.01, sample_rate=RATE, lateness=0.0)
@@ -172,6 +173,46 @@ def test_silence_is_zero_spikes_until_the_source_is_away():
     assert frames[-1].seq > 590
     assert notes.counts == {"lost_bin": 309}
     assert any("nothing came for 5.0" in line for line in lines)
+
+
+def test_bins_wait_for_continuous_data_that_tell_the_time():
+    rig, notes, _ = opened()
+    frames = fed(rig, *((k * 30, continuous(k + 1, k * 30, 30)) for k in range(1000)))
+    # What came first was after the beginning of the first bin.
+    assert len(frames) == 99
+    for sample in range(30_000, 5 * RATE, 300):
+        assert rig.idle(at(sample)) == []
+    # A stall of four seconds, after which all that waited comes at once.
+    now = 5 * RATE
+    frames += fed(rig, (now, spike(1001, "a", 30_100)))
+    frames += fed(rig, *((now, continuous(1002 + k, 30_000 + k * 30, 30)) for k in range(4000)))
+    assert [frame.seq for frame in frames] == list(range(499))
+    assert sum(frame.y[0] for frame in frames) == 1
+    assert all(frame.mask is None for frame in frames)
+    assert notes.counts == {}
+
+
+def test_a_plugin_that_does_not_answer_is_told_of_and_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("evkf.rigs.open_ephys.BEAT_S", 0.02)
+    monkeypatch.setattr("evkf.rigs.open_ephys.LOST_S", 0.05)
+    lines: list[str] = []
+    context = zmq.Context()
+    plugin = context.socket(zmq.REP)
+    port = plugin.bind_to_random_port("tcp://127.0.0.1")
+    heart = Heart(context, f"tcp://127.0.0.1:{port}", Notes(lines.append))
+    end = time.monotonic() + 30
+    while len(lines) < 1 and time.monotonic() < end:
+        heart.beat(time.monotonic())
+    while len(lines) < 2 and time.monotonic() < end:
+        heart.beat(time.monotonic())
+        if plugin.poll(1):
+            assert json.loads(plugin.recv())["type"] == "heartbeat"
+            plugin.send(b"heartbeat received")
+    heart.close()
+    plugin.close(linger=0)
+    context.term()
+    assert "no answer" in lines[0]
+    assert "answers again" in lines[1]
 
 
 def test_a_step_is_told_of_and_no_bin_is_missing():

@@ -8,6 +8,7 @@ import importlib.util
 import multiprocessing
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -132,7 +133,9 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
         # The session is gone, or an interrupt of the terminal ends both.
         pass
     except EvkfError as error:
-        say(str(error))
+        notes.tell(str(error))
+        # The thread that writes it ends with the process.
+        time.sleep(0.5)
     finally:
         sender.close()
 

@@ -48,6 +48,7 @@ class Intake:
     Attributes:
         clock: Of the source.
         binner: What makes the bins.
+        paced: Whether the source tells of time that passes without spikes: bins wait for it then.
     """
 
     def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes, lasting: bool = False):
@@ -59,12 +60,13 @@ class Intake:
         self._last: int | None = None
         self._heard = 0
         self._counted = (0, 0, 0, 0)
-        self._away = False
+        self._away = self.paced = False
         self._told_begin = False
 
     def take(self, told: Told, host_ns: int) -> list[Frame]:
         """What is told at a time of this machine's clock; bins that are over then."""
-        self._away |= self._heard > 0 and host_ns - self._heard > self._quiet
+        silent = self._heard > 0 and host_ns - self._heard > self._quiet
+        self._away |= silent and not self.paced
         self._heard = host_ns
         found = []
         for each in self.clock.take(self._ns(told.sample), host_ns, told):
@@ -89,7 +91,7 @@ class Intake:
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over by this machine's clock, of a source that is silent."""
         silent = host_ns - self._heard
-        if self._last is None or self._away or self.clock.doubtful(host_ns):
+        if self._last is None or self.paced or self._away or self.clock.doubtful(host_ns):
             return []
         if not SILENCE_NS < silent < self._quiet:
             return []

@@ -107,6 +107,8 @@ class OpenEphys:
             elif what.rate != self._rate:
                 text = f"{what.rate} samples a second, bins were begun with {self._rate}"
                 raise RigError("other_rate", text)
+            assert self.intake is not None
+            self.intake.paced = True
             return Told(what.sample)
         if self.intake is None:
             text = "no continuous data came yet that tell it; set it with --sample-rate"
