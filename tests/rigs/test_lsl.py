@@ -14,7 +14,7 @@ from evkf.errors import InputError
 from evkf.live.answers import Estimate, Told
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
-from evkf.rigs.gateway import Notes, Setup
+from evkf.rigs.gateway import Notes, Setup, need
 from evkf.rigs.lsl import Rows, Spikes, check, drain, run
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
@@ -235,6 +235,11 @@ def test_a_session_taken_up_again_counts_bins_it_missed():
     frames, notes, lines = rows(setup, 1 + np.arange(10) / 100)
     assert [frame.seq for frame in frames] == list(range(70, 80))
     assert "anew" in lines[0]
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    with pytest.raises(InputError, match=r"evkf\[lsl\]"):
+        need("a_package_that_nobody_has", "--source lsl", "lsl")
 
 
 @pytest.mark.parametrize(

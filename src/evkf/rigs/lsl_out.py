@@ -113,6 +113,7 @@ def _main(own: socket.socket, name: str, layout: Sequence[Channel], bin_width: f
         channel.append_child_value("type", each.kind)
     outlet = pylsl.StreamOutlet(info)
     notes = Notes(lambda line: print(line, file=sys.stderr, flush=True))
+    notes.tell(f"lsl: streaming {name!r}, to all who can reach this machine")
     last = None
     while data := own.recv(ROOM):
         said = read_shown(data)
