@@ -40,8 +40,28 @@ FUZZ, QUICK = 1_000_000, 20_000
 THROUGH, QUICK_THROUGH = 50_000, 3000
 """Odd messages for what decodes them, and through real sockets."""
 
+BEGIN_S = 10
+"""What a clock that will jump shows at first."""
+
 SLOWEST_S, GROWTH = 1.0, 8e6
 """A message may take so long; resident memory may grow by so many bytes after the first tenth."""
+
+
+def within(frames: list[Frame], source: np.ndarray) -> bool:
+    """Whether all bins are there, and none holds spikes that belong more than one away.
+
+    Args:
+        frames: Bins of one unit, the first on the clock as it was before it jumped.
+        source: Samples of its spikes, as if it had not jumped.
+    """
+    width = round(WIDTH * RATE)
+    first = frames[0].sent_ns // round(WIDTH * SECOND) - round(BEGIN_S / WIDTH)
+    ends = (np.arange(len(frames)) + first) * width
+    before = int(np.searchsorted(source, ends[0] - width))
+    got = before + np.cumsum([frame.y[0] for frame in frames])
+    low, high = (np.searchsorted(source, ends + way * width) for way in (-1, 1))
+    numbers = [frame.seq for frame in frames] == list(range(len(frames)))
+    return bool(numbers and np.all((low <= got) & (got <= high)))
 
 
 def aligned(ppm: float, jump: float, seconds: int, seed: int) -> dict[str, Any]:
@@ -54,24 +74,17 @@ def aligned(ppm: float, jump: float, seconds: int, seed: int) -> dict[str, Any]:
     source = np.sort(rng.integers(0, seconds * RATE, num))
     true = source / (1 + ppm * 1e-6) / RATE
     host = 1000 + np.maximum.accumulate(true + rng.exponential(0.002, num).clip(0, 0.02))
-    told = source + np.where(np.arange(num) >= num // 2, round(jump * RATE), 0) + 10 * RATE
+    told = source + np.where(np.arange(num) >= num // 2, round(jump * RATE), 0) + BEGIN_S * RATE
     frames: list[Frame] = []
     for sample, at in zip(told.tolist(), (host * 1e9).astype(int).tolist(), strict=True):
         frames += intake.take(At(sample, 0), at)
-    counts = np.array([frame.y[0] for frame in frames])
-    first = frames[0].sent_ns // 10_000_000 - 1000
-    ends = (np.arange(len(frames)) + first) * round(WIDTH * RATE)
-    early = int(np.searchsorted(source, ends[0] - round(WIDTH * RATE)))
-    got = early + np.cumsum(counts)
-    low, high = (np.searchsorted(source, ends + way * round(WIDTH * RATE)) for way in (-1, 1))
-    numbers = [frame.seq for frame in frames] == list(range(len(frames)))
     return {
         "ppm": ppm,
         "step_s": jump,
         "ppm_found": round(intake.clock.drift_ppm, 1),
         "drift_told": any("ppm" in line for line in flags),
         "steps_told": sum("stepped" in line for line in flags),
-        "within_a_bin": bool(numbers and np.all((low <= got) & (got <= high))),
+        "within_a_bin": within(frames, source),
         "late": intake.binner.late,
     }
 
@@ -149,6 +162,28 @@ def peer_open_ephys(seconds: float, log: Path, num_odd: int) -> dict[str, Any]:
         longest = after_all(received, lambda: _tick(emulator, seconds, begin))
     emulator.close()
     return {"bins": len(frames), "spikes": done, "exact": exact, "odd": num_odd, "gap_s": longest}
+
+
+def peer_stepping(seconds: float, log: Path) -> dict[str, Any]:
+    """The emulator in, with a clock that runs 100 ppm fast and jumps by a second."""
+    source = np.sort(np.random.default_rng(4).integers(0, int(seconds * RATE), int(200 * seconds)))
+    emulator = Emulator()
+    setup = Setup(UNITS[:1], WIDTH, address=emulator.address, log=log, sample_rate=RATE)
+    with gateway(open_ephys.run, setup) as received:
+        emulator.wait()
+        done = 0
+        for _, now in pace(seconds):
+            until = int(np.searchsorted(source, now * RATE * (1 + 1e-4)))
+            jump = RATE if now > seconds / 2 else 0
+            for at in source[done:until]:
+                emulator.spike(UNITS[0], int(at) + BEGIN_S * RATE + jump)
+            done = until
+        last = int(seconds / WIDTH) - 10
+        frames = list(received.until(lambda got: len(got) >= last))[:last]
+    emulator.close()
+    noted = log.read_text()
+    row = {"bins": len(frames), "exact": within(frames, source), "steps": noted.count("stepped")}
+    return row | {"drift_told": "ppm fast" in noted, "late": noted.count("late_spike")}
 
 
 def _tick(emulator: Emulator, seconds: float, begin: float) -> None:
@@ -342,6 +377,7 @@ def main() -> int:
         found["open_ephys_in"] = peer_open_ephys(seconds, logs / "open_ephys", through)
         found["lsl_spikes_in"] = peer_lsl_spikes(seconds, logs / "spikes", through)
         found["lsl_bins_in"] = peer_lsl_rows(seconds, logs / "rows")
+        found["stepping"] = peer_stepping(6.0 if quick else 40.0, logs / "stepping")
     found["lsl_out"] = peer_lsl_out(seconds)
     found["oldest_first"] = oldest_first()
     for name in ("open_ephys_in", "lsl_spikes_in", "lsl_bins_in", "lsl_out"):
@@ -349,6 +385,10 @@ def main() -> int:
         print(f"{name}: {row}")
         if not row["exact"] or row.get("gap_s", 0.0) > SLOWEST_S:
             missed.append(f"{name}: {row}")
+    row = found["stepping"]
+    print(f"a peer whose clock jumps: {row}")
+    if not row["exact"] or row["steps"] != 1 or not (row["drift_told"] or quick):
+        missed.append(f"a peer whose clock jumps: {row}")
     old = found["oldest_first"]
     print(f"first from LSL: {old['plain_age_s']} s old; after what waited is left out: 0 s")
     if old["plain_age_s"] < 4 or abs(old["our_age_s"]) > 1e-9:

@@ -227,6 +227,15 @@ def test_a_step_of_a_stream_is_told_of_and_loses_no_bin():
     assert notes.counts == {}
 
 
+@pytest.mark.parametrize("size", [-3.0, 3.0])
+def test_a_stray_stamp_costs_its_bin_alone(size: float):
+    stamps = 5 + np.arange(1000) / 100
+    stamps[700] += size
+    frames, notes, _ = rows(Setup(UNITS, 0.01), stamps)
+    assert [frame.seq for frame in frames] == [k for k in range(1000) if k != 700]
+    assert notes.counts == {"stray": 1, "lost_bin": 1}
+
+
 def test_a_session_taken_up_again_counts_bins_it_missed():
     setup = Setup(UNITS, 0.01, first=70, since_ns=5 * SECOND)
     frames, notes, _ = rows(setup, 5.51 + np.arange(10) / 100)

@@ -118,8 +118,8 @@ class Rows:
         for each in self.clock.take(at, host_ns, (at, row)):
             if isinstance(each, Step):
                 self._due = None if self._due is None else self._due + each.size_ns
-            else:
-                found.append(self._frame(*each))
+            elif (seq := self._number(each[0])) is not None:
+                found.append(self._frame(seq, *each))
         return found
 
     def idle(self, host_ns: int) -> list[Frame]:
@@ -129,19 +129,19 @@ class Rows:
     def leave(self) -> None:
         """The stream is gone; time stamps will show for how long."""
 
-    def _frame(self, at: int, row: np.ndarray) -> Frame:
+    def _frame(self, seq: int, at: int, row: np.ndarray) -> Frame:
         good = np.abs(row) <= LARGEST_VALUE
         if self._setup.counts:
             good &= (row >= 0) & (row == np.floor(row))
         if good.all():
-            return Frame(self._number(at), row, sent_ns=at)
+            return Frame(seq, row, sent_ns=at)
         first = int(np.argmin(good))
         text = f"channel {first} is {row[first]}; masked"
         self._notes.count("bad_value", text, int((~good).sum()))
-        return Frame(self._number(at), np.where(good, row, 0.0), good, sent_ns=at)
+        return Frame(seq, np.where(good, row, 0.0), good, sent_ns=at)
 
-    def _number(self, at: int) -> int:
-        """The number of the bin that ends then."""
+    def _number(self, at: int) -> int | None:
+        """The number of the bin that ends then; None if bins have long gone on from there."""
         if self._due is None:
             self._due = self._since + self._width if self._since else at
             if at < self._due - 2 * self._width:
@@ -149,6 +149,9 @@ class Rows:
                 self._notes.tell(text)
                 self._due = at
         off = at - self._due
+        if off < -2 * self._width:
+            self._notes.count("stray", f"time stamp {at / SECOND:.3f} s, long past")
+            return None
         missing = max(round(off / self._width), 0)
         if missing:
             self.lost += missing
