@@ -16,31 +16,48 @@ from evkf.live.feed import Tape, start_feed
 from evkf.live.limits import Limits
 from evkf.live.loop import Closed
 from evkf.live.pipes import PipeSource, pair
-from evkf.live.plan import MODEL, Plan
-from evkf.live.ports import Sink, Source
+from evkf.live.plan import LOG, MODEL, Parts, Plan
+from evkf.live.ports import Due, Sink, Source
 from evkf.live.rig import rig_counts, rig_limits, rig_model
 from evkf.live.subject import start_subject
 from evkf.live.warden import PipeStimulator, start_guard
 from evkf.model import Model
+from evkf.rigs import lsl, open_ephys
+from evkf.rigs.gateway import Run, Setup, need, start
+from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 
 TAPE_S = 60.0
 """Seconds of spikes that the rig makes, and sends over and over."""
 
 
-def open_sinks(plan: Plan) -> list[Sink]:
-    """Where estimates go."""
-    if plan.publish is None:
-        return []
-    from evkf.live.zeromq import ZmqSink
+GATEWAYS: dict[str, tuple[Run, str, str]] = {
+    "open-ephys": (open_ephys.run, "zmq", "live"),
+    "lsl": (lsl.run, "pylsl", "lsl"),
+}
+"""Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
 
-    return [ZmqSink(plan.publish)]
+
+def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
+    """Where estimates go."""
+    sinks: list[Sink] = []
+    if plan.publish is not None:
+        from evkf.live.zeromq import ZmqSink
+
+        sinks.append(ZmqSink(plan.publish))
+    if plan.lsl_out is not None:
+        need("pylsl", "--lsl-out", "lsl")
+        latents = made.model.family.dim
+        layout = channels(latents, made.units, plan.horizon, made.counts)
+        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width))
+    return sinks
 
 
 def open_source(
     plan: Plan,
     folder: Path,
-    first: int,
+    made: Parts,
+    due: Due,
     stimulation: socket.socket | None = None,
     real_time: bool = False,
 ) -> tuple[Source, BaseProcess | None]:
@@ -49,7 +66,8 @@ def open_source(
     Args:
         plan: Of the session.
         folder: Its folder, which holds the model.
-        first: Number of the bin that is due.
+        made: What its engine is built from.
+        due: The bin that is due.
         stimulation: What the rig hears stimulation from, if it responds to it.
         real_time: Whether such a rig takes real-time priority.
     """
@@ -60,15 +78,57 @@ def open_source(
         return ZmqSource(plan.address), None
     if stimulation is not None:
         own, other = pair()
-        left = None if plan.bins is None else max(plan.bins - first, 0)
+        left = None if plan.bins is None else max(plan.bins - due.seq, 0)
         sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
-        pace = (plan.period, left, first)
+        pace = (plan.period, left, due.seq)
         rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
         return PipeSource(own), rig
+    if plan.source in GATEWAYS:
+        run, package, extra = GATEWAYS[plan.source]
+        need(package, f"--source {plan.source}", extra)
+        setup = _setup(plan, folder, made, due)
+        own, other = pair()
+        return PipeSource(own), start(run, other, setup)
     tape, num = _tape(plan, folder)
     own, other = pair()
-    left = None if num is None else max(num - first, 0)
-    return PipeSource(own), start_feed(other, tape, plan.period, left, first)
+    left = None if num is None else max(num - due.seq, 0)
+    return PipeSource(own), start_feed(other, tape, plan.period, left, due.seq)
+
+
+def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
+    """What a gateway is told."""
+    if plan.source == "open-ephys":
+        open_ephys.listening(plan.address or "")
+    return Setup(
+        units=tuple(made.units),
+        bin_width=plan.bin_width,
+        counts=made.counts,
+        first=due.seq,
+        since_ns=due.sent_ns,
+        address=plan.address or "",
+        stream=plan.stream or "",
+        sample_rate=plan.sample_rate,
+        lateness=plan.lateness,
+        blank=None if plan.blank is None else read_blank(plan.blank),
+        log=folder.resolve() / LOG,
+    )
+
+
+def read_blank(text: str) -> tuple[int, float]:
+    """A line of TTL events, and seconds around each of its edges.
+
+    Example:
+        >>> read_blank("3:0.005")
+        (3, 0.005)
+    """
+    line, _, seconds = text.partition(":")
+    try:
+        found = int(line), float(seconds)
+    except ValueError:
+        found = -1, 0.0
+    if not (0 <= found[0] < 256 and 0 < found[1] < 1e3):
+        raise InputError(repr(text), "--blank", "pass LINE:SECONDS, such as 3:0.005")
+    return found
 
 
 class Opened(NamedTuple):

@@ -37,22 +37,25 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
 from evkf.live.machine import MOST, become_real_time, real_time, reckon
 from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
-from evkf.live.ports import Phase, Report
+from evkf.live.ports import Due, Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
-from evkf.wiring import open_loop, open_sinks, open_source
+from evkf.wiring import open_loop, open_sinks, open_source, read_blank
 
-SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
+SOURCES = ("rig", "replay", "zeromq", "open-ephys", "lsl")
+POLICIES = get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
+ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
 
 Publish = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Publish estimates here by ZeroMQ, say tcp://*:5556."),
 ]
 Address = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help=f"Of --source zeromq, such as {ADDRESS}.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help=f"Of zeromq and open-ephys, such as {ADDRESS}."),
 ]
 RealTime = Annotated[
     bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
@@ -81,7 +84,25 @@ def live(
         typer.Option(min=0, help="Of rig and replay; 2 is twice real time, 0 as fast as can be."),
     ] = 1.0,
     address: Address = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="That --source lsl takes in.")
+    ] = None,
+    sample_rate: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="HZ", help="Of open-ephys.", show_default="as it tells"),
+    ] = None,
+    lateness: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Time that a bin waits for late spikes."),
+    ] = 0.025,
+    blank: Annotated[
+        str | None,
+        typer.Option(metavar="LINE:SECONDS", help="Mask around edges of a line of open-ephys."),
+    ] = None,
     publish: Publish = None,
+    lsl_out: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL under this name.")
+    ] = None,
     bin_width: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
@@ -137,12 +158,16 @@ def live(
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
+      evkf live --source open-ephys --model m.safetensors --lsl-out latents
+      evkf live --source lsl --stream spikes --model m.safetensors
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
-    durable = _check(source, policy, model_file, recording)
+    durable = _check(source, policy, model_file, recording, stream)
     bounds = (max_amplitude, max_rate, max_charge)
     loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
+    if blank is not None:
+        read_blank(blank)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     low_latency()
@@ -162,11 +187,16 @@ def live(
         patience=patience,
         checkpoint_every=checkpoint_every,
         recording=None if recording is None else str(recording.resolve()),
-        speed=1.0 if source == "zeromq" else speed,
+        speed=speed if source in ("rig", "replay") else 1.0,
         bins=bins,
-        address=(address or ADDRESS) if source == "zeromq" else None,
+        address=(address or ADDRESSES[source]) if source in ADDRESSES else None,
         publish=publish,
         horizon=max(horizon, 1) if loop else horizon,
+        stream=stream,
+        sample_rate=sample_rate,
+        lateness=lateness,
+        blank=blank,
+        lsl_out=lsl_out,
         **loop,
     )
     keep_compiled(folder)
@@ -229,6 +259,7 @@ def _check(
     policy: str,
     model_file: Path | None,
     recording: Path | None,
+    stream: str | None,
 ) -> Policy:
     """Refuse what does not go together; the policy, which is known then."""
     for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
@@ -241,6 +272,8 @@ def _check(
         raise InputError("a model for the rig", "--model", remedy)
     if (source == "replay") != (recording is not None):
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    if (source == "lsl") != (stream is not None):
+        raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 
@@ -280,10 +313,10 @@ def _run(
     status = None if say.quiet else Status(err=str(json_file) == "-")
     opened = open_loop(plan, folder, made.model, wanted)
     rig = None if opened is None else opened.stimulation
-    first = 0 if player is None else player.due.seq
+    due = Due() if player is None else player.due
     with real_time(wanted) as refused:
-        source, feed = open_source(plan, folder, first, rig, wanted)
-        sinks = open_sinks(plan)
+        source, feed = open_source(plan, folder, made, due, rig, wanted)
+        sinks = open_sinks(plan, made)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
             say.print(f"{where} {address}")

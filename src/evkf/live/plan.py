@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     """How a session is built and run; all of it plain values.
 
     Attributes:
-        source: "rig", "replay" or "zeromq".
+        source: "rig", "replay", "zeromq", "open-ephys" or "lsl".
         bin_width: Seconds.
         latents: Of the rig.
         channels: Of the rig.
@@ -53,13 +53,18 @@ class Plan(NamedTuple):
         recording: File that is replayed.
         speed: How many times faster than it was recorded, or than the rig; 0 is as fast as can be.
         bins: How many bins the rig or the replay send; None never ends.
-        address: That frames come to.
+        address: That frames come to; of Open Ephys, where its plugin publishes.
         publish: Address that estimates are published at, if they are.
         horizon: Bins to look ahead in every estimate.
         steer: State that the rig is steered to, if it is.
         controller: "MODULE:NAME" of what makes a controller of the model, if there is one.
         stimulator: "MODULE:NAME" of what makes its stimulator.
         limits: Of stimulation, as `Limits` takes them; those of the rig if left out.
+        stream: Name of the stream that bins or spikes come from by Lab Streaming Layer.
+        sample_rate: Of Open Ephys, samples a second; None waits for its continuous data to tell.
+        lateness: Seconds after its end that a bin waits for spikes that come out of order.
+        blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
+        lsl_out: Name of the stream that estimates go out as, if they do.
     """
 
     source: str
@@ -85,6 +90,11 @@ class Plan(NamedTuple):
     controller: str | None = None
     stimulator: str | None = None
     limits: Sequence[Any] | None = None
+    stream: str | None = None
+    sample_rate: float | None = None
+    lateness: float = 0.025
+    blank: str | None = None
+    lsl_out: str | None = None
 
     @property
     def stimulates(self) -> bool:
