@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     """How a session is built and run; all of it plain values.
 
     Attributes:
-        source: "rig", "replay" or "zeromq".
+        source: "rig", "replay", "zeromq" or "websocket".
         bin_width: Seconds.
         latents: Of the rig.
         channels: Of the rig.
@@ -54,6 +54,12 @@ class Plan(NamedTuple):
         address: That frames come to.
         publish: Address that estimates are published at, if they are.
         horizon: Bins to look ahead in every estimate.
+        id: Name of the session, the same whenever it is taken up again.
+        open_to_all: Whether ZeroMQ may listen where other machines reach it.
+        web: HOST:PORT of the web process, if there is one.
+        tls_cert: File of its certificate.
+        tls_key: File of the key of that.
+        no_tls: Whether it does without where other machines reach it.
     """
 
     source: str
@@ -75,6 +81,12 @@ class Plan(NamedTuple):
     address: str | None = None
     publish: str | None = None
     horizon: int = 0
+    id: str = ""
+    open_to_all: bool = False
+    web: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    no_tls: bool = False
 
     @property
     def period(self) -> float:
