@@ -1,6 +1,7 @@
 """The sources and sinks that a plan names."""
 
 import warnings
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -8,15 +9,58 @@ import numpy as np
 
 from evkf.data import NwbWarning
 from evkf.data.open import open_recording
+from evkf.errors import InputError
+from evkf.live.addresses import check_zmq
 from evkf.live.feed import Tape, start_feed
 from evkf.live.pipes import PipeSource, pair
-from evkf.live.plan import MODEL, Plan
+from evkf.live.plan import MODEL, Parts, Plan
 from evkf.live.ports import Sink, Source
 from evkf.live.rig import rig_counts, rig_model
 from evkf.units import UnitModel, check_units
+from evkf.web.access import Place, Tls, check_tls
+from evkf.web.process import WebProcess
+from evkf.web.settings import describe_stream
+
+WEB = "127.0.0.1:8765"
+"""Where the web process is, unless told."""
 
 TAPE_S = 60.0
 """Seconds of spikes that the rig makes, and sends over and over."""
+
+
+def listening(
+    plan: Plan,
+    open_to_all: bool,
+    web: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    no_tls: bool,
+) -> Plan:
+    """The plan, with where it listens and who may reach it; refused now if it may not."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InputError("one alone", "--tls-cert, --tls-key", "pass both, or neither")
+    files = [None if file is None else str(file.resolve()) for file in (tls_cert, tls_key)]
+    plan = plan._replace(
+        open_to_all=open_to_all or plan.open_to_all,
+        web=web or plan.web or (WEB if plan.source == "websocket" else None),
+        tls_cert=files[0] or plan.tls_cert,
+        tls_key=files[1] or plan.tls_key,
+        no_tls=no_tls or plan.no_tls,
+    )
+    for address in (plan.address, plan.publish):
+        if address is not None:
+            check_zmq(address, plan.open_to_all)
+    if plan.web is not None:
+        check_tls(Place.read(plan.web), _tls(plan), plan.no_tls)
+    elif files[0] or no_tls:
+        raise InputError("nothing to encrypt", "--tls-cert, --no-tls", "pass them with --web")
+    return plan
+
+
+def _tls(plan: Plan) -> Tls | None:
+    if plan.tls_cert is None or plan.tls_key is None:
+        return None
+    return Tls(plan.tls_cert, plan.tls_key)
 
 
 def open_sinks(plan: Plan) -> list[Sink]:
@@ -25,22 +69,49 @@ def open_sinks(plan: Plan) -> list[Sink]:
         return []
     from evkf.live.zeromq import ZmqSink
 
-    return [ZmqSink(plan.publish)]
+    return [ZmqSink(plan.publish, open_to_all=plan.open_to_all)]
 
 
-def open_source(plan: Plan, folder: Path, first: int) -> tuple[Source, BaseProcess | None]:
+def open_web(
+    plan: Plan, folder: Path, made: Parts, log: Callable[[str], None]
+) -> WebProcess | None:
+    """The web process, if there is to be one. Call it before real-time priority is taken.
+
+    Args:
+        plan: Of the session.
+        folder: Its folder, which the token is kept in.
+        made: What its engine is built from.
+        log: Told when the process dies.
+    """
+    if plan.web is None:
+        return None
+    hello = describe_stream(
+        plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
+    )
+    takes = plan.source == "websocket"
+    return WebProcess(Place.read(plan.web), folder, hello, takes, _tls(plan), plan.no_tls, log)
+
+
+def open_source(
+    plan: Plan, folder: Path, first: int, web: WebProcess | None = None
+) -> tuple[Source, BaseProcess | None]:
     """Where bins come from, and the process that sends them if it is one of ours.
 
     Args:
         plan: Of the session.
         folder: Its folder, which holds the model.
         first: Number of the bin that is due.
+        web: The web process, if there is one.
     """
+    if plan.source == "websocket":
+        assert web is not None
+        assert web.source is not None
+        return web.source, None
     if plan.source == "zeromq":
         from evkf.live.zeromq import ZmqSource
 
         assert plan.address is not None
-        return ZmqSource(plan.address), None
+        return ZmqSource(plan.address, open_to_all=plan.open_to_all), None
     tape, num = _tape(plan, folder)
     own, other = pair()
     left = None if num is None else max(num - first, 0)

@@ -1,6 +1,7 @@
 """Commands of live sessions: run one, and take one up again."""
 
 import contextlib
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,23 +29,47 @@ from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
 from evkf.live.machine import MOST, become_real_time, reckon
-from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
+from evkf.live.plan import (
+    LOG,
+    Parts,
+    Plan,
+    build,
+    fitted,
+    keep_compiled,
+    keep_model,
+    new_folder,
+    parts,
+)
 from evkf.live.ports import Phase, Report
 from evkf.live.recall import Player
-from evkf.live.run import open_journal, open_session, recall
+from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
-from evkf.wiring import open_sinks, open_source
 from evkf.units import UnitModel
+from evkf.wiring import WEB, listening, open_sinks, open_source, open_web
 
-SOURCES, POLICIES = ("rig", "replay", "zeromq"), get_args(Policy)
+SOURCES, POLICIES = ("rig", "replay", "zeromq", "websocket"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
 
 Publish = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Publish estimates here by ZeroMQ, say tcp://*:5556."),
+    typer.Option(metavar="ADDRESS", help="Publish here by ZeroMQ, say tcp://127.0.0.1:5556."),
 ]
 Address = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help=f"Of --source zeromq, such as {ADDRESS}.")
+]
+Open = Annotated[
+    bool,
+    typer.Option("--open", help="Let ZeroMQ listen to other machines: no token, no encryption."),
+]
+Web = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve it over the web, say at {WEB}.")
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), to encrypt --web.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")]
+NoTls = Annotated[
+    bool, typer.Option("--no-tls", help="Let --web listen to other machines unencrypted.")
 ]
 RealTime = Annotated[
     bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
@@ -74,6 +99,11 @@ def live(
     ] = 1.0,
     address: Address = None,
     publish: Publish = None,
+    open_to_all: Open = False,
+    web: Web = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    no_tls: NoTls = False,
     bin_width: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
@@ -121,6 +151,7 @@ def live(
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
+      evkf live --web 127.0.0.1:8765             estimates, metrics and control over the web
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
@@ -144,12 +175,14 @@ def live(
         patience=patience,
         checkpoint_every=checkpoint_every,
         recording=None if recording is None else str(recording.resolve()),
-        speed=1.0 if source == "zeromq" else speed,
+        speed=1.0 if source in ("zeromq", "websocket") else speed,
         bins=bins,
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
         horizon=horizon,
+        id=secrets.token_hex(8),
     )
+    plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     keep_compiled(folder)
     if model_file is not None:
         keep_model(model_file, folder)
@@ -165,6 +198,11 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")],
     address: Address = None,
     publish: Publish = None,
+    open_to_all: Open = False,
+    web: Web = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    no_tls: NoTls = False,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many.")] = None,
     real_time: RealTime = True,
     overload: Overload = False,
@@ -187,6 +225,7 @@ def resume(
     keep_compiled(folder)
     changed = {"address": address or plan.address, "publish": publish or plan.publish}
     plan = plan._replace(**changed)
+    plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
     engine = build(plan, made)
@@ -258,15 +297,24 @@ def _run(
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq)
+    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
+    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq, web)
     status = None if say.quiet else Status(err=str(json_file) == "-")
     sinks = open_sinks(plan)
+    if web is not None:
+        say.print(f"on the web at {web.address}, the token is in {web.token}")
+        sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
             say.print(f"{where} {address}")
     if real_time and (refused := become_real_time()):
         say.print(f"no real-time priority: {refused}")
-    tell = None if status is None else status.tell
+    tells = [each.tell for each in (status, web and web.desk) if each is not None]
+
+    def tell(report: Report) -> None:
+        for each in tells:
+            each(report)
+
     try:
         session = open_session(
             folder,
@@ -279,6 +327,7 @@ def _run(
             journal,
             player,
             tell,
+            list if web is None else web.desk.actions,
             log=say.print,
         )
         with _stopping(seconds) as stop:
@@ -289,6 +338,8 @@ def _run(
         if feed is not None:
             feed.terminate()
             feed.join()
+        if web is not None:
+            web.close()
     say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)

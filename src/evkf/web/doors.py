@@ -15,8 +15,9 @@ MOST = 128
 REQUEST_S = 10.0
 """Seconds that a connection has to ask for something."""
 
-LINGER_S = 5.0
-"""Seconds that a peer has to read the last that is sent to it."""
+LINGER_S, QUIET_S = 5.0, 0.3
+"""Seconds that a peer has to read the last that is sent to it, and that it has read it after if it
+sends nothing."""
 
 
 class Door(H11Protocol):
@@ -69,7 +70,40 @@ class Door(H11Protocol):
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """A WebSocket; a peer that does not read to the end does not hold it open."""
+    """A WebSocket; a peer that does not read to the end does not hold it open.
+
+    One that sends something too large is told so, and what it goes on to send is passed over: were
+    the connection closed at once, it would often not get to know why.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Read what comes, unless it is past mending."""
+        if self.conn.parser_exc is None:
+            super().data_received(data)
+        else:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(QUIET_S, self.transport.close)
+
+    def handle_parser_exception(self) -> None:
+        """It is past mending."""
+        close = self.conn.close_sent
+        code, reason = (1006, "") if close is None else (close.code, close.reason)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.resume_reading()
+        self._close_soon()
+
+    async def send(self, message: Any) -> None:
+        """Send what the app says."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            # Refused with all due form, which else is logged as a fault of the app.
+            self.handshake_complete = True
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         """All is said; what is still to be read has its time."""

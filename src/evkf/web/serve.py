@@ -111,7 +111,7 @@ def main() -> None:
     os.nice(NICENESS)
     settings = Settings(**json.load(sys.stdin))
     log = Measured(_say)
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log])
     asyncio.run(serve(settings, log))
 
 
