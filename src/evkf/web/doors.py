@@ -15,7 +15,7 @@ MOST = 128
 REQUEST_S = 10.0
 """Seconds that a connection has to ask for something."""
 
-LINGER_S, QUIET_S = 5.0, 0.3
+LINGER_S, QUIET_S = 10.0, 0.3
 """Seconds that a peer has to read the last that is sent to it, and that it has read it after if it
 sends nothing."""
 
@@ -99,7 +99,9 @@ class Socket(WebSocketsSansIOProtocol):
         self._close_soon()
 
     async def send(self, message: Any) -> None:
-        """Send what the app says."""
+        """Send what the app says; farewells do not wait until the rest is read."""
+        if message["type"] == "websocket.close":
+            self.writable.set()
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             # Refused with all due form, which else is logged as a fault of the app.

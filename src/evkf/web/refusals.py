@@ -7,69 +7,70 @@ from collections.abc import Callable
 
 from evkf.web.access import Why
 
-LINES, EVERY_S = 20, 10.0
-"""Lines of a log in so many seconds: whoever is refused a thousand times a second fills no disk."""
+LINES, EVERY_S = 10, 10.0
+"""Lines of a kind in so many seconds: whoever is refused a thousand times a second fills no
+disk, and hides nobody else."""
 
 
 class Measured(logging.Handler):
-    """Logs the first lines of every stretch of time, and how many it left out.
+    """Logs the first lines of every kind and stretch of time, and how many it left out.
 
     Args:
         log: Told a line.
         clock: Seconds.
 
     Example:
-        >>> times = iter([0.0, *[1.0] * LINES, 2.0, 3.0, 30.0])
+        >>> times = iter([0.0] * (LINES + 4) + [30.0])
         >>> lines = []
         >>> log = Measured(lines.append, lambda: next(times))
-        >>> for number in range(LINES + 3):
-        ...     log(f"line {number}")
-        >>> lines[-3:]
-        ['line 19', '2 lines were left out', 'line 22']
+        >>> for number in range(LINES + 2):
+        ...     log("often", f"line {number}")
+        >>> log("seldom", "another"); log("often", "later")
+        >>> lines[-4:]
+        ['line 9', 'another', '2 lines of often were left out', 'later']
     """
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         super().__init__(logging.WARNING)
-        self._log, self._clock = log, clock
-        self._since, self._lines, self._quiet = clock(), 0, 0
+        self._log, self._clock, self._since = log, clock, clock()
+        self._lines: Counter[str] = Counter()
 
-    def __call__(self, line: str) -> None:
-        """Log a line, unless there were too many."""
+    def __call__(self, kind: str, line: str) -> None:
+        """Log a line, unless there were too many of its kind."""
         now = self._clock()
         if now - self._since >= EVERY_S:
-            if self._quiet:
-                self._log(f"{self._quiet} lines were left out")
-            self._since, self._lines, self._quiet = now, 0, 0
-        if self._lines < LINES:
-            self._lines += 1
+            for each, num in self._lines.items():
+                if num > LINES:
+                    self._log(f"{num - LINES} lines of {each} were left out")
+            self._since, self._lines = now, Counter()
+        self._lines[kind] += 1
+        if self._lines[kind] <= LINES:
             self._log(line)
-        else:
-            self._quiet += 1
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log what a library has to say."""
-        self(f"{record.levelname.lower()}: {self.format(record)}")
+        self(record.name, f"{record.levelname.lower()}: {self.format(record)}")
 
 
 class Refusals:
     """Counts who was refused, and logs it.
 
     Args:
-        log: Told a line; it should keep within measure.
+        log: Told a kind and a line; it should keep within measure.
 
     Example:
-        >>> refusals = Refusals(print)
+        >>> refusals = Refusals(lambda kind, line: print(line))
         >>> refusals.note(Why.TOKEN, "127.0.0.1", "a wrong token")
         refused 127.0.0.1 (token): a wrong token
         >>> refusals.counts
         Counter({<Why.TOKEN: 'token'>: 1})
     """
 
-    def __init__(self, log: Callable[[str], None]):
+    def __init__(self, log: Callable[[str, str], None]):
         self.counts: Counter[Why] = Counter()
         self._log = log
 
     def note(self, why: Why, who: str, text: str) -> None:
         """Someone was refused."""
         self.counts[why] += 1
-        self._log(f"refused {who} ({why}): {text}")
+        self._log(why, f"refused {who} ({why}): {text}")
