@@ -34,7 +34,6 @@ CALLS = {
     "eval",
     "exec",
     "compile",
-    "__import__",
     "torch.load",
     "torch.jit.load",
     "pandas.read_pickle",
@@ -48,6 +47,9 @@ CALLS = {
     "runpy.run_path",
 }
 """Not to be called."""
+
+IMPORTS = {"__import__", "importlib.import_module"}
+"""Not to be called with the name of such a module."""
 
 UNLESS_SAFE = {
     "numpy.load",
@@ -70,7 +72,7 @@ def faults(source: str) -> list[str]:
             name = _called(node.func, names)
             if name in UNLESS_SAFE and not _refuses_pickle(node):
                 found.append(f"{node.lineno}: {name} without allow_pickle=False")
-            elif name in CALLS or _bad(name):
+            elif name in CALLS or _bad(name) or (name in IMPORTS and _names_bad(node)):
                 found.append(f"{node.lineno}: calls {name}")
             found += [
                 f"{node.lineno}: {key.arg}"
@@ -103,6 +105,10 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 def _bad(name: str) -> bool:
     parts = name.split(".")
     return any(".".join(parts[:size]) in MODULES for size in range(1, len(parts) + 1))
+
+
+def _names_bad(node: ast.Call) -> bool:
+    return any(isinstance(arg, ast.Constant) and _bad(str(arg.value)) for arg in node.args)
 
 
 def _called(node: ast.expr, names: dict[str, str]) -> str:
@@ -152,6 +158,7 @@ def test_nothing_that_is_loaded_can_run(path: Path):
         "import builtins\nbuiltins.eval('1')",
         "from builtins import exec as run\nrun('1')",
         "__import__('pickle')",
+        "import importlib\nimportlib.import_module('pickle')",
         "import numpy as np\nnp.load('a.npy')",
         "import numpy\nnumpy.load('a.npy', allow_pickle=True)",
         "import numpy as np\nnp.load('a.npy', allow_pickle=maybe)",
