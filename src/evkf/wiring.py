@@ -17,7 +17,7 @@ from evkf.live.plan import MODEL, Parts, Plan
 from evkf.live.ports import Sink, Source
 from evkf.live.rig import rig_counts, rig_model
 from evkf.units import UnitModel, check_units
-from evkf.web.access import Place, Tls, check_tls
+from evkf.web.access import Place, Tls, check_tls, listen
 from evkf.web.process import WebProcess
 from evkf.web.settings import describe_stream
 
@@ -52,6 +52,7 @@ def listening(
             check_zmq(address, plan.open_to_all)
     if plan.web is not None:
         check_tls(Place.read(plan.web), _tls(plan), plan.no_tls)
+        listen(Place.read(plan.web)).close()
     elif files[0] or no_tls:
         raise InputError("nothing to encrypt", "--tls-cert, --no-tls", "pass them with --web")
     return plan

@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from evkf.live.answers import Ack, Refusal, decode_answer
 from evkf.live.desk import Action, Ask
+from evkf.web import doors
 from evkf.web.clients import MOST
 from evkf.web.process import LOG, WebProcess
 from tests.web.kit import (
@@ -139,7 +140,7 @@ def test_requests_that_are_refused(web: WebProcess, path: str, headers: dict, st
 def test_sockets_that_are_refused(web: WebProcess, path: str, headers: dict, status: int, why: str):
     before = refused(web, why)
     # The client sends a Host of its own: the first is the one that is looked at.
-    with socket.create_connection(_place(web), PATIENCE_S) as raw:
+    with _connected(web) as raw:
         head = {"Host": _host(web), **headers}
         lines = [f"GET {path} HTTP/1.1", *(f"{key}: {value}" for key, value in head.items())]
         lines += ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
@@ -252,6 +253,23 @@ def test_there_are_only_so_many_clients(web: WebProcess):
         pass
 
 
+def test_there_are_only_so_many_connections_and_those_that_ask_for_nothing_are_closed(
+    web: WebProcess,
+):
+    before = refused(web, "crowded")
+    with ExitStack() as opened, watch(web) as client:
+        idle = [opened.enter_context(_connected(web)) for _ in range(doors.MOST)]
+        assert idle[-1].recv(1) == b""
+        web.desk.publish(estimate(1))
+        assert client.recv(PATIENCE_S) == estimate(1).encode()
+        assert idle[0].recv(1) == b""
+        until(lambda: refused(web, "crowded") > before)
+
+
+def _connected(web: WebProcess) -> socket.socket:
+    return socket.create_connection(_place(web), PATIENCE_S)
+
+
 def test_actions_reach_the_session(web: WebProcess):
     asked = [{"ask": "freeze"}, {"ask": "mark", "text": "light on"}]
     for each in asked:
@@ -327,7 +345,7 @@ def test_health_and_status(web: WebProcess):
 def test_nonsense_in_place_of_requests_breaks_nothing(web: WebProcess):
     hello = b"\x16\x03\x01\x02\x00" * 20
     for data in (hello, b"GET / HTTP/9\r\n\r\n", bytes(9999), b"GET / HTTP/1.1\r\n\r\n"):
-        with socket.create_connection(_place(web), PATIENCE_S) as raw:
+        with _connected(web) as raw:
             raw.sendall(data)
             assert raw.recv(1 << 16).startswith(b"HTTP/1.1 4")
     assert ask(web, "/metrics").status_code == 200

@@ -12,7 +12,7 @@ from evkf.web.refusals import Refusals
 MOST = 128
 """Connections of all kinds."""
 
-REQUEST_S = 10.0
+REQUEST_S = 5.0
 """Seconds that a connection has to ask for something."""
 
 LINGER_S, QUIET_S = 10.0, 0.3
@@ -50,6 +50,7 @@ class Door(H11Protocol):
             self._timer.cancel()
 
     def _give_up(self) -> None:
+        """Let go of it, unless it waits for us."""
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 

@@ -70,7 +70,7 @@ def of_session(report: Mapping[str, Any]) -> list[Figure]:
             ("late", "that came when they had been given up"),
             ("reordered", "that came after a later one"),
             ("lost", "given up and bridged"),
-            ("restarts", "that the numbers went on from elsewhere at"),
+            ("restarts", "at which their numbers began anew"),
         )
     ]
     phases = [({"phase": phase.value}, float(phase == report["phase"])) for phase in Phase]
