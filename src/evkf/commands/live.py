@@ -326,7 +326,7 @@ def _run(
             sinks,
             journal,
             player,
-            tell,
+            tell if tells else None,
             list if web is None else web.desk.actions,
             log=say.print,
         )
