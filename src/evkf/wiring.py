@@ -47,7 +47,7 @@ def listening(
         tls_key=files[1] or plan.tls_key,
         no_tls=no_tls or plan.no_tls,
     )
-    for address in (plan.address, plan.publish):
+    for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
             check_zmq(address, plan.open_to_all)
     if plan.web is not None:
