@@ -2,6 +2,7 @@
 
 import socket
 import warnings
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from evkf.data import NwbWarning
 from evkf.data.open import open_recording
 from evkf.errors import InputError
+from evkf.live.addresses import check_zmq
 from evkf.live.control import Steer, load
 from evkf.live.feed import Tape, start_feed
 from evkf.live.limits import Limits
@@ -26,6 +28,12 @@ from evkf.rigs import lsl, open_ephys
 from evkf.rigs.gateway import Run, Setup, need, start
 from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
+from evkf.web.access import Place, Tls, check_tls, listen
+from evkf.web.process import WebProcess
+from evkf.web.settings import describe_stream
+
+WEB = "127.0.0.1:8765"
+"""Where the web process is, unless told."""
 
 TAPE_S = 60.0
 """Seconds of spikes that the rig makes, and sends over and over."""
@@ -38,13 +46,49 @@ GATEWAYS: dict[str, tuple[Run, str, str]] = {
 """Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
 
 
+def listening(
+    plan: Plan,
+    open_to_all: bool,
+    web: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    no_tls: bool,
+) -> Plan:
+    """The plan, with where it listens and who may reach it; refused now if it may not."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InputError("one alone", "--tls-cert, --tls-key", "pass both, or neither")
+    files = [None if file is None else str(file.resolve()) for file in (tls_cert, tls_key)]
+    plan = plan._replace(
+        open_to_all=open_to_all or plan.open_to_all,
+        web=web or plan.web or (WEB if plan.source == "websocket" else None),
+        tls_cert=files[0] or plan.tls_cert,
+        tls_key=files[1] or plan.tls_key,
+        no_tls=no_tls or plan.no_tls,
+    )
+    for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
+        if address is not None:
+            check_zmq(address, plan.open_to_all)
+    if plan.web is not None:
+        check_tls(Place.read(plan.web), _tls(plan), plan.no_tls)
+        listen(Place.read(plan.web)).close()
+    elif files[0] or no_tls:
+        raise InputError("nothing to encrypt", "--tls-cert, --no-tls", "pass them with --web")
+    return plan
+
+
+def _tls(plan: Plan) -> Tls | None:
+    if plan.tls_cert is None or plan.tls_key is None:
+        return None
+    return Tls(plan.tls_cert, plan.tls_key)
+
+
 def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
     """Where estimates go."""
     sinks: list[Sink] = []
     if plan.publish is not None:
         from evkf.live.zeromq import ZmqSink
 
-        sinks.append(ZmqSink(plan.publish))
+        sinks.append(ZmqSink(plan.publish, open_to_all=plan.open_to_all))
     if plan.lsl_out is not None:
         need("pylsl", "--lsl-out", "lsl")
         latents = made.model.family.dim
@@ -53,11 +97,32 @@ def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
     return sinks
 
 
+def open_web(
+    plan: Plan, folder: Path, made: Parts, log: Callable[[str], None]
+) -> WebProcess | None:
+    """The web process, if there is to be one. Call it before real-time priority is taken.
+
+    Args:
+        plan: Of the session.
+        folder: Its folder, which the token is kept in.
+        made: What its engine is built from.
+        log: Told when the process dies.
+    """
+    if plan.web is None:
+        return None
+    hello = describe_stream(
+        plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
+    )
+    takes = plan.source == "websocket"
+    return WebProcess(Place.read(plan.web), folder, hello, takes, _tls(plan), plan.no_tls, log)
+
+
 def open_source(
     plan: Plan,
     folder: Path,
     made: Parts,
     due: Due,
+    web: WebProcess | None = None,
     stimulation: socket.socket | None = None,
     real_time: bool = False,
 ) -> tuple[Source, BaseProcess | None]:
@@ -68,14 +133,19 @@ def open_source(
         folder: Its folder, which holds the model.
         made: What its engine is built from.
         due: The bin that is due.
+        web: The web process, if there is one.
         stimulation: What the rig hears stimulation from, if it responds to it.
         real_time: Whether such a rig takes real-time priority.
     """
+    if plan.source == "websocket":
+        assert web is not None
+        assert web.source is not None
+        return web.source, None
     if plan.source == "zeromq":
         from evkf.live.zeromq import ZmqSource
 
         assert plan.address is not None
-        return ZmqSource(plan.address), None
+        return ZmqSource(plan.address, open_to_all=plan.open_to_all), None
     if stimulation is not None:
         own, other = pair()
         left = None if plan.bins is None else max(plan.bins - due.seq, 0)

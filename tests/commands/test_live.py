@@ -26,9 +26,11 @@ def test_a_session_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
     # A busy machine may not hold the rate, and learns less then; the results are the same.
     asked = ("--channels", "8", "--bins", str(BINS), "--no-real-time", "--overload")
-    live = run("live", str(folder), *asked)
+    live = run("live", str(folder), *asked, "--web", "127.0.0.1:0")
     assert (live["phase"], live["bins"], live["acknowledged"]) == ("closed", BINS, BINS - 1)
     assert live["counters"]["lost"] == 0
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert (folder / "web.log").read_text() == ""
     again = run("replay", str(folder))
     assert (again["bins"], again["compared"], again["differ"]) == (BINS, BINS, [])
     assert again["learned"] == live["learned"]
@@ -57,6 +59,11 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--source", "lsl", "--model", "m"], "pass it with lsl"),
         (["live", "{}", "--stream", "spikes"], "pass it with lsl"),
         (["live", "{}", "--blank", "3"], "pass LINE:SECONDS"),
+        (["live", "{}", "--publish", "tcp://*:5556"], "or pass --open"),
+        (["live", "{}", "--web", "nonsense"], "pass HOST:PORT"),
+        (["live", "{}", "--web", "0.0.0.0:8765"], "--tls-cert and --tls-key, or --no-tls"),
+        (["live", "{}", "--web", "8765", "--tls-cert", "a.pem"], "pass both"),
+        (["live", "{}", "--no-tls"], "pass them with --web"),
         (["resume", "{}"], "name the folder that `evkf live` wrote"),
         (["replay", "{}"], "name the folder that `evkf live` wrote"),
         (["export", "{}"], "name the folder that `evkf live` wrote"),

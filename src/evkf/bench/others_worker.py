@@ -307,7 +307,7 @@ PACKAGES: dict[str, Callable[[Problem], Iterator[Run]]] = {
 def main(spec_file: str, result_file: str) -> None:
     """Run what the spec asks for, and write the rows."""
     spec = json.loads(Path(spec_file).read_text(encoding="utf-8"))
-    with np.load(spec["arrays"]) as stored:
+    with np.load(spec["arrays"], allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
     truth = arrays.pop("zs")
     problem = Problem(spec["system"], arrays, spec["repeats"], spec["particles"], spec["seed"])

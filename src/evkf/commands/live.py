@@ -1,5 +1,6 @@
 """Commands of live sessions: run one, and take one up again."""
 
+import secrets
 import time
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -36,26 +37,58 @@ from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
 from evkf.live.machine import MOST, become_real_time, real_time, reckon
-from evkf.live.plan import Parts, Plan, build, fitted, keep_compiled, keep_model, new_folder, parts
+from evkf.live.plan import (
+    LOG,
+    Parts,
+    Plan,
+    build,
+    fitted,
+    keep_compiled,
+    keep_model,
+    new_folder,
+    parts,
+)
 from evkf.live.ports import Due, Phase, Report
 from evkf.live.recall import Player
-from evkf.live.run import open_journal, open_session, recall
+from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
-from evkf.wiring import open_loop, open_sinks, open_source, read_blank
+from evkf.wiring import (
+    WEB,
+    listening,
+    open_loop,
+    open_sinks,
+    open_source,
+    open_web,
+    read_blank,
+)
 
-SOURCES = ("rig", "replay", "zeromq", "open-ephys", "lsl")
+SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
 POLICIES = get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
 ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
 
 Publish = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Publish estimates here by ZeroMQ, say tcp://*:5556."),
+    typer.Option(metavar="ADDRESS", help="Publish here by ZeroMQ, say tcp://127.0.0.1:5556."),
 ]
 Address = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help=f"Of zeromq and open-ephys, such as {ADDRESS}."),
+]
+Open = Annotated[
+    bool,
+    typer.Option("--open", help="Let ZeroMQ listen to other machines: no token, no encryption."),
+]
+Web = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve it over the web, say at {WEB}.")
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), to encrypt --web.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")]
+NoTls = Annotated[
+    bool, typer.Option("--no-tls", help="Let --web listen to other machines unencrypted.")
 ]
 RealTime = Annotated[
     bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
@@ -103,6 +136,11 @@ def live(
     lsl_out: Annotated[
         str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL under this name.")
     ] = None,
+    open_to_all: Open = False,
+    web: Web = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    no_tls: NoTls = False,
     bin_width: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
@@ -160,6 +198,7 @@ def live(
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
       evkf live --source open-ephys --model m.safetensors --lsl-out latents
       evkf live --source lsl --stream spikes --model m.safetensors
+      evkf live --web 127.0.0.1:8765             estimates, metrics and control over the web
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
@@ -197,8 +236,10 @@ def live(
         lateness=lateness,
         blank=blank,
         lsl_out=lsl_out,
+        id=secrets.token_hex(8),
         **loop,
     )
+    plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     keep_compiled(folder)
     if model_file is not None:
         keep_model(model_file, folder)
@@ -214,6 +255,11 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")],
     address: Address = None,
     publish: Publish = None,
+    open_to_all: Open = False,
+    web: Web = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    no_tls: NoTls = False,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many.")] = None,
     real_time: RealTime = True,
     overload: Overload = False,
@@ -236,6 +282,7 @@ def resume(
     keep_compiled(folder)
     changed = {"address": address or plan.address, "publish": publish or plan.publish}
     plan = plan._replace(**changed)
+    plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
     engine = build(plan, made)
@@ -311,18 +358,27 @@ def _run(
     json_file: Path | None,
 ) -> Report:
     status = None if say.quiet else Status(err=str(json_file) == "-")
+    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
     opened = open_loop(plan, folder, made.model, wanted)
     rig = None if opened is None else opened.stimulation
     due = Due() if player is None else player.due
     with real_time(wanted) as refused:
-        source, feed = open_source(plan, folder, made, due, rig, wanted)
+        source, feed = open_source(plan, folder, made, due, web, rig, wanted)
         sinks = open_sinks(plan, made)
+    if web is not None:
+        say.print(f"on the web at {web.address}, the token is in {web.token}")
+        sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
             say.print(f"{where} {address}")
     if refused:
         say.print(f"no real-time priority: {refused}")
-    tell = None if status is None else status.tell
+    tells = [each.tell for each in (status, web and web.desk) if each is not None]
+
+    def tell(report: Report) -> None:
+        for each in tells:
+            each(report)
+
     try:
         session = open_session(
             folder,
@@ -334,7 +390,8 @@ def _run(
             sinks,
             journal,
             player,
-            tell,
+            tell if tells else None,
+            list if web is None else web.desk.actions,
             closed=None if opened is None else opened.closed,
             log=say.print,
         )
@@ -350,6 +407,8 @@ def _run(
             if process is not None:
                 process.terminate()
                 process.join()
+        if web is not None:
+            web.close()
     say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     """How a session is built and run; all of it plain values.
 
     Attributes:
-        source: "rig", "replay", "zeromq", "open-ephys" or "lsl".
+        source: "rig", "replay", "zeromq", "websocket", "open-ephys" or "lsl".
         bin_width: Seconds.
         latents: Of the rig.
         channels: Of the rig.
@@ -65,6 +65,12 @@ class Plan(NamedTuple):
         lateness: Seconds after its end that a bin waits for spikes that come out of order.
         blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
         lsl_out: Name of the stream that estimates go out as, if they do.
+        id: Name of the session, the same whenever it is taken up again.
+        open_to_all: Whether ZeroMQ may listen where other machines reach it.
+        web: HOST:PORT of the web process, if there is one.
+        tls_cert: File of its certificate.
+        tls_key: File of the key of that.
+        no_tls: Whether it does without where other machines reach it.
     """
 
     source: str
@@ -95,6 +101,12 @@ class Plan(NamedTuple):
     lateness: float = 0.025
     blank: str | None = None
     lsl_out: str | None = None
+    id: str = ""
+    open_to_all: bool = False
+    web: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    no_tls: bool = False
 
     @property
     def stimulates(self) -> bool:

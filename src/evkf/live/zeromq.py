@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from evkf.errors import InputError
+from evkf.live.addresses import check_zmq
 from evkf.live.answers import Ack, Estimate, Refusal, decode_answer
 from evkf.live.frames import Frame, encode, encode_end
 
@@ -34,6 +35,7 @@ class ZmqSource:
 
     Args:
         address: To bind, such as tcp://127.0.0.1:5555; port 0 takes a free one.
+        open_to_all: Whether the address may be one that other machines reach.
 
     Attributes:
         address: Where it is bound.
@@ -42,7 +44,8 @@ class ZmqSource:
 
     gone = False
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, open_to_all: bool = False):
+        check_zmq(address, open_to_all)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
@@ -83,12 +86,14 @@ class ZmqSink:
 
     Args:
         address: To bind; port 0 takes a free one.
+        open_to_all: Whether the address may be one that other machines reach.
 
     Attributes:
         address: Where it is bound.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, open_to_all: bool = False):
+        check_zmq(address, open_to_all)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)

@@ -1,0 +1,157 @@
+"""The app: put together from parts, each with its routes, behind one guard."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, FastAPI, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+
+from evkf.live.desk import Action
+from evkf.live.messages import FrameError
+from evkf.web.access import Access, Why
+from evkf.web.clients import LARGE, Client, Crowd, Parting
+from evkf.web.gateway import TOO_LARGE, Gateway
+from evkf.web.guard import Guard, peer
+from evkf.web.link import Link
+from evkf.web.metrics import TYPE, Figure, render
+from evkf.web.refusals import Refusals
+from evkf.web.shown import Shown
+
+LONGEST, BODY_S = 1 << 16, 10.0
+"""Bytes of an action, and seconds that it has to arrive."""
+
+UNASKED = Parting(1008, "nothing is to be sent here", Why.UNASKED)
+
+
+class Part(NamedTuple):
+    """Some routes of the app."""
+
+    router: APIRouter
+    readable: Sequence[str] = ()
+    """Paths that can be looked at without a token, on loopback. Of all others it is needed."""
+
+
+def build(
+    parts: Iterable[Part], token: str, loopback: bool, names: Iterable[str], refusals: Refusals
+) -> Guard:
+    """The app.
+
+    Args:
+        parts: What it is made of.
+        token: Of the session.
+        loopback: Whether only this machine can reach it.
+        names: Under which others know this machine.
+        refusals: Told of everyone who is refused.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    readable = []
+    for part in parts:
+        app.include_router(part.router)
+        readable += part.readable
+    return Guard(app, Access(token, loopback, names, readable), refusals)
+
+
+def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, hello: Any) -> Part:
+    """Estimates, metrics, health and status.
+
+    Args:
+        shown: What the session shows.
+        crowd: Who is sent its estimates.
+        gateway: For its figures.
+        refusals: For theirs.
+        hello: What describes the stream, for JSON.
+    """
+    router, greeting = APIRouter(), json.dumps(hello)
+
+    @router.websocket("/estimates")
+    async def estimates(websocket: WebSocket) -> None:
+        async def read(_: Client) -> Parting | None:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return LARGE if message.get("code") == TOO_LARGE else None
+            return UNASKED
+
+        await crowd.attend(websocket, read, greeting)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        own = _figures(shown, crowd, gateway, refusals)
+        return Response(render([*shown.figures, *own]), media_type=TYPE)
+
+    @router.get("/health")
+    async def health() -> Response:
+        phase = None if shown.report is None else shown.report["phase"]
+        said = {"healthy": shown.healthy, "phase": phase, "age_s": shown.age}
+        return JSONResponse(said, 200 if shown.healthy else 503)
+
+    @router.get("/status")
+    async def status() -> Response:
+        return JSONResponse({"stream": hello, **shown.plain})
+
+    return Part(router, ("/estimates", "/metrics", "/health", "/status"))
+
+
+def sending(gateway: Gateway, link: Link) -> Part:
+    """Frames to the session."""
+    router = APIRouter()
+
+    @router.websocket("/frames")
+    async def frames(websocket: WebSocket) -> None:
+        await gateway.attend(websocket, link)
+
+    return Part(router)
+
+
+def acting(desk: Link, refusals: Refusals) -> Part:
+    """What the operator asks for."""
+    router = APIRouter()
+
+    def refuse(request: Request, status: int, text: str) -> Response:
+        refusals.note(Why.ACTION, peer(request.scope), text)
+        return JSONResponse({"refused": Why.ACTION, "text": text}, status)
+
+    @router.post("/actions")
+    async def actions(request: Request) -> Response:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > LONGEST:
+                        return refuse(request, 413, f"more than {LONGEST} bytes")
+        except TimeoutError:
+            return refuse(request, 408, f"more than {BODY_S:.0f} s")
+        try:
+            action = Action.decode(bytes(body))
+        except FrameError as error:
+            return refuse(request, 422, error.message)
+        if not desk.send_now(action.encode()):
+            return refuse(request, 503, "the session does not listen")
+        return JSONResponse({"asked": action.ask}, 202)
+
+    return Part(router)
+
+
+def _figures(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals) -> list[Figure]:
+    counter, gauge = "counter", "gauge"
+    present = [({"kind": "estimates"}, len(crowd)), ({"kind": "frames"}, len(gateway.senders))]
+    refused = [({"reason": why.value}, refusals.counts[why]) for why in Why]
+    dropped = crowd.dropped + gateway.senders.dropped
+    return [
+        Figure("evkf_web_clients", gauge, "Connected now.", present),
+        Figure("evkf_web_frames_total", counter, "Frames handed on.", [({}, gateway.frames)]),
+        Figure("evkf_web_estimates_total", counter, "Estimates shown.", [({}, shown.estimates)]),
+        Figure(
+            "evkf_web_missed_estimates", gauge, "Not shown for want of room.", [({}, shown.missed)]
+        ),
+        Figure("evkf_web_sent_total", counter, "Messages put out.", [({}, crowd.served)]),
+        Figure(
+            "evkf_web_dropped_messages_total",
+            counter,
+            "Messages that clients too slow for them did not get.",
+            [({}, dropped)],
+        ),
+        Figure("evkf_web_refusals_total", counter, "Refused, or sent away.", refused),
+    ]

@@ -1,0 +1,77 @@
+"""What every request passes first: it is judged, and refused before anything else looks at it."""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from evkf.web.access import Access, Denied
+from evkf.web.refusals import Refusals
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+]
+"""Of every answer: pages of others neither embed nor read it, and nothing keeps it."""
+
+
+class Guard:
+    """An ASGI app that hands on what may be handed on.
+
+    Args:
+        app: What it guards.
+        access: Who may do what.
+        refusals: Told of the others.
+    """
+
+    def __init__(self, app: App, access: Access, refusals: Refusals):
+        self._app, self._access, self._refusals = app, access, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge a request, and answer it or hand it on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        denied = self._access.judge(scope)
+        if denied is None:
+            await self._app(scope, receive, _with_headers(send))
+            return
+        self._refusals.note(denied.why, peer(scope), denied.text)
+        await _answer(scope, send, denied)
+
+
+def peer(scope: Scope) -> str:
+    """Who asks, for a log."""
+    return str((scope.get("client") or ["somebody"])[0])
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *HEADERS]
+        await send(message)
+
+    return sending
+
+
+async def _answer(scope: Scope, send: Send, denied: Denied) -> None:
+    body = json.dumps({"refused": denied.why, "text": denied.text}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if denied.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        kind = "websocket.http.response"
+        if kind not in (scope.get("extensions") or {}):
+            await send({"type": "websocket.close", "code": 1008})
+            return
+    start = {"type": f"{kind}.start", "status": denied.status, "headers": [*headers, *HEADERS]}
+    await send(start)
+    await send({"type": f"{kind}.body", "body": body})

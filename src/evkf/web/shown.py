@@ -1,0 +1,86 @@
+"""What the web process knows of its session: the last report, and estimates as they come."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from evkf.live.ports import Phase
+from evkf.web.metrics import Figure, of_session
+
+STALE_S = 5.0
+"""A session that has not reported for so long is not well; it does twice a second."""
+
+
+class Shown:
+    """What a session shows.
+
+    Args:
+        publish: Told every estimate, as it travels.
+        clock: Seconds.
+
+    Attributes:
+        report: The last, as `evkf.live.ports.Report.plain`; None before the first.
+        estimates: How many have come.
+        missed: Estimates published since the first report for which there was no room here.
+
+    Example:
+        >>> shown = Shown(lambda data: None)
+        >>> shown.take(b'{"phase": "ready", "taken": 10, "elbo": NaN}')
+        >>> shown.healthy, shown.plain["report"]
+        (True, {'phase': 'ready', 'taken': 10, 'elbo': None})
+    """
+
+    def __init__(
+        self, publish: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic
+    ):
+        self._publish, self._clock = publish, clock
+        self.report: dict[str, Any] | None = None
+        self.estimates, self.missed = 0, 0
+        self._heard, self._before = clock(), 0
+
+    def take(self, data: bytes) -> None:
+        """A message of the session: a report, or an estimate."""
+        if data[:1] != b"{":
+            self.estimates += 1
+            self._publish(data)
+            return
+        report = json.loads(data)
+        self._heard = self._clock()
+        if self.report is None:
+            self._before = report["taken"] - self.estimates
+        # Both come the same way, in order: what was taken before and did not come, never will.
+        self.missed = report["taken"] - self.estimates - self._before
+        self.report = report
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last report."""
+        return self._clock() - self._heard
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the session reports, and that all is well."""
+        phase = None if self.report is None else self.report["phase"]
+        return phase == Phase.READY and self.age < STALE_S
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which has no number for what is not finite."""
+        return {"report": _finite(self.report), "age_s": self.age, "missed": self.missed}
+
+    @property
+    def figures(self) -> list[Figure]:
+        """For metrics."""
+        found = [] if self.report is None else of_session(self.report)
+        age = Figure("evkf_report_age_seconds", "gauge", "Since the last report.", [({}, self.age)])
+        return [*found, age]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
