@@ -15,7 +15,7 @@ from evkf.live.plan import LOG, MODEL, Parts, Plan
 from evkf.live.ports import Due, Sink, Source
 from evkf.live.rig import rig_counts, rig_model
 from evkf.rigs import lsl, open_ephys
-from evkf.rigs.gateway import Run, Setup, need, start
+from evkf.rigs.gateway import RigSource, Run, Setup, need
 from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 
@@ -64,9 +64,7 @@ def open_source(
     if plan.source in GATEWAYS:
         run, package, extra = GATEWAYS[plan.source]
         need(package, f"--source {plan.source}", extra)
-        setup = _setup(plan, folder, made, due)
-        own, other = pair()
-        return PipeSource(own), start(run, other, setup)
+        return RigSource(run, _setup(plan, folder, made, due)), None
     tape, num = _tape(plan, folder)
     own, other = pair()
     left = None if num is None else max(num - due.seq, 0)

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evkf.errors import EvkfError, InputError
-from evkf.live.frames import Frame, encode
-from evkf.live.pipes import PipeSender
+from evkf.live.frames import HEADER, Frame, encode
+from evkf.live.pipes import PipeSender, PipeSource, pair
 from evkf.live.run import Logger
 from evkf.rigs.clock import Flag, Kind
+
+AGAIN_S, END_S = 5.0, 10.0
+"""Seconds from one start of a gateway to the next, and that it has to end."""
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -123,10 +126,14 @@ def send(sender: PipeSender, frames: Iterable[Frame]) -> None:
         sender.send(encode(frame))
 
 
-def _main(run: Run, own: socket.socket, setup: Setup) -> None:
-    sender = PipeSender(own)
+def notes_of(setup: Setup) -> Notes:
+    """Notes to the terminal, and to the log."""
     say = partial(print, file=sys.stderr, flush=True)
-    notes = Notes(say if setup.log is None else Logger(setup.log, say))
+    return Notes(say if setup.log is None else Logger(setup.log, say))
+
+
+def _main(run: Run, own: socket.socket, setup: Setup) -> None:
+    sender, notes = PipeSender(own), notes_of(setup)
     try:
         run(setup, sender, notes)
     except (KeyboardInterrupt, ConnectionError):
@@ -140,15 +147,61 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
         sender.close()
 
 
-def start(run: Run, own: socket.socket, setup: Setup) -> BaseProcess:
-    """Run a gateway in a process of its own, which ends with this one.
+class RigSource:
+    """Frames of a gateway in a process of its own, which is begun again when it crashes.
+
+    One that ends in good order, because it cannot do what it is told, is not.
 
     Args:
-        run: What it does.
-        own: End of a pair of sockets, which is handed over.
+        run: What the gateway does.
         setup: What it is told.
+
+    Attributes:
+        gone: Whether it has ended.
     """
-    return spawn(_main, own, run, own, setup)
+
+    def __init__(self, run: Run, setup: Setup):
+        self._run, self._setup, self.gone = run, setup, False
+        self._begin()
+
+    def _begin(self) -> None:
+        own, other = pair()
+        self._pipe, self._begun = PipeSource(own), time.monotonic()
+        self._process = spawn(_main, other, self._run, other, self._setup)
+
+    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
+        """Messages that are there; waits for the first so many seconds."""
+        found = self._pipe.receive(timeout, most)
+        if found:
+            *_, seq, sent_ns, _, _ = HEADER.unpack_from(found[-1][1])
+            self._setup = self._setup._replace(first=seq + 1, since_ns=sent_ns)
+        elif self._pipe.gone:
+            self._look_after(timeout)
+        return found
+
+    def _look_after(self, timeout: float) -> None:
+        if self._process.is_alive() or time.monotonic() - self._begun < AGAIN_S:
+            time.sleep(timeout)
+        elif self._process.exitcode == 0:
+            self.gone = True
+        else:
+            self._tell(f"the gateway crashed ({self._process.exitcode}) and is begun again")
+            self._pipe.close()
+            self._begin()
+
+    def _tell(self, line: str) -> None:
+        notes_of(self._setup).tell(line)
+
+    def answer(self, peer: Any, data: bytes) -> None:
+        """Nothing: a rig cannot send again."""
+
+    def close(self) -> None:
+        """Have the gateway end."""
+        self._pipe.close()
+        self._process.join(END_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
 def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProcess:
