@@ -4,8 +4,10 @@ A gateway speaks to a rig in a process of its own and sends plain frames to the 
 of sockets. Nothing foreign runs in the session's process, and nothing there can take it down.
 """
 
+import contextlib
 import importlib.util
 import multiprocessing
+import os
 import socket
 import sys
 import time
@@ -134,6 +136,10 @@ def notes_of(setup: Setup) -> Notes:
 
 def _main(run: Run, own: socket.socket, setup: Setup) -> None:
     sender, notes = PipeSender(own), notes_of(setup)
+    if hasattr(os, "sched_setscheduler"):
+        # One that was begun again has inherited the priority of the session.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     try:
         run(setup, sender, notes)
     except (KeyboardInterrupt, ConnectionError):
@@ -162,6 +168,7 @@ class RigSource:
 
     def __init__(self, run: Run, setup: Setup):
         self._run, self._setup, self.gone = run, setup, False
+        self._last = b""
         self._begin()
 
     def _begin(self) -> None:
@@ -173,8 +180,7 @@ class RigSource:
         """Messages that are there; waits for the first so many seconds."""
         found = self._pipe.receive(timeout, most)
         if found:
-            *_, seq, sent_ns, _, _ = HEADER.unpack_from(found[-1][1])
-            self._setup = self._setup._replace(first=seq + 1, since_ns=sent_ns)
+            self._last = found[-1][1]
         elif self._pipe.gone:
             self._look_after(timeout)
         return found
@@ -185,12 +191,13 @@ class RigSource:
         elif self._process.exitcode == 0:
             self.gone = True
         else:
-            self._tell(f"the gateway crashed ({self._process.exitcode}) and is begun again")
+            code = self._process.exitcode
+            notes_of(self._setup).tell(f"the gateway crashed ({code}) and is begun again")
             self._pipe.close()
+            if self._last:
+                *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)
+                self._setup = self._setup._replace(first=seq + 1, since_ns=sent_ns)
             self._begin()
-
-    def _tell(self, line: str) -> None:
-        notes_of(self._setup).tell(line)
 
     def answer(self, peer: Any, data: bytes) -> None:
         """Nothing: a rig cannot send again."""
@@ -216,6 +223,5 @@ def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProc
 def need(module: str, what: str, extra: str) -> None:
     """Refuse to go on without an optional package, which is not imported."""
     if importlib.util.find_spec(module) is None:
-        raise InputError(
-            f"{what} needs {module}", "this installation", f'pip install "evkf[{extra}]"'
-        )
+        remedy = f'pip install "evkf[{extra}]"'
+        raise InputError(f"{what} needs {module}", "this installation", remedy)
