@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from evkf.live.frames import Decoder, Frame
-from evkf.live.pipes import PipeSource, pair
-from evkf.rigs.gateway import Run, Setup, start
+from evkf.rigs.gateway import RigSource, Run, Setup
 
 WAIT_S = 60.0
 """On a busy machine a process takes long to begin."""
@@ -15,7 +14,7 @@ WAIT_S = 60.0
 class Received:
     """Frames that a gateway sent."""
 
-    def __init__(self, source: PipeSource, channels: int):
+    def __init__(self, source: RigSource, channels: int):
         self._source, self._decoder = source, Decoder(channels)
         self.frames: list[Frame] = []
 
@@ -39,14 +38,10 @@ class Received:
 @contextmanager
 def gateway(run: Run, setup: Setup) -> Iterator[Received]:
     """A gateway at work; it must end by itself when the session is gone."""
-    own, other = pair()
-    process = start(run, other, setup)
-    source = PipeSource(own)
+    source = RigSource(run, setup)
+    process = source._process
     try:
         yield Received(source, len(setup.units))
     finally:
         source.close()
-        process.join(WAIT_S)
-        ended = process.exitcode
-        process.kill()
-    assert ended == 0
+    assert process.exitcode == 0

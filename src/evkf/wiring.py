@@ -25,7 +25,7 @@ from evkf.live.subject import start_subject
 from evkf.live.warden import PipeStimulator, start_guard
 from evkf.model import Model
 from evkf.rigs import lsl, open_ephys
-from evkf.rigs.gateway import Run, Setup, need, start
+from evkf.rigs.gateway import RigSource, Run, Setup, need
 from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
@@ -156,9 +156,7 @@ def open_source(
     if plan.source in GATEWAYS:
         run, package, extra = GATEWAYS[plan.source]
         need(package, f"--source {plan.source}", extra)
-        setup = _setup(plan, folder, made, due)
-        own, other = pair()
-        return PipeSource(own), start(run, other, setup)
+        return RigSource(run, _setup(plan, folder, made, due)), None
     tape, num = _tape(plan, folder)
     own, other = pair()
     left = None if num is None else max(num - due.seq, 0)

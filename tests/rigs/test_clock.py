@@ -50,7 +50,7 @@ def test_a_drift_is_measured_and_told_of(ppm: float, flags: list[Flag]):
 @pytest.mark.parametrize("ppm", [-100.0, 100.0])
 def test_a_step_is_told_of_and_bins_stay_aligned(size: float, ppm: float, flags: list[Flag]):
     clock = Clock(flags.append)
-    source, host = arrivals(30, ppm)
+    source, host = arrivals(90, ppm)
     at = len(source) * 2 // 3
     stepped = source.copy()
     stepped[at:] += int(size * SECOND)

@@ -93,7 +93,7 @@ class Running(threading.Thread):
             journal = open_journal(folder, plan)
             player: Recalled | None = recall(folder, engine, made.counts)
         due = Due() if player is None else player.due
-        source, self._feed = open_source(plan, folder, made, due)
+        source, _ = open_source(plan, folder, made, due)
         sinks = open_sinks(plan, made)
         given = (folder, plan, engine, COSTS, made.counts, source, sinks, journal, player)
         self._session = open_session(*given)
@@ -104,8 +104,6 @@ class Running(threading.Thread):
     def stop(self) -> Report:
         self._over.set()
         self.join()
-        self._feed.join(WAIT_S)
-        assert self._feed.exitcode == 0
         return self.report
 
 

@@ -15,9 +15,9 @@ import numpy as np
 SECOND = 1_000_000_000
 """In nanoseconds, as all times here are."""
 
-BLOCK_NS, BLOCKS, LEAST_BLOCKS = SECOND, 60, 5
+BLOCK_NS, BLOCKS, LEAST_BLOCKS = SECOND, 60, 20
 """The smallest difference of every block is kept, of so many blocks; drift is known from the
-second number on."""
+second number on, before it is taken for none."""
 
 SETTLE_NS = SECOND // 2
 """What waited when the first message came may come all at once; so early only a jump of more than a
@@ -32,8 +32,8 @@ CONFIRM, CONFIRM_NS, LAG_NS = 3, SECOND // 10, SECOND // 2
 MOST_HELD = 2000
 """Messages that wait for a jump to be confirmed."""
 
-TELL_PPM, SURE_BLOCKS = 50.0, 20
-"""A drift beyond this is told of, when it is known from so many blocks."""
+TELL_PPM = 50.0
+"""A drift beyond this is told of."""
 
 
 class Kind(StrEnum):
@@ -213,7 +213,7 @@ class Clock:
         self._floor = round(float(np.min(difference - self._slope * at)))
         ppm = self.drift_ppm
         changed = abs(ppm) > TELL_PPM and abs(ppm - self._told_ppm) > TELL_PPM
-        if changed and len(at) >= SURE_BLOCKS:
+        if changed:
             self._told_ppm = ppm
             self._tell(Flag(Kind.DRIFT, ppm, self._last))
 
@@ -264,8 +264,8 @@ class Clock:
         return late
 
     def _move(self, by: int) -> None:
-        """All differences are so much larger from now on."""
+        """All differences are so much larger from now on; by how much exactly will be seen."""
         self._floor += by
-        self._blocks = deque(((at, each + by) for at, each in self._blocks), maxlen=BLOCKS)
         self._block = (self._block[0], self._block[1] + by)
+        self._blocks.clear()
         self._lagging.clear()

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evkf.errors import EvkfError, InputError
-from evkf.live.frames import Frame, encode
+from evkf.live.frames import HEADER, Frame, encode
 from evkf.live.machine import aside
-from evkf.live.pipes import PipeSender
+from evkf.live.pipes import PipeSender, PipeSource, pair
 from evkf.live.run import Logger
 from evkf.rigs.clock import Flag, Kind
+
+AGAIN_S, END_S = 5.0, 10.0
+"""Seconds from one start of a gateway to the next, and that it has to end."""
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -124,10 +127,14 @@ def send(sender: PipeSender, frames: Iterable[Frame]) -> None:
         sender.send(encode(frame))
 
 
-def _main(run: Run, own: socket.socket, setup: Setup) -> None:
-    sender = PipeSender(own)
+def notes_of(setup: Setup) -> Notes:
+    """Notes to the terminal, and to the log."""
     say = partial(print, file=sys.stderr, flush=True)
-    notes = Notes(say if setup.log is None else Logger(setup.log, say))
+    return Notes(say if setup.log is None else Logger(setup.log, say))
+
+
+def _main(run: Run, own: socket.socket, setup: Setup) -> None:
+    sender, notes = PipeSender(own), notes_of(setup)
     try:
         run(setup, sender, notes)
     except (KeyboardInterrupt, ConnectionError):
@@ -141,15 +148,62 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
         sender.close()
 
 
-def start(run: Run, own: socket.socket, setup: Setup) -> BaseProcess:
-    """Run a gateway in a process of its own, which ends with this one.
+class RigSource:
+    """Frames of a gateway in a process of its own, which is begun again when it crashes.
+
+    One that ends in good order, because it cannot do what it is told, is not.
 
     Args:
-        run: What it does.
-        own: End of a pair of sockets, which is handed over.
+        run: What the gateway does.
         setup: What it is told.
+
+    Attributes:
+        gone: Whether it has ended.
     """
-    return spawn(_main, own, run, own, setup)
+
+    def __init__(self, run: Run, setup: Setup):
+        self._run, self._setup, self.gone = run, setup, False
+        self._last = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        own, other = pair()
+        self._pipe, self._begun = PipeSource(own), time.monotonic()
+        self._process = spawn(_main, other, self._run, other, self._setup)
+
+    def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
+        """Messages that are there; waits for the first so many seconds."""
+        found = self._pipe.receive(timeout, most)
+        if found:
+            self._last = found[-1][1]
+        elif self._pipe.gone:
+            self._look_after(timeout)
+        return found
+
+    def _look_after(self, timeout: float) -> None:
+        if self._process.is_alive() or time.monotonic() - self._begun < AGAIN_S:
+            time.sleep(timeout)
+        elif self._process.exitcode == 0:
+            self.gone = True
+        else:
+            code = self._process.exitcode
+            notes_of(self._setup).tell(f"the gateway crashed ({code}) and is begun again")
+            self._pipe.close()
+            if self._last:
+                *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)
+                self._setup = self._setup._replace(first=seq + 1, since_ns=sent_ns)
+            self._begin()
+
+    def answer(self, peer: Any, data: bytes) -> None:
+        """Nothing: a rig cannot send again."""
+
+    def close(self) -> None:
+        """Have the gateway end."""
+        self._pipe.close()
+        self._process.join(END_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
 def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProcess:
@@ -165,6 +219,5 @@ def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProc
 def need(module: str, what: str, extra: str) -> None:
     """Refuse to go on without an optional package, which is not imported."""
     if importlib.util.find_spec(module) is None:
-        raise InputError(
-            f"{what} needs {module}", "this installation", f'pip install "evkf[{extra}]"'
-        )
+        remedy = f'pip install "evkf[{extra}]"'
+        raise InputError(f"{what} needs {module}", "this installation", remedy)

@@ -1,0 +1,58 @@
+"""Gateways: what becomes of one that crashes, and of one that gives up."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rig_peers import WAIT_S, Received
+
+from evkf.errors import InputError
+from evkf.live.frames import Frame
+from evkf.live.pipes import PipeSender
+from evkf.rigs.gateway import Notes, RigSource, Setup, send
+
+SETUP = Setup(("a", "b"), 0.01)
+
+
+def crash_once(setup: Setup, sender: PipeSender, notes: Notes) -> None:
+    """Send five bins; crash the first time, wait the second."""
+    for seq in range(setup.first, setup.first + 5):
+        send(sender, [Frame(seq, np.array([seq, 0]), sent_ns=setup.since_ns + 7)])
+    if not setup.first:
+        os.abort()
+    while True:
+        sender.read(timeout=0.1)
+
+
+def give_up(setup: Setup, sender: PipeSender, notes: Notes) -> None:
+    raise InputError("a stream of text", "--stream", "stream numbers")
+
+
+def test_a_gateway_that_crashes_is_begun_again_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("evkf.rigs.gateway.AGAIN_S", 0.0)
+    source = RigSource(crash_once, SETUP._replace(log=tmp_path / "log"))
+    received = Received(source, 2)
+    frames = received.until(lambda frames: len(frames) == 10)
+    assert [frame.seq for frame in frames] == list(range(10))
+    # The second was told when the last bin of the first had ended.
+    assert {frame.sent_ns for frame in frames} == {7, 14}
+    source.close()
+    assert "crashed" in (tmp_path / "log").read_text()
+    assert not source.gone
+
+
+def test_a_gateway_that_gives_up_says_why_and_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("evkf.rigs.gateway.AGAIN_S", 0.0)
+    source = RigSource(give_up, SETUP._replace(log=tmp_path / "log"))
+    end = time.monotonic() + WAIT_S
+    while not source.gone and time.monotonic() < end:
+        assert source.receive(0.01, 10) == []
+    assert source.gone
+    assert "a stream of text" in (tmp_path / "log").read_text()
+    source.close()
