@@ -67,7 +67,10 @@ def listening(
     )
     for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
+            from evkf.live.zeromq import check_free
+
             check_zmq(address, plan.open_to_all)
+            check_free(address)
     if plan.web is not None:
         check_tls(Place.read(plan.web), _tls(plan), plan.no_tls)
         listen(Place.read(plan.web)).close()

@@ -61,6 +61,7 @@ def doctor(
     width = bin_width or (0.01 if model_file is None else load_model(model_file).bin_width)
     if not 0 < width < 1e3:
         raise InputError(f"{width} s", "--bin-width", "pass seconds above zero")
+    say.print("measuring, for half a minute or so")
     hiccups = measure_hiccups(width, seconds)
     engine = _engine(model_file, latents, channels, width)
     costs = engine.rehearse(500)
@@ -74,7 +75,9 @@ def doctor(
     table.add_row("filtering a bin", f"{observe:.3f} ms, p99 {observe_p99:.3f} ({size})")
     table.add_row("a gradient step", f"{costs.learn * 1e3:.3f} ms, p99 {costs.learn_p99 * 1e3:.3f}")
     table.add_row("real-time priority", "permitted" if refused is None else f"no: {refused}")
-    share = f"filtering {load.filtering:.0%}, learning {load.learning:.0%}"
+    share = (
+        f"filtering {load.filtering:.0%} at p99, a gradient step {load.learning:.0%} at the median"
+    )
     table.add_row(f"of a bin of {width * 1e3:g} ms", share)
     say.print(table)
     held = load.holds or overload
@@ -100,7 +103,8 @@ def _verdict(
     filtering: float, learning: float, most: float | None, width: float, late: float
 ) -> str:
     if most is not None and filtering > most:
-        return f"cannot hold bins of {width * 1e3:g} ms: filtering may take {most:.0%} of them"
+        told = f"cannot hold bins of {width * 1e3:g} ms: filtering may take {most:.0%} of them"
+        return f"{told}; if the machine was busy, measure again"
     learns = "learning in most bins" if filtering + learning < 1 else "learning in some bins"
     wait = f"; expect single bins {late * 1e3:.1f} ms late" if late > width else ""
     return f"holds bins of {width * 1e3:g} ms, {learns}{wait}"

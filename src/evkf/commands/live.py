@@ -36,7 +36,7 @@ from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import MOST, become_real_time, real_time, reckon
+from evkf.live.machine import MOST, Load, become_real_time, real_time, reckon
 from evkf.live.plan import (
     LOG,
     Parts,
@@ -246,7 +246,6 @@ def live(
     say.print(f"starting: compiling, {folder}")
     plan, made, engine, costs = fitted(plan, folder)
     _check_load(plan, costs, overload, say)
-    plan.write(folder)
     report = _run(folder, plan, made, engine, costs, None, None, real_time, seconds, say, json_file)
     emit(json_file, result("live", options, **_told(folder, report)))
 
@@ -262,7 +261,6 @@ def resume(
     no_tls: NoTls = False,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many.")] = None,
     real_time: RealTime = True,
-    overload: Overload = False,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -287,14 +285,14 @@ def resume(
     made = parts(plan, folder)
     engine = build(plan, made)
     costs = engine.rehearse()
-    _check_load(plan, costs, overload, say)
+    _tell_costs(costs, reckon(costs, plan.period), say)
     journal = open_journal(folder, plan)
     player = recall(folder, engine, made.counts)
     if player.ended:
         journal.close()
         remedy = "begin another with `evkf live`; `evkf export` writes this one"
         raise InputError("a session whose stream has ended", str(folder), remedy)
-    say.print(f"recalled: {engine.bins} bins, {player.due.seq} is due")
+    say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
     report = _run(
         folder, plan, made, engine, costs, journal, player, real_time, seconds, say, json_file
     )
@@ -319,6 +317,8 @@ def _check(
         raise InputError("a model for the rig", "--model", remedy)
     if (source == "replay") != (recording is not None):
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    if recording is not None and not recording.exists():
+        raise InputError("no such file", str(recording), "check the name")
     if (source == "lsl") != (stream is not None):
         raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
     return "power-loss" if policy == "power-loss" else "process-crash"
@@ -334,14 +334,18 @@ def _check_width(unit: UnitModel | None, bin_width: float | None) -> None:
 
 def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:
     load = reckon(costs, plan.period)
+    _tell_costs(costs, load, say)
+    if not load.holds and not overload:
+        what = f"filtering takes {load.filtering:.0%} of a bin at the 99th percentile"
+        remedy = "try again when it is less busy, use wider bins, or pass --overload"
+        raise InputError(what, "this machine", remedy)
+
+
+def _tell_costs(costs: Costs, load: Load, say: Console) -> None:
     say.print(
         f"a bin: filtering {costs.observe * 1e3:.2f} ms ({load.filtering:.0%} of it at p99), "
         f"a gradient step {costs.learn * 1e3:.2f} ms"
     )
-    if not load.holds and not overload:
-        what = f"filtering takes {load.filtering:.0%} of a bin at the 99th percentile"
-        remedy = "use wider bins or a smaller model, or pass --overload"
-        raise InputError(what, "this machine", remedy)
 
 
 def _run(
@@ -379,6 +383,8 @@ def _run(
         for each in tells:
             each(report)
 
+    if player is None:
+        plan.write(folder)
     try:
         session = open_session(
             folder,
@@ -410,6 +416,8 @@ def _run(
         if web is not None:
             web.close()
     say.print(line(report.plain))
+    again = f"evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
+    say.print(f"kept in {folder}: `{again}")
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report

@@ -51,6 +51,8 @@ def serve(
     supervisor = Supervisor(folder, say.print)
     with stopping() as stop:
         supervisor.run(stop)
+    deaths = sum(each.deaths for each in supervisor.charges)
+    say.print(f"{len(supervisor.charges)} sessions have ended; processes that died: {deaths}")
     told = {each.name: {"fate": each.fate, "deaths": each.deaths} for each in supervisor.charges}
     emit(json_file, result("serve", options, sessions=told))
     if any(charge.fate == Fate.REFUSED for charge in supervisor.charges):

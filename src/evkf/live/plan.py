@@ -25,6 +25,8 @@ PLAN, MODEL = "session.json", "model.safetensors"
 JOURNAL, CHECKPOINTS, LOG = "journal", "checkpoints", "session.log"
 COMPILED = "compiled"
 """Names in the folder of a session."""
+BEGINNING = (COMPILED, MODEL, LOG, "token", "web.log", "guard", "stopped")
+"""What is there before its plan is."""
 
 LEAST_WINDOWS, LEAST_WINDOW = 2, 4
 """A gradient step is made no smaller than that to fit into a bin."""
@@ -231,14 +233,19 @@ def fitted(plan: Plan, folder: Path) -> tuple[Plan, Parts, Engine, Costs]:
 
 
 def new_folder(folder: Path) -> Path:
-    """Make the folder of a session; refuse one that holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Make the folder of a session; refuse one that holds something but a beginning that failed."""
+    if folder.exists() and (not folder.is_dir() or _holds(folder)):
         what = "there is something already"
         raise InputError(what, str(folder), "name another folder, or `evkf resume` the session")
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise InputError("a folder that cannot be written to", str(folder), "name another")
     return folder
+
+
+def _holds(folder: Path) -> bool:
+    """Whether there is more than what a session writes before its plan."""
+    return any(path.name not in BEGINNING for path in folder.iterdir())
 
 
 def keep_compiled(folder: Path) -> None:
@@ -250,7 +257,7 @@ def keep_compiled(folder: Path) -> None:
 
 def keep_model(file: Path, folder: Path) -> None:
     """Copy a model into the folder of a session."""
-    with replacing(folder / MODEL, overwrite=False) as part:
+    with replacing(folder / MODEL, overwrite=True) as part:
         shutil.copyfile(file, part)
 
 

@@ -55,16 +55,21 @@ def line(report: dict[str, Any]) -> str:
 
     Example:
         >>> line({"phase": "ready", "bins": 500, "taken": 500, "rate": 100.0,
-        ...     "learned": 450, "latency_ns": [200_000, 400_000, 900_000],
-        ...     "counters": {"lost": 1, "late": 0}})
-        'ready: 500 bins, 100/s; 0.20 ms (p99 0.40, p99.9 0.90); lost 1, late 0; learned 90 %'
+        ...     "learned": 450, "latency_ns": [200_000, 400_000, 900_000], "refused": 2,
+        ...     "counters": {"lost": 1, "late": 0, "duplicates": 0, "reordered": 0}})
+        'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40); learned after 90%; 1 lost, 2 refused'
     """
-    median, high, higher = (each / 1e6 for each in report["latency_ns"][:3])
-    counters, share = report["counters"], report["learned"] / max(report["taken"], 1)
+    if not report["taken"]:
+        return f"{report['phase']}: no bins yet"
+    median, high = (each / 1e6 for each in report["latency_ns"][:2])
+    share, rate = report["learned"] / report["taken"], f", {report['rate']:.0f}/s"
+    wrong = report["counters"] | {"refused": report["refused"]}
+    names = ("lost", "late", "duplicates", "reordered", "refused")
+    told = ", ".join(f"{wrong[name]} {name}" for name in names if wrong[name])
     return (
-        f"{report['phase']}: {report['bins']} bins, {report['rate']:.0f}/s; "
-        f"{median:.2f} ms (p99 {high:.2f}, p99.9 {higher:.2f}); lost {counters['lost']}, "
-        f"late {counters['late']}; learned {share * 100:.0f} %"
+        f"{report['phase']}: {report['bins']} bins{rate if report['phase'] == 'ready' else ''}; "
+        f"estimates in {median:.2f} ms (p99 {high:.2f}); learned after {share:.0%}; "
+        f"{told or 'none lost'}"
     )
 
 

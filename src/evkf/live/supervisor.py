@@ -93,7 +93,8 @@ class Charge:
             known = (folder_of(self.file) / PLAN).exists()
             self.process, self._begun = self._start(self.file, known), self._clock()
             self.fate = Fate.RUNS
-            self._log(f"{self.name}: {'taken up again' if known else 'begun'}, {self.process.pid}")
+            how = "taken up again" if known else "begun"
+            self._log(f"{self.name}: {how}, process {self.process.pid}, log {log_of(self.file)}")
 
     def _bury(self, code: int) -> None:
         lived = self._clock() - self._begun

@@ -254,6 +254,15 @@ class ZmqReader:
         self._context.term()
 
 
+def check_free(address: str) -> None:
+    """Refuse an address that cannot be bound now."""
+    context = zmq.Context()
+    socket = context.socket(zmq.PUB)
+    _bind(context, socket, address)
+    socket.close(linger=0)
+    context.term()
+
+
 def _bind(context: Any, socket: Any, address: str) -> str:
     try:
         socket.bind(address)
