@@ -55,9 +55,9 @@ def line(report: dict[str, Any]) -> str:
 
     Example:
         >>> line({"phase": "ready", "bins": 500, "taken": 500, "rate": 100.0,
-        ...     "learned": 450, "latency_ns": [200_000, 400_000, 900_000], "refused": 2,
+        ...     "learned": 450, "latency_ns": [200_000, 400_000], "refused": 0,
         ...     "counters": {"lost": 1, "late": 0, "duplicates": 0, "reordered": 0}})
-        'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40); learned after 90%; 1 lost, 2 refused'
+        'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40); learned after 90%; 1 lost'
     """
     if not report["taken"]:
         return f"{report['phase']}: no bins yet"
