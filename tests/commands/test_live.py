@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from evkf.cli import main
+from evkf.errors import InputError
+from evkf.live.plan import new_folder
+from evkf.live.zeromq import ZmqSink
 from tests.quick import quick_environment
+from tests.test_cli import invoke
 
 BINS = 40
 
@@ -48,6 +52,10 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--source", "zeromq"], "pass --model"),
         (["live", "{}", "--model", "m.safetensors"], "the rig has neurons of its own"),
         (["live", "{}", "--recording", "day1.nwb"], "pass it with replay"),
+        (
+            ["live", "{}", "--source", "replay", "--recording", "no.nwb", "--model", "m"],
+            "no such file",
+        ),
         (["live", "{}", "--steer", "1"], "pass 2 numbers"),
         (["live", "{}", "--steer", "a,b"], "pass numbers with commas"),
         (["live", "{}", "--steer", "1,0", "--controller", "a:b"], "without another"),
@@ -104,3 +112,21 @@ def test_a_closed_loop_from_end_to_end(tmp_path: Path):
     assert live["stimulation"].split(":")[0] in ("armed", "held")
     again = run("replay", str(folder))
     assert (again["compared"], again["differ"]) == (BINS, [])
+
+
+def test_a_beginning_that_failed_can_be_begun_again(tmp_path):
+    folder = tmp_path / "day"
+    (folder / "compiled").mkdir(parents=True)
+    assert new_folder(folder) == folder
+    (folder / "session.json").write_text("{}")
+    with pytest.raises(InputError, match="something already"):
+        new_folder(folder)
+
+
+def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):
+    busy = ZmqSink("tcp://127.0.0.1:0")
+    ran = invoke("live", str(tmp_path / "day"), "--publish", busy.address)
+    busy.close()
+    assert ran.code == 2
+    assert "cannot bind" in ran.err
+    assert "compiling" not in ran.out
