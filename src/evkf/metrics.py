@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.spatial import KDTree
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from evkf.dynamics import Dynamics
 from evkf.families import Family
@@ -114,4 +114,4 @@ def coverage(
         0.9
     """
     std = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1))
-    return float(np.mean(np.abs(np.asarray(truth) - mean) < norm.ppf(0.5 + level / 2) * std))
+    return float(np.mean(np.abs(np.asarray(truth) - mean) < ndtri(0.5 + level / 2) * std))

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from evkf.checks import read_positive
 from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout
@@ -90,4 +90,4 @@ class StudentT(ReadoutLikelihood):
 def _heavy_tails() -> tuple[np.ndarray, np.ndarray]:
     """Log ratio of the 95 % quantiles of Student-t and normal, by 1 / df, for df from 0.1 to 2."""
     inverse = np.geomspace(0.5, 10, 64)
-    return inverse, np.log(t.ppf(0.95, 1 / inverse) / norm.ppf(0.95))
+    return inverse, np.log(stdtrit(1 / inverse, 0.95) / ndtri(0.95))
