@@ -48,7 +48,7 @@ QUICK = 2000, 60, 1, 4, 6.0
 TARGET, SETTLED, MOST_BINS, SHARE = [1.0, 0.0], 100, 2.0, 0.5
 """Where to, bins until it is counted, and what is promised."""
 
-PLAN = Plan("rig", 0.01, channels=50, num_windows=2, window=4, horizon=1, steer=TARGET)
+PLAN = Plan("rig", 0.01, num_windows=2, window=4, horizon=1, steer=TARGET)
 SIZES = PLAN.latents, PLAN.channels, PLAN.bin_width, PLAN.seed
 COSTS = Costs(3e-4, 1e-3, 2e-3, 4e-3, 1.0)
 SPAWN = multiprocessing.get_context("spawn")

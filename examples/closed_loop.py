@@ -1,6 +1,6 @@
 """Hold the state of a simulated rig at a target by stimulation: `python examples/closed_loop.py`.
 
-A rig of 50 simulated neurons sends spikes; a session estimates the state that drives them and
+A rig of 100 simulated neurons sends spikes; a session estimates the state that drives them and
 learns how it moves; a controller answers every estimate; a guard keeps that to the limits.
 """
 
@@ -23,7 +23,6 @@ TARGET = np.array([1.0, 0.0])
 PLAN = Plan(
     "rig",
     bin_width=0.01,
-    channels=50,
     bins=500,
     num_windows=2,
     window=4,
@@ -33,7 +32,7 @@ PLAN = Plan(
 
 
 class Push:
-    """Pushes the state towards the target: a little now, and as much again in the next bin."""
+    """Pushes the state towards the target, half of the way in every bin."""
 
     def __init__(self, weight: np.ndarray):
         self.inverse = np.linalg.pinv(weight)
@@ -41,7 +40,7 @@ class Push:
     def command(self, estimate: Estimate, u: np.ndarray) -> np.ndarray:
         # Where the state will be in the next bin if nothing changes, and what is missing then.
         missing = TARGET - estimate.ahead[0]
-        return u + 0.8 * self.inverse @ missing
+        return u + 0.5 * self.inverse @ missing
 
 
 class Rest:

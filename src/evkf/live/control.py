@@ -33,13 +33,14 @@ class Steer:
     """Drives the state to a target, by what the model foretells of the next bin.
 
     The stimulation that would bring the next state nearest to the target, among those that cost
-    little: it minimises $|x^* - f(x, u)|^2 + r |u|^2$, where inputs move f by B u. The session must
-    look ahead, by a bin or more.
+    little: it minimises $|x^* - f(x, u)|^2 + r b^2 |u|^2$, where inputs move f by B u, and the
+    columns of B are b long on average. The session must look ahead, by a bin or more.
 
     Args:
         target: The state $x^*$.
         weight: B, (latents, inputs).
-        reluctance: r.
+        reluctance: r. With 0 the next state is to be at the target; with 1 half of what is missing
+            is made up for in a bin, which an estimate with errors is better off with.
 
     Example:
         >>> from evkf.live.answers import Told
@@ -51,17 +52,18 @@ class Steer:
         array([2., 0.])
     """
 
-    def __init__(self, target: ArrayLike, weight: ArrayLike, reluctance: float = 0.01):
+    def __init__(self, target: ArrayLike, weight: ArrayLike, reluctance: float = 1.0):
         self.target, self.weight = np.asarray(target, float), np.asarray(weight, float)
         latents, inputs = self.weight.shape
         if self.target.shape != (latents,):
             what = f"a target of shape {self.target.shape}"
             raise InputError(what, "target", f"pass {latents} numbers, one a latent")
-        gram = self.weight.T @ self.weight + reluctance * np.eye(inputs)
+        gram = self.weight.T @ self.weight
+        gram = gram + reluctance * np.trace(gram) / inputs * np.eye(inputs)
         self._gain = np.linalg.pinv(gram) @ self.weight.T
 
     @staticmethod
-    def of(model: Model, target: ArrayLike, reluctance: float = 0.01) -> "Steer":
+    def of(model: Model, target: ArrayLike, reluctance: float = 1.0) -> "Steer":
         """With B as the model has it, around the target."""
         return Steer(target, input_weight(model, target), reluctance)
 
