@@ -43,6 +43,8 @@ class Setup(NamedTuple):
         stream: Of Lab Streaming Layer: name of the stream.
         sample_rate: Of Open Ephys: samples a second; None waits for continuous data to tell.
         lateness: Seconds after its end that a bin waits for spikes out of order.
+        silence: Seconds without a message after which a source is silent: bins go on by the clock
+            of this machine.
         blank: Of Open Ephys: line of TTL events, and seconds before and after each of its edges
             that are masked.
         log: File that notes are written to, besides the terminal.
@@ -57,6 +59,7 @@ class Setup(NamedTuple):
     stream: str = ""
     sample_rate: float | None = None
     lateness: float = 0.025
+    silence: float = 0.1
     blank: tuple[int, float] | None = None
     log: Path | None = None
 

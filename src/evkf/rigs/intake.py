@@ -10,9 +10,6 @@ from evkf.rigs.binning import QUIET_S, Binner, exact
 from evkf.rigs.clock import SECOND, Clock, Step
 from evkf.rigs.gateway import Notes, Setup
 
-SILENCE_NS = SECOND // 10
-"""A source that tells nothing for so long is silent: bins go on by the clock of this machine."""
-
 NEVER = 2**62
 """Longer than any session."""
 
@@ -53,6 +50,7 @@ class Intake:
 
     def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes, lasting: bool = False):
         self._notes, self._rate = notes, exact(rate, "sample rate")
+        self._silence = round(setup.silence * SECOND)
         self._quiet = NEVER if lasting else round(QUIET_S * SECOND)
         self.clock = Clock(notes.flag, self._quiet)
         given = setup.lateness, setup.first, setup.since_ns
@@ -93,9 +91,9 @@ class Intake:
         silent = host_ns - self._heard
         if self._last is None or self.paced or self._away or self.clock.doubtful(host_ns):
             return []
-        if not SILENCE_NS < silent < self._quiet:
+        if not self._silence < silent < self._quiet:
             return []
-        source_ns = self.clock.to_source(host_ns - SILENCE_NS)
+        source_ns = self.clock.to_source(host_ns - self._silence)
         return self.binner.seen(max(int(source_ns * self._rate / SECOND), 0))
 
     def leave(self) -> None:

@@ -242,12 +242,15 @@ def drain(inlet: Any, notes: Notes) -> int:
 
 def _follow(inlet: Any, taker: Spikes | Rows, sender: PipeSender) -> None:
     while True:
+        looked = time.monotonic_ns()
         # A chunk with a timeout would wait until it is full.
         values, stamp = inlet.pull_sample(timeout=WAIT_S)
-        if stamp is not None:
+        if stamp is None:
+            # What had come by then has been seen; a process held up later is not silence.
+            send(sender, taker.idle(looked))
+        else:
             send(sender, taker.take(values, stamp, time.monotonic_ns()))
             rows, stamps = inlet.pull_chunk(timeout=0.0, max_samples=MOST)
             for values, stamp in zip(rows, stamps, strict=True):
                 send(sender, taker.take(values, stamp, time.monotonic_ns()))
-        send(sender, taker.idle(time.monotonic_ns()))
         sender.read()

@@ -143,14 +143,16 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
     notes.tell(f"open-ephys: listening to {setup.address}")
     try:
         while True:
-            if published.poll(5):
-                for _ in range(MOST):
-                    try:
-                        parts = published.recv_multipart(zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    send(sender, rig.take(parts, time.monotonic_ns()))
-            send(sender, rig.idle(time.monotonic_ns()))
+            looked = time.monotonic_ns()
+            if not published.poll(5):
+                # What had come by then has been seen; a process held up later is not silence.
+                send(sender, rig.idle(looked))
+            for _ in range(MOST):
+                try:
+                    parts = published.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                send(sender, rig.take(parts, time.monotonic_ns()))
             heart.beat(time.monotonic())
             sender.read()
     finally:
