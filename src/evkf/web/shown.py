@@ -1,13 +1,13 @@
 """What the web process knows of its session: the last report, and estimates as they come."""
 
 import json
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from evkf.live.ports import Phase
 from evkf.web.metrics import Figure, of_session
+from evkf.web.packing import finite
 
 STALE_S = 5.0
 """A session that has not reported for so long is not well; it does twice a second."""
@@ -68,7 +68,7 @@ class Shown:
     @property
     def plain(self) -> dict[str, Any]:
         """For JSON, which has no number for what is not finite."""
-        return {"report": _finite(self.report), "age_s": self.age, "missed": self.missed}
+        return {"report": finite(self.report), "age_s": self.age, "missed": self.missed}
 
     @property
     def figures(self) -> list[Figure]:
@@ -76,11 +76,3 @@ class Shown:
         found = [] if self.report is None else of_session(self.report)
         age = Figure("evkf_report_age_seconds", "gauge", "Since the last report.", [({}, self.age)])
         return [*found, age]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
