@@ -29,6 +29,7 @@ from evkf.commands.recording import data, info, simulate
 from evkf.commands.reproduce import command as reproduction
 from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
+from evkf.commands.view import view
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import TaskError
@@ -54,6 +55,7 @@ Examples:
   evkf fit day1.nwb --out m.safetensors
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
   evkf live                          a live session, on a simulated rig
+  evkf view DIR                      a session on a page, while it runs or afterwards
   evkf doctor                        whether this machine can hold a rate of bins
   evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
@@ -74,7 +76,7 @@ for name in EXPERIMENTS:
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, replay, export, doctor)
+sessions = (live, resume, view, replay, export, doctor)
 for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 

@@ -19,6 +19,7 @@ from evkf.live.rig import rig_counts, rig_model
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
 from evkf.web.process import WebProcess
+from evkf.web.reel import Screen
 from evkf.web.settings import describe_stream
 
 WEB = "127.0.0.1:8765"
@@ -90,7 +91,25 @@ def open_web(
         plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
     )
     takes = plan.source == "websocket"
-    return WebProcess(Place.read(plan.web), folder, hello, takes, _tls(plan), plan.no_tls, log)
+    place, screen = Place.read(plan.web), screen_of(plan, made)
+    return WebProcess(place, folder, hello, takes, _tls(plan), plan.no_tls, log, screen=screen)
+
+
+def screen_of(plan: Plan, made: Parts) -> Screen:
+    """What the page of a session shows, and lets one ask for."""
+    can = ["freeze", "thaw", "mark", "save", "download"]
+    return Screen(
+        session=plan.id,
+        source=plan.source,
+        bin_width=plan.bin_width,
+        latents=made.model.family.dim,
+        units=tuple(made.units),
+        horizon=plan.horizon,
+        counts=made.counts,
+        has_truth=plan.source == "rig",
+        can=(*can, "speed", "reset") if plan.steered else tuple(can),
+        speed=(plan.speed or None) if plan.steered else None,
+    )
 
 
 def open_source(
@@ -116,7 +135,7 @@ def open_source(
     tape, num = _tape(plan, folder)
     own, other = pair()
     left = None if num is None else max(num - first, 0)
-    return PipeSource(own), start_feed(other, tape, plan.period, left, first)
+    return PipeSource(own), start_feed(other, tape, plan.period, left, first, plan.bin_width)
 
 
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:

@@ -45,10 +45,13 @@ from evkf.live.recall import Player
 from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
+from evkf.web.process import page_address
 from evkf.wiring import WEB, listening, open_sinks, open_source, open_web
 
 SOURCES, POLICIES = ("rig", "replay", "zeromq", "websocket"), get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
+AHEAD = 25
+"""Bins that the page looks ahead, unless told."""
 
 Publish = Annotated[
     str | None,
@@ -117,8 +120,14 @@ def live(
         float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
     ] = None,
     horizon: Annotated[
-        int, typer.Option(min=0, metavar="BINS", help="Look so far ahead in every estimate.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="BINS",
+            help="Look so far ahead in every estimate.",
+            show_default=f"0, with --web {AHEAD}",
+        ),
+    ] = None,
     learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
@@ -151,7 +160,7 @@ def live(
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
-      evkf live --web 127.0.0.1:8765             estimates, metrics and control over the web
+      evkf live --web 127.0.0.1:8765             with a page to look at, and more over the web
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
@@ -179,7 +188,7 @@ def live(
         bins=bins,
         address=(address or ADDRESS) if source == "zeromq" else None,
         publish=publish,
-        horizon=horizon,
+        horizon=(AHEAD if web else 0) if horizon is None else horizon,
         id=secrets.token_hex(8),
     )
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
@@ -302,7 +311,7 @@ def _run(
     status = None if say.quiet else Status(err=str(json_file) == "-")
     sinks = open_sinks(plan)
     if web is not None:
-        say.print(f"on the web at {web.address}, the token is in {web.token}")
+        say.print(f"the page is at {page_address(web.address, web.token)}")
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):

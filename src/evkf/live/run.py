@@ -10,8 +10,8 @@ from pathlib import Path
 
 from evkf.live.answers import Estimate, Told
 from evkf.live.checkpoint import Checkpoint, load_newest, save
-from evkf.live.disk import DISK, Disk
 from evkf.live.desk import Action
+from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts

@@ -34,6 +34,7 @@ class Following:
 
     Attributes:
         reel: What came of it.
+        speed: Of the source, if it can be changed.
         wanted: Whether anybody looks; else nothing is read or kept.
     """
 
@@ -43,7 +44,7 @@ class Following:
         self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MOST)
         self._frames: dict[int, bytes] = {}
         self._last = -1
-        self.reel = Reel(screen)
+        self.reel, self.speed = Reel(screen), screen.speed
         self.wanted = False
 
     def take(self, data: bytes) -> None:
@@ -68,6 +69,8 @@ class Following:
                 said = decode(record.kind, record.payload)
                 if said["ask"] == Ask.MARK:
                     self.reel.mark(said["seq"], said["text"])
+                elif said["ask"] == Ask.SPEED:
+                    self.speed = float(said["text"])
         if len(self._frames) > KEPT:
             for seq in list(self._frames)[:-KEPT]:
                 del self._frames[seq]

@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from evkf.web.packing import finite
@@ -18,6 +19,20 @@ MARKS = 100
 
 GAP = 1000
 """A bin whose number is so much ahead of the last is not taken for the one after a gap."""
+
+
+class State(NamedTuple):
+    """What may change.
+
+    Attributes:
+        live: Whether the session is there, and reports.
+        why: Why it is in the state that it is in.
+        speed: Of its source, if that can be changed.
+    """
+
+    live: bool
+    why: str
+    speed: float | None
 
 
 class Screen(NamedTuple):
@@ -54,11 +69,17 @@ class Screen(NamedTuple):
         """How many."""
         return len(self.units)
 
-    def hello(self, live: bool, speed: float | None) -> str:
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "Screen":
+        """From plain values, as JSON has them."""
+        lists = {"units": tuple(plain["units"]), "can": tuple(plain["can"])}
+        return Screen(**{**plain, **lists})
+
+    def hello(self, state: State) -> str:
         """What the page is told first, and when it changes."""
         labels = [f"z{index}" for index in range(self.latents)]
-        more = {"channels": self.channels, "labels": labels, "live": live, "speed": speed}
-        return json.dumps({"kind": "hello", **self._asdict(), **more})
+        more = {"channels": self.channels, "labels": labels}
+        return json.dumps({"kind": "hello", **self._asdict(), **more, **state._asdict()})
 
 
 class Reel:

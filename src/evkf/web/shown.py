@@ -18,6 +18,7 @@ class Shown:
 
     Args:
         publish: Told every estimate, as it travels.
+        tell: Told every report.
         clock: Seconds.
 
     Attributes:
@@ -33,9 +34,12 @@ class Shown:
     """
 
     def __init__(
-        self, publish: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic
+        self,
+        publish: Callable[[bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[dict[str, Any]], None] = lambda report: None,
     ):
-        self._publish, self._clock = publish, clock
+        self._publish, self._clock, self._tell = publish, clock, tell
         self.report: dict[str, Any] | None = None
         self.estimates, self.missed = 0, 0
         self._heard, self._before = clock(), 0
@@ -53,6 +57,7 @@ class Shown:
         # Both come the same way, in order: what was taken before and did not come, never will.
         self.missed = report["taken"] - self.estimates - self._before
         self.report = report
+        self._tell(report)
 
     @property
     def age(self) -> float:
@@ -64,6 +69,13 @@ class Shown:
         """Whether the session reports, and that all is well."""
         phase = None if self.report is None else self.report["phase"]
         return phase == Phase.READY and self.age < STALE_S
+
+    @property
+    def live(self) -> bool:
+        """Whether the session goes on, as far as is known."""
+        if self.report is None:
+            return True
+        return self.report["phase"] not in (Phase.CLOSED, Phase.FAILED) and self.age < STALE_S
 
     @property
     def plain(self) -> dict[str, Any]:
