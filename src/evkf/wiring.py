@@ -15,7 +15,7 @@ from evkf.live.feed import Tape, start_feed
 from evkf.live.pipes import PipeSource, pair
 from evkf.live.plan import MODEL, Parts, Plan
 from evkf.live.ports import Sink, Source
-from evkf.live.rig import rig_counts, rig_model
+from evkf.live.rig import rig_counts, rig_model, tape_bins
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
 from evkf.web.process import WebProcess
@@ -24,9 +24,6 @@ from evkf.web.settings import describe_stream
 
 WEB = "127.0.0.1:8765"
 """Where the web process is, unless told."""
-
-TAPE_S = 60.0
-"""Seconds of spikes that the rig makes, and sends over and over."""
 
 
 def listening(
@@ -141,7 +138,7 @@ def open_source(
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
     """What rig or replay send, and how many bins."""
     if plan.source == "rig":
-        num = int(min(plan.bins or np.inf, max(TAPE_S / plan.bin_width, 1)))
+        num = tape_bins(plan.bins, plan.channels, plan.bin_width)
         true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
         return Tape(rig_counts(true, num, plan.seed), np.arange(num) == 0), plan.bins
     assert plan.recording is not None

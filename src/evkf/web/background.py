@@ -24,7 +24,7 @@ from evkf.live.rig import rig_model
 from evkf.web.packing import finite, pack
 from evkf.web.survey import Rest, field, rest, visited, worth
 
-NICENESS = 15
+NICENESS = 10
 """The session comes first, then the page, then this."""
 
 EVERY_S = 1.0
