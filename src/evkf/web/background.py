@@ -42,7 +42,7 @@ class Reader:
         self._folder, self._plan = folder / CHECKPOINTS, Plan.read(folder)
         self._made = parts(self._plan, folder)
         self._like = self._made.learner.init(self._made.model)
-        self._name = ""
+        self._name, self._saved = "", 0.0
         self._found: Any = None
         self._rest: Rest | None = None
         self._before: Any = None
@@ -64,19 +64,21 @@ class Reader:
         for each in asked:
             name = json.dumps([each["plane"], each["given"]])
             if name not in self._done:
-                self._done.add(name)
                 said += self._field(each["plane"], each["at"])
+                self._done.add(name)
         return said
 
     def _load(self) -> list[bytes]:
         """Read the newest checkpoint if it is new; the evidence that it gives."""
-        names = sorted(path.name for path in self._folder.glob("0*.safetensors"))
+        names = sorted(path.name for path in self._folder.glob("*.safetensors"))
         if not names or names[-1] == self._name:
             return []
+        saved = (self._folder / names[-1]).stat().st_mtime
         found = load_newest(self._folder, like=self._like)
         if found is None:
             return []
-        self._name, self._found, self._done, self._rest = names[-1], found, set(), None
+        self._name, self._found, self._saved = names[-1], found, saved
+        self._done, self._rest = set(), None
         before, self._before = self._before, found.state
         if before is None:
             return []
@@ -98,7 +100,7 @@ class Reader:
             "kind": "field",
             "plane": plane,
             "bins": self._found.bin,
-            "seconds_old": time.time() - self._found.path.stat().st_mtime,
+            "seconds_old": time.time() - self._saved,
             "fixed": [{"at": place, "stable": stable} for place, stable in known],
         }
         arrays = {name: each for name, each in shown._asdict().items() if each is not None}

@@ -106,7 +106,8 @@ class WebProcess:
                 code = self._serve()
             except OSError as error:
                 code = f"not begun: {error}"
-            if self._closing.is_set():
+            # It ends by itself when the session has let go of its desk.
+            if self._closing.is_set() or code == 0:
                 return
             again = attempt < RESTARTS
             then = "it is started again" if again else "the session goes on without it"
