@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evkf import demo
@@ -45,14 +46,9 @@ def session_beside_truth(folder: Path) -> tuple[demo.Recording, demo.Estimate]:
     states = driven[[step.seq % tape for step in steps]]
     none = np.zeros(plan.channels, np.uint8)
     seen_counts = np.stack([counts.get(step.seq, none) for step in steps]).astype(np.float32)
-    nothing = np.full(len(steps), np.nan)
-    info = Info(
-        np.array([step.elbo for step in steps]),
-        nothing,
-        nothing,
-        nothing,
-        np.array([step.status for step in steps]),
-    )
+    nothing = jnp.full(len(steps), jnp.nan)
+    elbo, status = ([getattr(step, name) for step in steps] for name in ("elbo", "status"))
+    info = Info(jnp.asarray(elbo), nothing, nothing, nothing, jnp.asarray(status))
     estimate = demo.Estimate(
         mean=np.stack([step.mean for step in steps]),
         cov=np.stack([np.diag(step.var) for step in steps]),

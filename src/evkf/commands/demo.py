@@ -51,7 +51,7 @@ def run_demo(
         float, typer.Option(min=1, help="Length of the session, in bins of 10 ms.")
     ] = SECONDS,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
-    seed: Seed = 2,
+    seed: Seed = 1,
     keep: Annotated[
         bool | None,
         typer.Option(

@@ -81,6 +81,10 @@ class Reader:
         self._done, self._rest = set(), None
         before, self._before = self._before, found.state
         if before is None:
+            # Of a session that has ended, there is another besides the last.
+            other = load_newest(self._folder, at_most=found.bin - 1, like=self._like)
+            before = None if other is None else other.state
+        if before is None:
             return []
         compared = worth(self._made.learner, self._made.model, before, found.state)
         if compared is None:
