@@ -44,7 +44,7 @@ setup: $(PACKAGE_STAMP) ## make .venv with the locked run-time packages and evkf
 
 dev: $(DEV_STAMP) $(PACKAGE_STAMP) ## setup, and the locked development tools
 
-demo: setup ## run the demonstration
+demo: setup ## two minutes of simulated spikes, live, on a page; KEEP=1 keeps it up
 	@$(BIN)/evkf demo --force
 
 test: lint ## lint, and run the tests
@@ -98,8 +98,8 @@ format: dev ## rewrite the sources in the agreed style
 lock: $(VENV)/pyvenv.cfg ## resolve the locks in requirements/ again
 	@test -x $(BIN)/uv || { echo "installing the resolver (uv)"; $(PIP) install uv; }
 	@mkdir -p requirements
-	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --group build -o requirements/run.txt > /dev/null
-	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --extra web --group build -o requirements/run.txt > /dev/null
+	@$(COMPILE) --extra storage --extra xarray --extra hdf5 --extra nwb --extra live --extra web --group build --group dev -c requirements/run.txt -o requirements/dev.txt > /dev/null
 	@grep -c '==' requirements/run.txt requirements/dev.txt | sed 's/:/: /; s/$$/ packages/'
 
 clean: ## remove .venv, caches and build products

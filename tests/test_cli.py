@@ -22,7 +22,7 @@ from evkf.commands import bench as commands
 from evkf.commands.console import to_json
 from tests.quick import quick_compilation  # noqa: F401
 
-SMALL = ("--bins", "80", "--neurons", "20", "--seed", "3")
+SMALL = ("--offline", "--bins", "80", "--neurons", "20", "--seed", "3")
 BENCH_FILES = {"bench.json", "bench.md", "bench.png", "bench.svg"}
 DEMO_FILES = {"demo.png", "demo.svg", "summary.json", "config.json"}
 
@@ -140,7 +140,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path):
 
 
 def test_interrupt_exits_130(tmp_path: Path):
-    command = [sys.executable, "-m", "evkf", "demo", "--realtime", "--bins", "10000"]
+    command = [sys.executable, "-m", "evkf", "demo", "--offline", "--realtime", "--bins", "10000"]
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,

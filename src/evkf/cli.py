@@ -31,6 +31,7 @@ from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
 from evkf.commands.serve import serve
 from evkf.commands.stimulation import arm, stop
+from evkf.commands.view import view
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import TaskError
@@ -56,6 +57,7 @@ Examples:
   evkf fit day1.nwb --out m.safetensors
   evkf filter day1.nwb --model m.safetensors --out day1-latents.nwb
   evkf live                          a live session, on a simulated rig
+  evkf view DIR                      a session on a page, while it runs or afterwards
   evkf doctor                        whether this machine can hold a rate of bins
   evkf serve rigs                    keep several live sessions running
   evkf bench --quick                 measure speed on this machine
@@ -77,7 +79,7 @@ for name in EXPERIMENTS:
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, stop, arm, replay, export, doctor, serve)
+sessions = (live, resume, view, stop, arm, replay, export, doctor, serve)
 for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 

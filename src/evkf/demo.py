@@ -47,6 +47,9 @@ class Recording(NamedTuple):
     model: Model
     states: Float[np.ndarray, "T L"]
     counts: Float[np.ndarray, "T N"]
+    bin_width: float = BIN_WIDTH
+    readout_known: bool = False
+    """Whether estimates are in the coordinates of the truth."""
 
 
 class Estimate(NamedTuple):
@@ -56,7 +59,7 @@ class Estimate(NamedTuple):
         mean: Filtering means, in coordinates of the learner's own.
         cov: Filtering covariances.
         info: Diagnostics of the steps.
-        seconds: From a bin's counts on the host to its estimate on the host.
+        seconds: From a bin's counts on the host to its estimate on the host; empty if not known.
         learn_seconds: Learning, after the estimate.
         compile_s: Warm-up and compilation.
         early: The model soon after the warm-up.
@@ -144,6 +147,9 @@ def stream(
 
 def align(recording: Recording, estimate: Estimate) -> Aligned:
     """Bring an estimate into the coordinates of the truth, by the second half of the bins."""
+    if recording.readout_known:
+        dim = estimate.mean.shape[1]
+        return Aligned(np.eye(dim), np.zeros(dim), estimate.mean, estimate.cov)
     half = len(estimate.mean) // 2
     weight, offset = affine_map(estimate.mean[half:], recording.states[half:])
     cov = np.einsum("li,tlk,kj->tij", weight, estimate.cov, weight)
@@ -193,14 +199,6 @@ def summarise(recording: Recording, estimate: Estimate) -> dict:
         )
     }
     finite = all(np.all(np.isfinite(x)) for x in (estimate.mean, estimate.cov))
-
-    def timing(seconds: np.ndarray) -> dict:
-        micros = 1e6 * seconds
-        return {
-            "median_us": float(np.median(micros)),
-            "p99_us": float(np.percentile(micros, 99)),
-        }
-
     return {
         "bins": num_bins,
         "neurons": num_neurons,
@@ -212,13 +210,27 @@ def summarise(recording: Recording, estimate: Estimate) -> dict:
         "forecast_rmse": ahead,
         "evaluations": float(np.mean(estimate.info.evaluations)),
         "statuses": dict(sorted(statuses.items())),
-        "timing": {
-            "bin_us": 1e6 * BIN_WIDTH,
-            "estimate": timing(estimate.seconds),
-            "learning": timing(estimate.learn_seconds),
-            "late_bins": int(np.sum(estimate.seconds + estimate.learn_seconds > BIN_WIDTH)),
-            "compile_s": estimate.compile_s,
-        },
+        "timing": _timing(estimate, recording.bin_width),
+    }
+
+
+def _timing(estimate: Estimate, bin_width: float) -> dict:
+    def times(seconds: np.ndarray) -> dict:
+        micros = 1e6 * seconds
+        return {
+            "median_us": float(np.median(micros)),
+            "p99_us": float(np.percentile(micros, 99)),
+        }
+
+    if not len(estimate.seconds):
+        return {"bin_us": 1e6 * bin_width}
+    late = estimate.seconds + estimate.learn_seconds > bin_width
+    return {
+        "bin_us": 1e6 * bin_width,
+        "estimate": times(estimate.seconds),
+        "learning": times(estimate.learn_seconds),
+        "late_bins": int(np.sum(late)),
+        "compile_s": estimate.compile_s,
     }
 
 
@@ -232,24 +244,26 @@ def describe(summary: dict) -> str:
     timing, ahead = summary["timing"], summary["forecast_rmse"]
     statuses = ", ".join(f"{name} {count}" for name, count in summary["statuses"].items())
     rows = [
-        ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons, nothing else known"),
+        ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons"),
         ("state, last quarter", f"R² {summary['r2']:.3f}, RMSE {summary['rmse']:.3f}"),
         ("90 % intervals", f"cover the truth {100 * summary['coverage_90']:.1f} % of the time"),
         (
             f"forecast {AHEAD} bins",
             f"RMSE {ahead['start']:.3f} at the start, {ahead['end']:.3f} at the end",
         ),
-        (
-            "time per bin",
-            f"estimate {timing['estimate']['median_us']:.0f} µs"
-            f" (p99 {timing['estimate']['p99_us']:.0f}),"
-            f" learning {timing['learning']['median_us']:.0f} µs"
-            f" (p99 {timing['learning']['p99_us']:.0f}), of {timing['bin_us']:.0f} µs;"
-            f" late bins: {timing['late_bins']}",
-        ),
+        ("time per bin", _describe_timing(timing)),
         ("status of the bins", statuses),
     ]
     return "\n".join(f"{name:20} {value}" for name, value in rows)
+
+
+def _describe_timing(timing: dict) -> str:
+    told = [
+        f"{name} {timing[name]['median_us']:.0f} µs (p99 {timing[name]['p99_us']:.0f})"
+        for name in ("estimate", "learning")
+        if name in timing
+    ]
+    return f"{', '.join(told)}, of {timing['bin_us']:.0f} µs; late bins: {timing['late_bins']}"
 
 
 def draw(recording: Recording, estimate: Estimate) -> Figure:
@@ -267,7 +281,8 @@ def draw(recording: Recording, estimate: Estimate) -> Figure:
     def field(model: Model, weight: np.ndarray, offset: np.ndarray) -> Field:
         assert isinstance(model.dynamics, GaussianDynamics)
         own = (points - offset) @ np.linalg.inv(weight)
-        found = np.asarray(velocity_field(model.dynamics, own, bin_width=BIN_WIDTH))
+        width = recording.bin_width
+        found = np.asarray(velocity_field(model.dynamics, own, bin_width=width))
         return Field(points, found @ weight)
 
     early, late = stretches(len(estimate.mean))
@@ -276,7 +291,7 @@ def draw(recording: Recording, estimate: Estimate) -> Figure:
         for model, bins in ((estimate.early, early), (estimate.late, late))
     ]
     return learning_figure(
-        bin_width=BIN_WIDTH,
+        bin_width=recording.bin_width,
         start=len(estimate.mean) - len(estimate.mean[shown]),
         counts=recording.counts[shown],
         states=recording.states[shown],

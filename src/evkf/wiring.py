@@ -20,7 +20,7 @@ from evkf.live.loop import Closed
 from evkf.live.pipes import PipeSource, pair
 from evkf.live.plan import LOG, MODEL, Parts, Plan
 from evkf.live.ports import Due, Sink, Source
-from evkf.live.rig import rig_counts, rig_limits, rig_model
+from evkf.live.rig import rig_counts, rig_limits, rig_model, tape_bins
 from evkf.live.subject import start_subject
 from evkf.live.warden import PipeStimulator, start_guard
 from evkf.model import Model
@@ -30,13 +30,11 @@ from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
 from evkf.web.process import WebProcess
+from evkf.web.reel import Screen
 from evkf.web.settings import describe_stream
 
 WEB = "127.0.0.1:8765"
 """Where the web process is, unless told."""
-
-TAPE_S = 60.0
-"""Seconds of spikes that the rig makes, and sends over and over."""
 
 
 GATEWAYS: dict[str, tuple[Run, str, str]] = {
@@ -117,7 +115,25 @@ def open_web(
         plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
     )
     takes = plan.source == "websocket"
-    return WebProcess(Place.read(plan.web), folder, hello, takes, _tls(plan), plan.no_tls, log)
+    place, screen = Place.read(plan.web), screen_of(plan, made)
+    return WebProcess(place, folder, hello, takes, _tls(plan), plan.no_tls, log, screen=screen)
+
+
+def screen_of(plan: Plan, made: Parts) -> Screen:
+    """What the page of a session shows, and lets one ask for."""
+    can = ["freeze", "thaw", "mark", "save", "download"]
+    return Screen(
+        session=plan.id,
+        source=plan.source,
+        bin_width=plan.bin_width,
+        latents=made.model.family.dim,
+        units=tuple(made.units),
+        horizon=plan.horizon,
+        counts=made.counts,
+        has_truth=plan.source == "rig",
+        can=(*can, "speed", "reset") if plan.steered else tuple(can),
+        speed=(plan.speed or None) if plan.steered else None,
+    )
 
 
 def open_source(
@@ -163,7 +179,7 @@ def open_source(
     tape, num = _tape(plan, folder)
     own, other = pair()
     left = None if num is None else max(num - due.seq, 0)
-    return PipeSource(own), start_feed(other, tape, plan.period, left, due.seq)
+    return PipeSource(own), start_feed(other, tape, plan.period, left, due.seq, plan.bin_width)
 
 
 def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
@@ -247,7 +263,7 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
     """What rig or replay send, and how many bins."""
     if plan.source == "rig":
-        num = int(min(plan.bins or np.inf, max(TAPE_S / plan.bin_width, 1)))
+        num = tape_bins(plan.bins, plan.channels, plan.bin_width)
         true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
         return Tape(rig_counts(true, num, plan.seed), np.arange(num) == 0), plan.bins
     assert plan.recording is not None

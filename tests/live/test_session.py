@@ -17,6 +17,7 @@ from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.journal import Journal
+from evkf.live.messages import FrameError
 from evkf.live.plan import CHECKPOINTS, JOURNAL, Plan, build, parts, resized
 from evkf.live.ports import Due, Phase
 from evkf.live.recall import Agreement
@@ -396,6 +397,41 @@ def test_the_operator_freezes_learning_marks_and_saves(
     again._do(Action(Ask.THAW))
     assert not again.report().frozen
     again.close()
+
+
+@pytest.mark.parametrize(("steered", "heard"), [(0.01, 2), (0.0, 0)])
+def test_the_operator_sets_the_pace_of_a_source_of_ours(
+    tmp_path: Path,
+    engine: Engine,
+    start: object,
+    counts: np.ndarray,
+    steered: float,
+    heard: int,
+):
+    engine.state = start
+    said: list[bytes] = []
+    asked = [Action(Ask.SPEED, "4"), Action(Ask.RESET)]
+    source = Given(frames(counts, 0, 1), [encode_end(2)])
+    session = opened(
+        tmp_path, engine, source, Kept(), actions=lambda: [asked.pop(0)] if asked else []
+    )
+    session.settings = session.settings._replace(steered=steered)
+    source.answer = lambda peer, data: said.append(data)  # type: ignore[method-assign]
+    report = session.run()
+    assert report.phase == Phase.CLOSED
+    done = [Action.decode(data) for data in said if data[:1] == b"{"]
+    assert done == [Action(Ask.SPEED, "4"), Action(Ask.RESET)][:heard]
+    assert session._period == int((0.0025 if steered else 0.2) * 1e9)
+    actions = [record for record in read(tmp_path / JOURNAL) if record.kind == Kind.ACTION]
+    kept = [decode(record.kind, record.payload)["ask"] for record in actions]
+    assert kept == ["speed", "reset"]
+    assert again_agrees(tmp_path, engine, start)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "1e9"])
+def test_a_speed_that_is_none_is_refused(text: str):
+    with pytest.raises(FrameError, match="speed"):
+        Action.decode(Action(Ask.SPEED, text).encode())
 
 
 def test_estimates_look_ahead_and_carry_the_time_of_their_bin(tmp_path: Path, counts: np.ndarray):

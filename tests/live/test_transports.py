@@ -1,11 +1,13 @@
 """Pipes, ZeroMQ, feeds and budgets: what a session is connected with."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs
 from evkf.live.feed import Tape, pace
 from evkf.live.frames import Decoder, End, Frame, encode
@@ -41,6 +43,38 @@ def test_a_tape_is_paced_over_a_pipe_and_acknowledged():
     sender.close()
     assert source.receive(0.1, 10) == []
     source.close()
+
+
+def test_an_operator_sets_the_pace_of_a_tape_and_has_it_begin_again():
+    own, other = pair()
+    source, sender = PipeSource(own), PipeSender(other)
+    decoder, seen = Decoder(3), []
+
+    def listen() -> None:
+        while True:
+            for _, data in source.receive(5.0, 1):
+                frame = decoder.decode(data)
+                seen.append(frame)
+                if isinstance(frame, End):
+                    source.answer(None, Ack(frame.seq - 1).encode())
+                    return
+                if frame.seq == 3:
+                    source.answer(None, Action(Ask.RESET).encode())
+                    source.answer(None, Action(Ask.SPEED, "100").encode())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    begin = time.monotonic()
+    assert pace(sender, TAPE, period=0.25, num=60, width=0.25) == 59
+    assert time.monotonic() - begin < 8
+    thread.join()
+    sender.close()
+    source.close()
+    assert [frame.seq for frame in seen] == list(range(61))
+    starts = [frame.seq for frame in seen[:-1] if frame.fresh]
+    assert starts == [0, *range(starts[1], 60, 10)]
+    assert 4 <= starts[1] <= 6
+    np.testing.assert_array_equal(seen[starts[1]].y, TAPE.counts[0])
 
 
 def test_what_is_not_acknowledged_is_sent_again(monkeypatch: pytest.MonkeyPatch):

@@ -1,10 +1,18 @@
 """The command that shows what the library does."""
 
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import typer
+from rich.console import Console
 
 from evkf import demo
 from evkf.commands.console import (
@@ -21,21 +29,53 @@ from evkf.commands.console import (
     write_json,
 )
 from evkf.data.files import replacing
+from evkf.errors import InputError
+from evkf.live.plan import PLAN
+from evkf.showcase import session_beside_truth
+from evkf.web.process import check_installed
+
+SECONDS, BIN_WIDTH = 120.0, 0.01
+"""Of the session."""
+
+BINS = 4000
+"""Of the run without one."""
+
+HOST, PORT = "127.0.0.1", 8765
+SESSION = "session"
+"""Folder of the session."""
 
 
 def run_demo(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
-    bins: Annotated[int, typer.Option(min=64, help="Length in bins of 5 ms.")] = 4000,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Length of the session, in bins of 10 ms.")
+    ] = SECONDS,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
-    seed: Seed = 2,
+    seed: Seed = 1,
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            envvar="KEEP",
+            help="Keep the page up until Ctrl-C.",
+            show_default="in a terminal",
+        ),
+    ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            help="No session and no page; nothing is known but spikes, not the readout.",
+        ),
+    ] = False,
+    bins: Annotated[int, typer.Option(min=64, help="Of --offline: length in bins of 5 ms.")] = BINS,
     float64: Annotated[
-        bool, typer.Option("--float64", help="Compute in double precision.")
+        bool, typer.Option("--float64", help="Of --offline: compute in double precision.")
     ] = False,
     realtime: Annotated[
         bool | None,
         typer.Option(
             "--realtime/--fast",
-            help="Feed one bin every 5 ms, or as fast as possible.",
+            help="Of --offline: feed one bin every 5 ms, or as fast as possible.",
             show_default="real time in a terminal, else fast",
         ),
     ] = None,
@@ -45,39 +85,40 @@ def run_demo(
 ) -> None:
     """Find a hidden oscillator and its dynamics in simulated spikes, bin by bin.
 
-    Poisson neurons are driven by a Van der Pol oscillator. Nothing else is known: the readout is
-    found from the first bins, then dynamics, noise and readout are learned while the spike counts
-    stream. Written into the folder: demo.png, demo.svg, summary.json, config.json.
+    Poisson neurons are driven by a Van der Pol oscillator. A live session filters their spikes and
+    learns the dynamics, on a page that it prints the address of; the page needs the extra "web".
+    Written into the folder: demo.png, demo.svg, summary.json, config.json, and the session, which
+    `evkf view` shows again.
 
     \b
     Examples:
       evkf demo
-      evkf demo --bins 6000 --neurons 80 --seed 7 --out out/eighty
-      evkf demo --force --quiet --json - | python -m json.tool
+      evkf demo --seconds 30 --no-keep --out out/short
+      evkf demo --offline --bins 6000 --neurons 80 --seed 7 --out out/eighty
+      evkf demo --offline --force --quiet --json - | python -m json.tool
 
     Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
     """
     files = {name: out / name for name in ("demo.png", "demo.svg", "summary.json", "config.json")}
     say = console(quiet, json_file)
     check_free([*files.values(), *json_target(json_file, *files.values())], force)
-    if realtime is None:
-        realtime = say.is_terminal and not quiet
-    options = {
-        "bins": bins,
-        "neurons": neurons,
-        "seed": seed,
-        "dtype": "float64" if float64 else "float32",
-        "realtime": realtime,
-        "out": str(out),
-    }
-    with jax.enable_x64(float64):
-        say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
-        recording = demo.record(bins, neurons, seed)
-        say.print("finding a readout from the first bins, compiling")
-        with demo.Ticker(say, bins) as ticker:
-            estimate = demo.stream(recording.counts, seed, realtime, ticker)
-        summary = demo.summarise(recording, estimate)
-        figure = demo.draw(recording, estimate)
+    options = {"neurons": neurons, "seed": seed, "out": str(out)}
+    after = None
+    if offline:
+        realtime = say.is_terminal and not quiet if realtime is None else realtime
+        options |= {"bins": bins, "dtype": "float64" if float64 else "float32"}
+        options |= {"realtime": realtime}
+        with jax.enable_x64(float64):
+            recording, estimate = _stream(bins, neurons, seed, realtime, say)
+            summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
+    else:
+        folder, web = _free_folder(out, force), _web(say)
+        options |= {"seconds": seconds, "bin_width": BIN_WIDTH}
+        told = _session(folder, seconds, neurons, seed, web, quiet)
+        recording, estimate = session_beside_truth(folder)
+        summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
+        summary["timing"] |= told
+        after = folder, web
     write_json(
         files["config.json"], {"command": "demo", "options": options, "versions": versions()}
     )
@@ -89,3 +130,91 @@ def run_demo(
     emit(json_file, summary)
     if not demo.sound(summary):
         raise typer.Exit(FELL_SHORT)
+    if after is not None and after[1] and (sys.stdin.isatty() if keep is None else keep):
+        _stay(*after, quiet)
+
+
+def _stream(
+    bins: int, neurons: int, seed: int, realtime: bool, say: Console
+) -> tuple[demo.Recording, demo.Estimate]:
+    """Without a session: everything in this process."""
+    say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
+    recording = demo.record(bins, neurons, seed)
+    say.print("finding a readout from the first bins, compiling")
+    with demo.Ticker(say, bins) as ticker:
+        estimate = demo.stream(recording.counts, seed, realtime, ticker)
+    return recording, estimate
+
+
+def _free_folder(out: Path, force: bool) -> Path:
+    """The folder of the session; one of an earlier run is removed if that is allowed."""
+    folder = out / SESSION
+    if folder.exists() and any(folder.iterdir()):
+        if not force or not (folder / PLAN).exists():
+            raise InputError("a folder that holds something", str(folder), "name another --out")
+        shutil.rmtree(folder)
+    return folder
+
+
+def _web(say: Console) -> str:
+    """Where the page is to be; nowhere without the packages that it needs."""
+    try:
+        check_installed()
+    except ImportError as error:
+        say.print(f"no page: {error}")
+        return ""
+    for port in (PORT, 0):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((HOST, port))
+            return f"{HOST}:{trial.getsockname()[1]}"
+    return ""
+
+
+def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, quiet: bool) -> dict:
+    """Run a session in a process of its own; how long bins took in it."""
+    result = folder.with_name(f"{SESSION}.json")
+    result.unlink(missing_ok=True)
+    options = {
+        "--bins": round(seconds / BIN_WIDTH),
+        "--bin-width": BIN_WIDTH,
+        "--channels": neurons,
+        "--seed": seed,
+        "--json": result,
+    }
+    if web:
+        options["--web"] = web
+    command = [str(each) for pair in options.items() for each in pair]
+    _evkf("live", str(folder), *command, "--overload", *(["--quiet"] if quiet else []))
+    told = json.loads(result.read_text(encoding="utf-8"))
+    result.unlink()
+    median, high = (1e3 * each for each in told["latency_ms"][:2])
+    estimate = {"median_us": median, "p99_us": high}
+    late = told["counters"]["late"] + told["counters"]["lost"]
+    return {"estimate": estimate, "learned_bins": told["learned"], "late_bins": late}
+
+
+def _stay(folder: Path, web: str, quiet: bool) -> None:
+    """Show the session where it was, until Ctrl-C."""
+    _evkf("view", str(folder), "--web", web, *(["--quiet"] if quiet else []))
+
+
+def _evkf(*args: str) -> None:
+    """Run another command, to its end; an interrupt of the terminal is for both."""
+    with _running([sys.executable, "-m", "evkf", *args]) as process:
+        code = process.wait()
+    if code:
+        raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                process.wait(10)
+            process.terminate()
+            process.wait()

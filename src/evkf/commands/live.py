@@ -53,6 +53,7 @@ from evkf.live.recall import Player
 from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
+from evkf.web.process import page_address
 from evkf.wiring import (
     WEB,
     listening,
@@ -67,6 +68,8 @@ SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
 POLICIES = get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
 ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
+AHEAD = 25
+"""Bins that the page looks ahead, unless told."""
 
 Publish = Annotated[
     str | None,
@@ -154,8 +157,14 @@ def live(
         float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
     ] = None,
     horizon: Annotated[
-        int, typer.Option(min=0, metavar="BINS", help="Look so far ahead in every estimate.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="BINS",
+            help="Look so far ahead in every estimate.",
+            show_default=f"0, with --web {AHEAD}",
+        ),
+    ] = None,
     steer: Steered = None,
     controller: Controlled = None,
     stimulator: Stimulated = None,
@@ -198,7 +207,7 @@ def live(
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
       evkf live --source open-ephys --model m.safetensors --lsl-out latents
       evkf live --source lsl --stream spikes --model m.safetensors
-      evkf live --web 127.0.0.1:8765             estimates, metrics and control over the web
+      evkf live --web 127.0.0.1:8765             with a page to look at, and more over the web
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
@@ -230,7 +239,7 @@ def live(
         bins=bins,
         address=(address or ADDRESSES[source]) if source in ADDRESSES else None,
         publish=publish,
-        horizon=max(horizon, 1) if loop else horizon,
+        horizon=_horizon(horizon, page=web is not None, loop=bool(loop)),
         stream=stream,
         sample_rate=sample_rate,
         lateness=lateness,
@@ -324,6 +333,13 @@ def _check(
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 
+def _horizon(given: int | None, page: bool, loop: bool) -> int:
+    """Bins to look ahead: a page shows some, and a controller needs one."""
+    if given is not None:
+        return max(given, 1) if loop else given
+    return AHEAD if page else int(loop)
+
+
 def _check_width(unit: UnitModel | None, bin_width: float | None) -> None:
     if bin_width is not None and not 0 < bin_width < 1e3:
         raise InputError(f"{bin_width} s", "--bin-width", "pass seconds above zero")
@@ -370,7 +386,7 @@ def _run(
         source, feed = open_source(plan, folder, made, due, web, rig, wanted)
         sinks = open_sinks(plan, made)
     if web is not None:
-        say.print(f"on the web at {web.address}, the token is in {web.token}")
+        say.print(f"the page is at {page_address(web.address, web.token)}")
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):

@@ -5,6 +5,7 @@ The session's end never waits. Estimates travel as they do elsewhere, reports an
 
 import contextlib
 import json
+import math
 import socket
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from evkf.live.ports import Report
 
 LONGEST = 1000
 """Characters of what an operator writes."""
+
+SLOWEST, FASTEST = 0.01, 100.0
+"""Speeds that can be asked for."""
 
 
 class Ask(StrEnum):
@@ -32,6 +36,10 @@ class Ask(StrEnum):
     """End stimulation, until it is armed."""
     ARM = "arm"
     """Lift a stop: stimulation goes on when estimates are sound."""
+    SPEED = "speed"
+    """Send bins faster or slower; of a rig or a replay of our own."""
+    RESET = "reset"
+    """Begin again with the first bin, as a new trial; likewise."""
 
 
 class Action(NamedTuple):
@@ -44,7 +52,7 @@ class Action(NamedTuple):
 
     ask: Ask
     text: str = ""
-    """Of an event."""
+    """Of an event; or the speed, as a number."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -61,6 +69,8 @@ class Action(NamedTuple):
             raise FrameError(Code.BAD_TEXT, what[:LONGEST]) from None
         if not isinstance(action.text, str) or len(action.text) > LONGEST:
             raise FrameError(Code.BAD_TEXT, f"text must be of at most {LONGEST} characters")
+        if action.ask == Ask.SPEED and not SLOWEST <= _number(action.text) <= FASTEST:
+            raise FrameError(Code.BAD_TEXT, f"text must be a speed from {SLOWEST} to {FASTEST}")
         return action
 
 
@@ -113,3 +123,10 @@ class Desk:
 def read_shown(data: bytes) -> Estimate | dict[str, Any]:
     """What a desk was shown: an estimate, or a report."""
     return json.loads(data) if data[:1] == b"{" else Estimate.decode(data)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from evkf.live.answers import Ack, decode_answer
+from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.machine import aside
 from evkf.live.pipes import PipeSender
@@ -29,12 +30,14 @@ class Tape(NamedTuple):
     """True where observed, (bins, channels)."""
     inputs: np.ndarray | None = None
 
-    def frame(self, seq: int) -> Frame:
-        """The bin of a number."""
-        at = seq % len(self.counts)
+    def frame(self, seq: int, begun: int = 0) -> Frame:
+        """The bin of a number; the tape begins with bin `begun`."""
+        at = (seq - begun) % len(self.counts)
         mask = None if self.masks is None or self.masks[at].all() else self.masks[at]
         u = None if self.inputs is None else self.inputs[at]
-        return Frame(seq, self.counts[at], mask, u, bool(self.fresh[at]), time.monotonic_ns())
+        # Asked to begin again, it does so with a trial.
+        fresh = bool(self.fresh[at]) or seq == begun > 0
+        return Frame(seq, self.counts[at], mask, u, fresh, time.monotonic_ns())
 
 
 class Sender(Protocol):
@@ -56,6 +59,7 @@ def pace(
     num: int | None,
     first: int = 0,
     change: Callable[[int, bytes], list[bytes]] = lambda seq, data: [data],
+    width: float = 0.0,
 ) -> int:
     """Send bins, one a period, then the end; the number of the last that was acknowledged.
 
@@ -66,16 +70,18 @@ def pace(
         num: How many; None never ends.
         first: Number of the first.
         change: What is sent for a frame, such as nothing, or it twice.
+        width: Seconds of a bin, for an operator who asks for another speed.
     """
-    begin, seq, acknowledged = time.perf_counter(), first, first - 1
+    clock, seq, acknowledged = _Clock(first, period), first, first - 1
     while num is None or seq < first + num:
-        ahead = begin + (seq - first) * period - time.perf_counter() if period else 0.0
-        if ahead > 0:
-            time.sleep(ahead)
-        for data in change(seq, encode(tape.frame(seq))):
+        clock.wait(seq)
+        for data in change(seq, encode(tape.frame(seq, clock.begun))):
             sender.send(data)
         for answer in sender.read():
-            acknowledged = _heard(answer, acknowledged)
+            if answer[:1] == b"{":
+                clock.do(Action.decode(answer), seq + 1, width)
+            else:
+                acknowledged = _heard(answer, acknowledged)
         seq += 1
     sender.send(encode_end(seq))
     until = time.monotonic() + DRAIN_S
@@ -85,15 +91,39 @@ def pace(
     return acknowledged
 
 
+class _Clock:
+    """When bins are due, and which of the tape they are."""
+
+    def __init__(self, first: int, period: float):
+        self._since, self._first, self._period = time.perf_counter(), first, period
+        self.begun = 0
+
+    def wait(self, seq: int) -> None:
+        due = self._since + (seq - self._first) * self._period
+        ahead = due - time.perf_counter() if self._period else 0.0
+        if ahead > 0:
+            time.sleep(ahead)
+
+    def do(self, action: Action, seq: int, width: float) -> None:
+        """What the operator asks for, from a bin on."""
+        if action.ask == Ask.RESET:
+            self.begun = seq
+        elif action.ask == Ask.SPEED:
+            self._period = width / float(action.text)
+            self._since, self._first = time.perf_counter() + self._period, seq
+
+
 def _heard(answer: bytes, acknowledged: int) -> int:
+    if answer[:1] == b"{":
+        return acknowledged
     said = decode_answer(answer)
     return max(acknowledged, said.seq) if isinstance(said, Ack) else acknowledged
 
 
-def _main(own: socket.socket, tape: Tape, *rest: Any) -> None:
+def _main(own: socket.socket, tape: Tape, width: float, *rest: Any) -> None:
     sender = PipeSender(own)
     try:
-        pace(sender, tape, *rest)
+        pace(sender, tape, *rest, width=width)
     except (KeyboardInterrupt, ConnectionError):
         # Whoever listens is gone, or an interrupt of the terminal ends both.
         pass
@@ -102,7 +132,12 @@ def _main(own: socket.socket, tape: Tape, *rest: Any) -> None:
 
 
 def start_feed(
-    own: socket.socket, tape: Tape, period: float, num: int | None, first: int = 0
+    own: socket.socket,
+    tape: Tape,
+    period: float,
+    num: int | None,
+    first: int = 0,
+    width: float = 0.0,
 ) -> BaseProcess:
     """Pace a tape in a process of its own, which ends with this one.
 
@@ -112,9 +147,10 @@ def start_feed(
         period: Seconds from one bin to the next; 0 sends as fast as they are taken.
         num: How many bins; None never ends.
         first: Number of the first.
+        width: Seconds of a bin, for an operator who asks for another speed.
     """
     context = multiprocessing.get_context("spawn")
-    args = (own, tape, period, num, first)
+    args = (own, tape, width or period, period, num, first)
     process = context.Process(target=_main, args=args, name="evkf-feed", daemon=True)
     with aside():
         process.start()

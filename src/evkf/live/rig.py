@@ -12,6 +12,8 @@ from evkf.simulation import driven_neurons
 
 PUSH = 0.3
 """How far a unit of stimulation moves the state of the rig in a bin."""
+TAPE_S, TAPE_CELLS = 120.0, 60_000_000
+"""Seconds of spikes that the rig makes, and how many numbers that may be."""
 
 
 def rig_model(
@@ -62,6 +64,22 @@ def start_model(true: Model, seed: int = 0) -> Model:
         push = jax.jacobian(true.dynamics.mean, argnums=1)
         dynamics = Driven(dynamics, push(nowhere, jnp.zeros(true.dynamics.num_inputs)))
     return Model(dynamics, true.likelihood)
+
+
+def tape_bins(bins: int | None, channels: int, bin_width: float) -> int:
+    """Bins that the rig makes, and sends over and over.
+
+    Args:
+        bins: That are asked for; None never ends.
+        channels: How many.
+        bin_width: Seconds.
+
+    Example:
+        >>> tape_bins(None, 100, 0.01), tape_bins(500, 100, 0.01), tape_bins(None, 1000, 0.001)
+        (12000, 500, 60000)
+    """
+    most = min(TAPE_S / bin_width, TAPE_CELLS / channels)
+    return int(min(np.inf if bins is None else bins, max(most, 1)))
 
 
 def rig_counts(true: Model, bins: int, seed: int = 0) -> np.ndarray:

@@ -118,6 +118,17 @@ def walk(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         yield at, kind, payload
 
 
+def first_of(data: bytes) -> int | None:
+    """Position of the first record of a segment that begins so; None if it has no header yet.
+
+    Example:
+        >>> first_of(frame_header(7, bytes(16))), first_of(b"torn")
+        (7, None)
+    """
+    _, kind, payload = next(walk(data), (0, 0, b""))
+    return _HEADER.unpack(payload)[1] if kind == HEADER else None
+
+
 def read(folder: Path, disk: Disk = DISK, first: int = 0) -> Iterator[Record]:
     """The records of a journal, holes among them, up to where the last write was torn.
 

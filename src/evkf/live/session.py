@@ -21,6 +21,7 @@ from evkf.live.loop import Loop
 from evkf.live.machine import aside
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
+from evkf.live.pipes import PEER
 from evkf.live.ports import Due, Phase, Report, Saver, Settings, Sink, Source
 from evkf.live.records import Bin, Kind, Learning, Lost, Refused, Step, encode_words
 from evkf.live.slack import Budget, Latencies
@@ -332,6 +333,10 @@ class Session:
             self._frozen = action.ask == Ask.FREEZE
         elif action.ask == Ask.SAVE:
             self._save_soon()
+        elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.steered:
+            self.source.answer(PEER, action.encode())
+            if action.ask == Ask.SPEED:
+                self._period = int(self.settings.steered / float(action.text) * 1e9)
         self._log(f"the operator: {action.ask} {action.text}".rstrip())
 
     def report(self) -> Report:

@@ -186,6 +186,8 @@ class Access:
         loopback: Whether only this machine can reach us.
         names: Under which others know this machine.
         readable: Paths that can be looked at.
+        public: Paths of files that are the same for everybody and every session: of these no token
+            is needed anywhere.
 
     Example:
         >>> access = Access("secret", True, [], ["/metrics"])
@@ -198,10 +200,17 @@ class Access:
         <Why.HOST: 'host'>
     """
 
-    def __init__(self, token: str, loopback: bool, names: Iterable[str], readable: Iterable[str]):
+    def __init__(
+        self,
+        token: str,
+        loopback: bool,
+        names: Iterable[str],
+        readable: Iterable[str],
+        public: Iterable[str] = (),
+    ):
         self._token, self._loopback = token.encode(), loopback
         self._names = {"localhost", *(name.lower() for name in names)}
-        self._readable = frozenset(readable)
+        self._readable, self._public = frozenset(readable), frozenset(public)
 
     def judge(self, scope: Mapping[str, Any]) -> Denied | None:
         """Why a request is refused; None if it may go on."""
@@ -221,6 +230,7 @@ class Access:
             return Denied(401, Why.TOKEN, "a wrong token")
         looks = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
         free = self._loopback and looks and scope["path"] in self._readable
+        free |= looks and scope["type"] == "http" and scope["path"] in self._public
         return None if given or free else Denied(401, Why.TOKEN, "a token is needed here")
 
     def _ours(self, host: str, scope: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request, Response, WebSocket
@@ -16,8 +16,10 @@ from evkf.web.gateway import TOO_LARGE, Gateway
 from evkf.web.guard import Guard, peer
 from evkf.web.link import Link
 from evkf.web.metrics import TYPE, Figure, render
+from evkf.web.pages import Pages
 from evkf.web.refusals import Refusals
 from evkf.web.shown import Shown
+from evkf.web.static import page_files, page_routes
 
 LONGEST, BODY_S = 1 << 16, 10.0
 """Bytes of an action, and seconds that it has to arrive."""
@@ -31,6 +33,8 @@ class Part(NamedTuple):
     router: APIRouter
     readable: Sequence[str] = ()
     """Paths that can be looked at without a token, on loopback. Of all others it is needed."""
+    public: Sequence[str] = ()
+    """Paths of files that tell nothing of the session: for these it is needed nowhere."""
 
 
 def build(
@@ -46,11 +50,12 @@ def build(
         refusals: Told of everyone who is refused.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    readable = []
+    readable, public = [], []
     for part in parts:
         app.include_router(part.router)
         readable += part.readable
-    return Guard(app, Access(token, loopback, names, readable), refusals)
+        public += part.public
+    return Guard(app, Access(token, loopback, names, readable, public), refusals)
 
 
 def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, hello: Any) -> Part:
@@ -93,6 +98,19 @@ def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, h
     return Part(router, ("/estimates", "/metrics", "/health", "/status"))
 
 
+def paging(pages: Pages) -> Part:
+    """The page, and what it is sent."""
+    router = APIRouter()
+
+    @router.websocket("/page")
+    async def page(websocket: WebSocket) -> None:
+        await pages.attend(websocket)
+
+    files, paths = page_routes(page_files())
+    router.include_router(files)
+    return Part(router, ("/page",), paths)
+
+
 def sending(gateway: Gateway, link: Link) -> Part:
     """Frames to the session."""
     router = APIRouter()
@@ -104,8 +122,13 @@ def sending(gateway: Gateway, link: Link) -> Part:
     return Part(router)
 
 
-def acting(desk: Link, refusals: Refusals) -> Part:
-    """What the operator asks for."""
+def acting(hand_on: Callable[[Action], str], refusals: Refusals) -> Part:
+    """What the operator asks for.
+
+    Args:
+        hand_on: Told what is asked for; says why that cannot be, or nothing.
+        refusals: Told of what is refused.
+    """
     router = APIRouter()
 
     def refuse(request: Request, status: int, text: str) -> Response:
@@ -127,8 +150,8 @@ def acting(desk: Link, refusals: Refusals) -> Part:
             action = Action.decode(bytes(body))
         except FrameError as error:
             return refuse(request, 422, error.message)
-        if not desk.send_now(action.encode()):
-            return refuse(request, 503, "the session does not listen")
+        if why := hand_on(action):
+            return refuse(request, 503, why)
         return JSONResponse({"asked": action.ask}, 202)
 
     return Part(router)

@@ -56,13 +56,13 @@ class Client:
     """
 
     def __init__(self, room: int = ROOM):
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes | str] = deque()
         self._room, self._bytes = room, 0
         self._wake, self._slow = asyncio.Event(), asyncio.Event()
         self._over = False
         self.dropped = 0
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | str) -> None:
         """Have a message sent; if there is no room for it, this client is sent away."""
         self._bytes += len(data) + OVERHEAD
         if self._slow.is_set() or self._bytes > self._room:
@@ -78,7 +78,7 @@ class Client:
         self._over = True
         self._wake.set()
 
-    async def pour(self, send: Callable[[bytes], Awaitable[None]]) -> Parting:
+    async def pour(self, send: Callable[[Any], Awaitable[None]]) -> Parting:
         """Send what waits, and what comes, to the end."""
         while True:
             while self._waiting:
@@ -118,7 +118,7 @@ class Crowd:
     def __len__(self) -> int:
         return len(self._members)
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | str) -> None:
         """Have a message sent to everybody."""
         for client in self._members:
             client.put(data)
@@ -164,13 +164,18 @@ class Crowd:
         greeting: str | None,
     ) -> Parting | None:
         client = Client(self._room)
+
+        async def send(data: Any) -> None:
+            text = isinstance(data, str)
+            await (websocket.send_text(data) if text else websocket.send_bytes(data))
+
         self._members.add(client)
         if self._over:
             client.finish()
         try:
             if greeting is not None:
                 await websocket.send_text(greeting)
-            return await _first(read(client), client.pour(websocket.send_bytes), client.lag())
+            return await _first(read(client), client.pour(send), client.lag())
         finally:
             self._members.discard(client)
             self.dropped += client.dropped

@@ -19,7 +19,8 @@ HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 ]
-"""Of every answer: pages of others neither embed nor read it, and nothing keeps it."""
+"""Of every answer, unless it says otherwise: pages of others neither embed nor read it, and
+nothing keeps it."""
 
 
 class Guard:
@@ -55,7 +56,9 @@ def peer(scope: Scope) -> str:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *HEADERS]
+            own = list(message.get("headers", ()))
+            named = {name.lower() for name, _ in own}
+            message["headers"] = own + [each for each in HEADERS if each[0] not in named]
         await send(message)
 
     return sending

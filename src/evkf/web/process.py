@@ -15,9 +15,10 @@ from evkf.live.addresses import is_loopback
 from evkf.live.desk import Desk
 from evkf.live.pipes import PipeSource, pair
 from evkf.web.access import Place, Tls, check_tls, keep_token, listen
+from evkf.web.reel import Screen
 from evkf.web.settings import Settings
 
-NEEDED = "fastapi", "uvicorn", "websockets"
+NEEDED = "fastapi", "uvicorn", "websockets", "bokeh"
 LOG = "web.log"
 """Name of the file in the folder of a session."""
 
@@ -43,6 +44,7 @@ class WebProcess:
         no_tls: Whether to do without, where others can reach it.
         log: Told when the process dies.
         room: Bytes that may wait for a client.
+        screen: What the page shows, if there is one.
 
     Attributes:
         address: Where it is.
@@ -61,9 +63,9 @@ class WebProcess:
         no_tls: bool = False,
         log: Callable[[str], None] = print,
         room: int | None = None,
+        screen: Screen | None = None,
     ):
-        if any(importlib.util.find_spec(name) is None for name in NEEDED):
-            raise ImportError('the web needs FastAPI: pip install "evkf[web]"')
+        check_installed()
         check_tls(place, tls, no_tls)
         self.token = keep_token(folder)
         self._listener = listen(place)
@@ -87,6 +89,8 @@ class WebProcess:
             tls,
             dict(hello),
             room,
+            folder=None if screen is None else str(folder),
+            screen=None if screen is None else screen._asdict(),
         )
         self._file, self._log = folder / LOG, log
         self._closing = threading.Event()
@@ -102,7 +106,8 @@ class WebProcess:
                 code = self._serve()
             except OSError as error:
                 code = f"not begun: {error}"
-            if self._closing.is_set():
+            # It ends by itself when the session has let go of its desk.
+            if self._closing.is_set() or code == 0:
                 return
             again = attempt < RESTARTS
             then = "it is started again" if again else "the session goes on without it"
@@ -140,6 +145,26 @@ class WebProcess:
             self._thread.join(timeout=END_S)
         for end in self._ends:
             end.close()
+
+
+def check_installed() -> None:
+    """Refuse to go on without the packages that the web process needs."""
+    if any(importlib.util.find_spec(name) is None for name in NEEDED):
+        raise ImportError('the web needs FastAPI and Bokeh: pip install "evkf[web]"')
+
+
+def page_address(address: str, token: Path) -> str:
+    """Where the page is, with the token where a browser sends it to nobody.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "token"
+        ...     _ = path.write_text("secret")
+        ...     page_address("http://127.0.0.1:8765", path)
+        'http://127.0.0.1:8765/#token=secret'
+    """
+    return f"{address}/#token={token.read_text().strip()}"
 
 
 def _names(host: str) -> list[str]:

@@ -16,12 +16,19 @@ from pathlib import Path
 
 import uvicorn
 
+from evkf.live.desk import Action
+from evkf.live.plan import JOURNAL
 from evkf.web.access import read_token
-from evkf.web.app import acting, build, sending, watching
+from evkf.web.app import Part, acting, build, paging, sending, watching
 from evkf.web.clients import ROOM, Crowd
 from evkf.web.doors import Door, Socket
+from evkf.web.download import Download
+from evkf.web.following import Following
 from evkf.web.gateway import Gateway
 from evkf.web.link import Link
+from evkf.web.pages import Pages
+from evkf.web.playing import Playing
+from evkf.web.reel import Screen, State
 from evkf.web.refusals import Measured, Refusals
 from evkf.web.settings import Settings
 from evkf.web.shown import Shown
@@ -40,17 +47,30 @@ DRAIN_S = 3.0
 
 
 async def serve(settings: Settings, log: Measured) -> None:
-    """Serve until the session ends."""
+    """Serve until the session ends; where a journal is shown, until this process is told to end."""
     refusals = Refusals(log)
-    crowd = Crowd(refusals, room=settings.room or ROOM)
-    gateway, shown = Gateway(refusals), Shown(crowd.put)
-    desk = Link(socket.socket(fileno=settings.desk), shown.take)
-    links, parts = [desk], [acting(desk, refusals)]
-    parts.append(watching(shown, crowd, gateway, refusals, settings.hello))
+    crowd, viewers = (Crowd(refusals, room=settings.room or ROOM) for _ in range(2))
+    gateway, feed = Gateway(refusals), _feed(settings)
+    shown = _shown(crowd, feed)
+    links: list[Link] = []
+    parts = [watching(shown, crowd, gateway, refusals, settings.hello)]
+    if settings.desk is not None:
+        desk = Link(socket.socket(fileno=settings.desk), shown.take)
+        links.append(desk)
+        parts.append(acting(lambda action: _to_session(desk, action), refusals))
+    elif isinstance(feed, Playing):
+        parts.append(acting(feed.ask, refusals))
     if settings.frames is not None:
         frames = Link(socket.socket(fileno=settings.frames), gateway.senders.put)
         links.append(frames)
         parts.append(sending(gateway, frames))
+    ways: list[asyncio.Future] = []
+    pages = None
+    if feed is not None:
+        folder, screen = Path(settings.folder or ""), Screen.read(settings.screen)
+        pages = Pages(screen, feed, folder, viewers, lambda: _state(shown, feed))
+        parts += [paging(pages), Part(Download(folder).routes())]
+        ways.append(asyncio.ensure_future(pages.run()))
     token = read_token(Path(settings.token))
     app = build(parts, token, settings.loopback, settings.names, refusals)
     server = uvicorn.Server(_config(app, settings, refusals))
@@ -58,16 +78,57 @@ async def serve(settings: Settings, log: Measured) -> None:
         link.open()
     listener = socket.socket(fileno=settings.listener)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    ending = asyncio.ensure_future(_end(links, [crowd, gateway.senders]))
-    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+    if links:
+        ways.append(asyncio.ensure_future(_end(links, [crowd, viewers, gateway.senders], pages)))
+    await asyncio.wait([serving, *ways], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
+    for way in ways:
+        way.cancel()
+    for ended in await asyncio.gather(*ways, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
 
 
-async def _end(links: list[Link], crowds: list[Crowd]) -> None:
+def _feed(settings: Settings) -> Following | Playing | None:
+    """Where the bins of the page come from; None if there is no page."""
+    if settings.folder is None:
+        return None
+    screen, journal = Screen.read(settings.screen), Path(settings.folder) / JOURNAL
+    if settings.desk is None:
+        return Playing(screen, journal, settings.grows)
+    return Following(screen, journal)
+
+
+def _shown(crowd: Crowd, feed: Following | Playing | None) -> Shown:
+    """What is shown of the session goes to its clients, and to the page."""
+    if not isinstance(feed, Following):
+        return Shown(crowd.put)
+
+    def publish(data: bytes) -> None:
+        crowd.put(data)
+        feed.take(data)
+
+    return Shown(publish, tell=lambda report: feed.reel.tell("report", report))
+
+
+def _to_session(desk: Link, action: Action) -> str:
+    return "" if desk.send_now(action.encode()) else "the session does not listen"
+
+
+def _state(shown: Shown, feed: Following | Playing) -> State:
+    """What the page is told when it changes."""
+    if isinstance(feed, Playing):
+        return State(True, "", feed.speed)
+    return State(shown.live, "" if shown.report is None else shown.report["why"], feed.speed)
+
+
+async def _end(links: list[Link], crowds: list[Crowd], pages: Pages | None) -> None:
     """Wait for the end of the session, and until clients know of it."""
     for link in links:
         await link.ended.wait()
+    if pages is not None:
+        pages.flush()
     for crowd in crowds:
         crowd.finish()
     until = time.monotonic() + DRAIN_S
@@ -100,7 +161,8 @@ def _config(app: object, settings: Settings, refusals: Refusals) -> uvicorn.Conf
     return config
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Log a line."""
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}", file=sys.stderr, flush=True)
 
 
@@ -110,7 +172,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(NICENESS)
     settings = Settings(**json.load(sys.stdin))
-    log = Measured(_say)
+    log = Measured(say)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log])
     asyncio.run(serve(settings, log))
 

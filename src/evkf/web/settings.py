@@ -9,7 +9,8 @@ class Settings(NamedTuple):
 
     Attributes:
         listener: Socket that listens.
-        desk: End of a pair of sockets; at the other is the session's desk.
+        desk: End of a pair of sockets; at the other is the session's desk. None where a journal is
+            shown, and no session.
         frames: The same, with the session's source at the other; None if bins come from elsewhere.
         token: File with the token.
         loopback: Whether only this machine can reach it.
@@ -17,10 +18,13 @@ class Settings(NamedTuple):
         tls: Files of certificate and key, if it is to be encrypted.
         hello: What describes the stream.
         room: Bytes that may wait for a client; None is what is usual.
+        folder: Of the session; None if there is no page.
+        screen: What the page shows, as `evkf.web.reel.Screen`.
+        grows: Whether the journal that is shown is being written.
     """
 
     listener: int
-    desk: int
+    desk: int | None
     frames: int | None
     token: str
     loopback: bool
@@ -28,6 +32,9 @@ class Settings(NamedTuple):
     tls: Sequence[str] | None
     hello: Any
     room: int | None = None
+    folder: str | None = None
+    screen: Any = None
+    grows: bool = False
 
 
 def describe_stream(

@@ -1,13 +1,13 @@
 """What the web process knows of its session: the last report, and estimates as they come."""
 
 import json
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from evkf.live.ports import Phase
 from evkf.web.metrics import Figure, of_session
+from evkf.web.packing import finite
 
 STALE_S = 5.0
 """A session that has not reported for so long is not well; it does twice a second."""
@@ -18,6 +18,7 @@ class Shown:
 
     Args:
         publish: Told every estimate, as it travels.
+        tell: Told every report.
         clock: Seconds.
 
     Attributes:
@@ -33,9 +34,12 @@ class Shown:
     """
 
     def __init__(
-        self, publish: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic
+        self,
+        publish: Callable[[bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[dict[str, Any]], None] = lambda report: None,
     ):
-        self._publish, self._clock = publish, clock
+        self._publish, self._clock, self._tell = publish, clock, tell
         self.report: dict[str, Any] | None = None
         self.estimates, self.missed = 0, 0
         self._heard, self._before = clock(), 0
@@ -53,6 +57,7 @@ class Shown:
         # Both come the same way, in order: what was taken before and did not come, never will.
         self.missed = report["taken"] - self.estimates - self._before
         self.report = report
+        self._tell(report)
 
     @property
     def age(self) -> float:
@@ -66,9 +71,16 @@ class Shown:
         return phase == Phase.READY and self.age < STALE_S
 
     @property
+    def live(self) -> bool:
+        """Whether the session goes on, as far as is known."""
+        if self.report is None:
+            return True
+        return self.report["phase"] not in (Phase.CLOSED, Phase.FAILED) and self.age < STALE_S
+
+    @property
     def plain(self) -> dict[str, Any]:
         """For JSON, which has no number for what is not finite."""
-        return {"report": _finite(self.report), "age_s": self.age, "missed": self.missed}
+        return {"report": finite(self.report), "age_s": self.age, "missed": self.missed}
 
     @property
     def figures(self) -> list[Figure]:
@@ -76,11 +88,3 @@ class Shown:
         found = [] if self.report is None else of_session(self.report)
         age = Figure("evkf_report_age_seconds", "gauge", "Since the last report.", [({}, self.age)])
         return [*found, age]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

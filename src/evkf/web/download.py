@@ -1,0 +1,72 @@
+"""The session as a file: written by a process of its own, sent, and removed."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse, JSONResponse
+from starlette.background import BackgroundTask
+
+NAME = "download.nwb"
+
+
+class Download:
+    """Writes a session as NWB when it is asked for, once at a time.
+
+    Args:
+        folder: Of the session.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._busy = folder, False
+
+    async def give(self) -> Response:
+        """The file, when it is written."""
+        if self._busy:
+            text = "a file is being written already; ask again when it is done"
+            return JSONResponse({"refused": "busy", "text": text}, 503)
+        self._busy = True
+        made = tempfile.TemporaryDirectory(dir=self._folder, prefix=".download-")
+        target = Path(made.name) / f"{self._folder.name}.nwb"
+        try:
+            why = await self._write(target)
+        except BaseException:
+            made.cleanup()
+            raise
+        finally:
+            self._busy = False
+        if why:
+            made.cleanup()
+            return JSONResponse({"refused": "export", "text": why}, 500)
+        kind = "application/x-hdf5"
+        after = BackgroundTask(made.cleanup)
+        return FileResponse(target, media_type=kind, filename=target.name, background=after)
+
+    async def _write(self, target: Path) -> str:
+        """Have it written; why that failed, if it did."""
+        command = ["-m", "evkf", "export", str(self._folder), "--out", str(target), "--quiet"]
+        process = await asyncio.create_subprocess_exec(
+            "nice",
+            "-n",
+            "10",
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+        lines = said.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        return "" if process.returncode == 0 else lines[-1][:500]
+
+    def routes(self) -> APIRouter:
+        """Where it is asked for."""
+        router = APIRouter()
+        router.add_api_route(f"/{NAME}", self.give, response_model=None)
+        return router

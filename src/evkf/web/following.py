@@ -1,0 +1,96 @@
+"""What the page is shown of a session that runs: its estimates, with what its journal adds."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from evkf.live.answers import Estimate, Told
+from evkf.live.desk import Ask
+from evkf.live.follow import Follower
+from evkf.live.records import Kind, decode
+from evkf.web.reel import MOST, Reel, Screen
+from evkf.web.rows import UNSEEN, number_of, of_estimate, seen
+
+HOLD_S = 0.5
+"""Seconds that an estimate waits for its bin to be found in the journal, which comes later."""
+
+BEHIND = 1 << 23
+"""Bytes of the journal, more than which are passed over rather than read."""
+
+KEPT = 4 * MOST
+"""Frames that wait for their estimate."""
+
+
+class Following:
+    """Joins estimates with the bins that they are of.
+
+    Args:
+        screen: What is shown.
+        journal: Folder of the journal.
+        clock: Seconds.
+
+    Attributes:
+        reel: What came of it.
+        speed: Of the source, if it can be changed.
+        wanted: Whether anybody looks; else nothing is read or kept.
+    """
+
+    def __init__(self, screen: Screen, journal: Path, clock: Callable[[], float] = time.monotonic):
+        self._screen, self._clock = screen, clock
+        self._follower = Follower(journal)
+        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MOST)
+        self._frames: dict[int, bytes] = {}
+        self._last = -1
+        self.reel, self.speed = Reel(screen), screen.speed
+        self.wanted = False
+
+    def take(self, data: bytes) -> None:
+        """An estimate, as it travels."""
+        if self.wanted:
+            self.reel.skip(len(self._waiting) == MOST)
+            self._waiting.append((self._clock(), data))
+
+    def begin(self) -> None:
+        """Somebody looks: go on from what is newest. It may take a moment."""
+        self._follower.skip()
+
+    def turn(self) -> None:
+        """Read what is new in the journal, and see which estimates are complete."""
+        if self._follower.behind > BEHIND:
+            self._follower.skip()
+        for record in self._follower.read():
+            if record.kind == Kind.BIN:
+                frame = record.payload[8:]
+                self._frames[number_of(frame)] = frame
+            elif record.kind == Kind.ACTION:
+                said = decode(record.kind, record.payload)
+                if said["ask"] == Ask.MARK:
+                    self.reel.mark(said["seq"], said["text"])
+                elif said["ask"] == Ask.SPEED:
+                    self.speed = float(said["text"])
+        if len(self._frames) > KEPT:
+            for seq in list(self._frames)[:-KEPT]:
+                del self._frames[seq]
+        late = self._clock() - HOLD_S
+        while self._waiting:
+            since, data = self._waiting[0]
+            said = Estimate.decode(data)
+            frame = self._frames.pop(said.seq, None)
+            if frame is None and since > late and not said.flags & Told.BRIDGED:
+                break
+            self._waiting.popleft()
+            self._show(said, frame)
+
+    def _show(self, said: Estimate, frame: bytes | None) -> None:
+        if said.seq == self._last:
+            # A session that is taken up again tells of its last bin once more.
+            return
+        self._last = said.seq
+        if frame is None:
+            counts = np.full(self._screen.channels, UNSEEN, np.uint8)
+        else:
+            counts = seen(frame, self._screen.counts)
+        self.reel.add(of_estimate(said, self.reel.time(said.seq), counts))

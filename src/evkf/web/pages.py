@@ -1,0 +1,198 @@
+"""The page: its files, and the messages that it is sent."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fastapi import WebSocket
+
+from evkf.web.access import Why
+from evkf.web.behind import Behind
+from evkf.web.clients import LARGE, Client, Crowd, Parting
+from evkf.web.gateway import TOO_LARGE
+from evkf.web.packing import unpack
+from evkf.web.reel import Reel, Screen, State
+
+PERIOD_S = 1 / 30
+"""Seconds between messages."""
+
+LINGER_S = 30.0
+"""Seconds after the last one has left, for which bins are still gathered."""
+
+ASK_S = 1.0
+"""Seconds between questions to the process behind."""
+
+MALFORMED = Parting(1008, "not a question of the page", Why.TEXT)
+
+
+class Feed(Protocol):
+    """Where bins come from."""
+
+    reel: Reel
+    wanted: bool
+    """Whether anybody looks."""
+
+    def begin(self) -> None:
+        """Go on from what is newest; in whichever thread."""
+        ...
+
+    def turn(self) -> None:
+        """See what is new."""
+        ...
+
+
+class Plane(NamedTuple):
+    """Two latents, and where the others are held; at the current mean if that is None."""
+
+    plane: tuple[int, int]
+    at: tuple[float, ...] | None = None
+
+
+def read_question(text: str, latents: int) -> Plane:
+    """What a page asks for.
+
+    Raises:
+        ValueError: If it is no question.
+
+    Example:
+        >>> read_question('{"plane": [2, 0]}', 3)
+        Plane(plane=(2, 0), at=None)
+        >>> read_question('{"plane": [0, 0]}', 3)
+        Traceback (most recent call last):
+        ...
+        ValueError: not two latents: [0, 0]
+    """
+    said = json.loads(text)
+    if not isinstance(said, dict) or not set(said) <= {"plane", "at"}:
+        raise ValueError("not a question")
+    plane, at = said.get("plane"), said.get("at")
+    places = plane if isinstance(plane, list) else []
+    fit = all(type(i) is int and 0 <= i < latents for i in places)
+    if not fit or len(places) != 2 or places[0] == places[1]:
+        raise ValueError(f"not two latents: {plane}")
+    if at is not None:
+        if not isinstance(at, list) or len(at) != latents:
+            raise ValueError(f"not {latents} numbers")
+        at = tuple(float(each) for each in at)
+        if not all(abs(each) < 1e6 for each in at):
+            raise ValueError("numbers out of range")
+    return Plane((places[0], places[1]), at)
+
+
+class Pages:
+    """Those who look at the page, and what they are sent.
+
+    Args:
+        screen: What is shown.
+        feed: Where bins come from.
+        folder: Of the session, for what was learned.
+        crowd: Who looks.
+        state: What may have changed.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        feed: Feed,
+        folder: Path,
+        crowd: Crowd,
+        state: Callable[[], State],
+    ):
+        self._screen, self._feed, self._crowd, self._state = screen, feed, crowd, state
+        self._wanted: dict[Client, Plane] = {}
+        self._fields: dict[tuple[int, ...], bytes] = {}
+        self._behind = Behind(folder, self._hear)
+        self._told = state()
+        self._asked = 0.0
+
+    async def attend(self, websocket: WebSocket) -> None:
+        """See to one who looks."""
+
+        async def read(client: Client) -> Parting | None:
+            self._welcome(client)
+            try:
+                while True:
+                    message = await websocket.receive()
+                    if message["type"] == "websocket.disconnect":
+                        return LARGE if message.get("code") == TOO_LARGE else None
+                    try:
+                        asked = read_question(message.get("text") or "", self._screen.latents)
+                    except (ValueError, TypeError, RecursionError, OverflowError):
+                        return MALFORMED
+                    self._wanted[client] = asked
+                    self._asked = 0.0
+            finally:
+                self._wanted.pop(client, None)
+
+        await self._crowd.attend(websocket, read)
+
+    def _welcome(self, client: Client) -> None:
+        client.put(self._screen.hello(self._told))
+        client.put(self._feed.reel.recent())
+        plane = Plane((0, 1)) if self._screen.latents > 1 else None
+        if plane is not None:
+            self._wanted[client] = plane
+            if known := self._fields.get(plane.plane):
+                client.put(known)
+
+    def _hear(self, data: bytes) -> None:
+        """What the process behind says."""
+        if data[:1] == b"{":
+            self._feed.reel.tell("evidence", json.loads(data)["evidence"])
+            return
+        plane = tuple(unpack(data)[0]["plane"])
+        self._fields[plane] = data
+        for client, wanted in self._wanted.items():
+            if wanted.plane == plane:
+                client.put(data)
+
+    async def run(self) -> None:
+        """Send what is new, at most thirty times a second."""
+        left = -LINGER_S
+        awake = False
+        try:
+            while True:
+                await asyncio.sleep(PERIOD_S)
+                now = time.monotonic()
+                left = now if len(self._crowd) else left
+                if now - left > LINGER_S:
+                    awake = self._wake(False)
+                    continue
+                if not awake:
+                    awake = self._wake(True)
+                    await asyncio.to_thread(self._feed.begin)
+                self._turn(now)
+        finally:
+            self._behind.close()
+
+    def _wake(self, wanted: bool) -> bool:
+        self._feed.wanted = wanted
+        return wanted
+
+    def flush(self) -> None:
+        """Send what is new now: it is the last."""
+        if self._feed.wanted:
+            self._turn(time.monotonic())
+
+    def _turn(self, now: float) -> None:
+        self._feed.turn()
+        if (told := self._state()) != self._told:
+            self._told = told
+            self._crowd.put(self._screen.hello(told))
+        if message := self._feed.reel.message():
+            self._crowd.put(message)
+        if now - self._asked > ASK_S and self._wanted:
+            self._asked = now
+            self._behind.ask(self._questions())
+
+    def _questions(self) -> list[dict[str, Any]]:
+        last = self._feed.reel.last
+        mean = None if last is None else last.mean.tolist()
+        planes = sorted(set(self._wanted.values()), key=str)
+        return [
+            {"plane": plane, "given": at is not None and at, "at": mean if at is None else at}
+            for plane, at in planes
+        ]

@@ -1,0 +1,172 @@
+"""What the page is shown of a journal: it is played from its first bin, or still grows."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evkf.live.answers import Told
+from evkf.live.desk import Action, Ask
+from evkf.live.follow import Follower
+from evkf.live.order import Counters
+from evkf.live.ports import Phase, Report
+from evkf.live.records import Bin, Kind, Step, decode
+from evkf.live.segments import Record
+from evkf.web.reel import Reel, Screen
+from evkf.web.rows import UNSEEN, of_step, seen
+
+BLOCK = 1 << 18
+"""Bytes that are read at a time while a journal is played."""
+
+LATE_S = 0.5
+"""Seconds behind, from which on it goes on from where it is rather than catch up."""
+
+TELL_S = 0.5
+"""Seconds between reports."""
+
+
+class Playing:
+    """Plays a journal at the pace it was written at, or shows what is added to it.
+
+    Args:
+        screen: What is shown.
+        journal: Folder of the journal.
+        grows: Whether a session writes to it: then what is new is shown, at its own pace.
+        clock: Seconds.
+
+    Attributes:
+        reel: What came of it.
+        speed: How many times faster than it was recorded.
+        ended: Whether the last bin was shown.
+        wanted: Whether anybody looks; it stands still otherwise.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        journal: Path,
+        grows: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._screen, self._grows, self._clock = screen, grows, clock
+        self._follower = Follower(journal)
+        self.speed = screen.speed or 1.0
+        self.reel, self.wanted = Reel(screen), False
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._records: deque[Record] = deque()
+        self._follower.rewind()
+        self.reel.clear()
+        self._bin: bytes | None = None
+        self._learned_since = self.ended = False
+        self._shown = self._learned = self._lost = self._refused = 0
+        self._phase, self._why, self._frozen = str(Phase.STARTING), "", False
+        self._since, self._base = self._clock(), 0
+        self._told, self._told_shown = -TELL_S, 0
+
+    def begin(self) -> None:
+        """Go on: of a journal that grows, from what is newest."""
+        self._since, self._base = self._clock(), self._shown
+        if self._grows:
+            self._follower.skip()
+            self._phase, self._why = Phase.READY, "shown from its journal"
+
+    def ask(self, action: Action) -> str:
+        """Do what is asked for; why that cannot be, or nothing."""
+        if self._grows or action.ask not in (Ask.SPEED, Ask.RESET):
+            return "this is a journal; ask the session itself"
+        if action.ask == Ask.RESET:
+            self._rewind()
+        else:
+            self.speed = float(action.text)
+            self._since, self._base = self._clock(), self._shown
+        return ""
+
+    def turn(self) -> None:
+        """Show what is due."""
+        if self._grows:
+            for record in self._follower.read():
+                self._take(record)
+        else:
+            self._play()
+        now = self._clock()
+        if now - self._told >= TELL_S:
+            self.reel.tell("report", self._report(now))
+            self._told, self._told_shown = now, self._shown
+
+    def _play(self) -> None:
+        now = self._clock()
+        pace = self.speed / self._screen.bin_width
+        due = self._base + int((now - self._since) * pace)
+        if due - self._shown > LATE_S * pace:
+            due = self._shown + max(int(LATE_S * pace), 1)
+            self._since, self._base = now, due
+        while self._shown < due:
+            if not self._records:
+                self._records.extend(self._follower.read(BLOCK))
+            if not self._records:
+                break
+            self._take(self._records.popleft())
+        if self._shown < due and not self.ended:
+            self.ended, self._told = True, -TELL_S
+            self._phase, self._why = Phase.CLOSED, "all of the journal was shown"
+
+    def _take(self, record: Record) -> None:
+        kind = record.kind
+        if kind == Kind.STEP:
+            self._show(decode(kind, record.payload))
+            return
+        if kind == Kind.BIN:
+            self._bin = Bin.decode(record.payload).frame
+        elif kind == Kind.LEARN:
+            self._learned += 1
+            self._learned_since = True
+        elif kind == Kind.REFUSED:
+            self._refused += 1
+        elif kind in (Kind.PHASE, Kind.ACTION):
+            self._hear(decode(kind, record.payload))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "phase" in said:
+            self._phase, self._why = said["phase"], said["why"]
+        elif said["ask"] == Ask.MARK:
+            self.reel.mark(said["seq"], said["text"])
+        elif said["ask"] in (Ask.FREEZE, Ask.THAW):
+            self._frozen = said["ask"] == Ask.FREEZE
+
+    def _show(self, step: Step) -> None:
+        told = Told.LEARNED if self._learned_since else Told.NOTHING
+        if self._bin is None:
+            told |= Told.BRIDGED
+            self._lost += 1
+            counts = np.full(self._screen.channels, UNSEEN, np.uint8)
+        else:
+            counts = seen(self._bin, self._screen.counts)
+        self.reel.add(of_step(step, self.reel.time(step.seq), told, counts))
+        self._shown += 1
+        self._bin, self._learned_since = None, False
+
+    def _report(self, now: float) -> dict[str, Any]:
+        last = self.reel.last
+        elapsed = max(now - self._told, 1e-3)
+        report = Report(
+            phase=Phase(self._phase),
+            why=self._why,
+            bins=self._shown,
+            taken=self._shown,
+            rate=(self._shown - self._told_shown) / elapsed,
+            latency_ns=(0, 0, 0, 0),
+            counters=Counters(lost=self._lost),
+            refused=self._refused,
+            backlog=0,
+            learned=self._learned,
+            elbo=np.nan if last is None else last.elbo,
+            acknowledged=-1 if last is None else last.seq,
+            exposure_ms=np.nan,
+            frozen=self._frozen,
+        )
+        return report.plain | {"latency_ns": [None] * 4}
