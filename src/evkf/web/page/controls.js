@@ -214,7 +214,7 @@ export class Controls {
   pause() {
     this.choice.paused = !this.choice.paused;
     get("pause").setAttribute("aria-pressed", String(this.choice.paused));
-    get("pause").firstChild.textContent = this.choice.paused ? "Go on " : "Pause display ";
+    get("pause").firstChild.textContent = this.choice.paused ? "Go on " : "Pause ";
     document.body.classList.toggle("paused", this.choice.paused);
   }
 

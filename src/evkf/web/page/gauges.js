@@ -1,6 +1,6 @@
 // Panels of the whole session: evidence, latency, and its state in words and numbers.
 
-import { Figure, colour } from "./figures.js";
+import { Calm, Figure, colour } from "./figures.js";
 
 const Bokeh = globalThis.Bokeh;
 const SLOW_MS = 400; // they are read, not watched
@@ -29,8 +29,8 @@ function clock(seconds) {
 
 export class Evidence {
   constructor() {
-    const axes = ["seconds since the session began", "nats per bin"];
-    this.figure = new Figure("plot-evidence", { axes, x: [0, 10], y: [-0.5, 1] });
+    const axes = ["seconds since the first bin", "nats per bin"];
+    this.figure = new Figure("plot-evidence", { axes, x: [0, 10], y: [-0.5, 1], ticks: 4 });
     const line = { x: { field: "x" }, y: { field: "y" }, line_width: 2 * this.figure.scale };
     this.zero = this.figure.add("line", { x: [0, 1e9], y: [0, 0] }, { ...line, line_width: 1 }, "glyph");
     this.lines = [0, 1].map(() => this.figure.add("line", { x: [], y: [] }, line));
@@ -38,6 +38,7 @@ export class Evidence {
       this.zero.renderer.glyph.line_color = colour("soft");
       this.lines.forEach((each, index) => { each.renderer.glyph.line_color = colour(`c${index}`); });
     });
+    this.ranges = [new Calm(0, 10), new Calm()];
     this.due = (store) => store.versions.evidence;
     this.newest = (store) => store.evidence.last?.[0] ?? NaN;
   }
@@ -49,10 +50,10 @@ export class Evidence {
     const x = rows.map((row) => row[0]);
     this.lines.forEach((line, index) => { line.data = { x: x.slice(), y: rows.map((row) => row[index + 1]) }; });
     const values = rows.flatMap((row) => [row[1], row[2]]).filter(Number.isFinite);
-    const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
-    const room = 0.08 * Math.max(high - low, 1e-6);
-    this.figure.range("y_range", low - room, high + room);
-    this.figure.range("x_range", x[0], Math.max(x.at(-1), x[0] + 1));
+    this.ranges[0].fit(x[0], Math.max(x.at(-1), x[0] + 10));
+    this.ranges[1].fit(Math.min(0, ...values), Math.max(0, ...values));
+    this.figure.range("x_range", x[0], this.ranges[0].high);
+    this.figure.range("y_range", this.ranges[1].low, this.ranges[1].high);
     for (const [id, value] of [["evidence-walk", last[1]], ["evidence-frozen", last[2]]]) {
       show(id, value, Number.isFinite(value) ? `${value >= 0 ? "+" : ""}${fixed(value, 2)}` : "–");
     }
@@ -61,8 +62,8 @@ export class Evidence {
 
 export class Latency {
   constructor() {
-    const axes = ["milliseconds from taken in to published", "% of bins"];
-    this.figure = new Figure("plot-latency", { axes, x: [-2, 4], y: [0, 100] });
+    const axes = ["latency (ms)", "% of bins"];
+    this.figure = new Figure("plot-latency", { axes, x: [-2, 4], y: [0, 100], ticks: 4 });
     const ticks = [-2, -1, 0, 1, 2, 3.5];
     const texts = ["0.01", "0.1", "1", "10", "100", "missing"];
     const [axis] = this.figure.axes;

@@ -63,12 +63,15 @@ function tell(text, tone, needsToken) {
 
 /** For tests and measurements: what was drawn, and how often. */
 const evkf = {
-  frames: 0,
   fps: 0,
   messages: 0,
   store: null,
+  /** Paints of every figure, as Bokeh tells of them: what was set need not have been painted. */
   get paints() {
     return allFigures().map((figure) => figure.paints);
+  },
+  get frames() {
+    return Math.max(...evkf.paints);
   },
 };
 globalThis.evkf = evkf;
@@ -84,20 +87,15 @@ function draw(now) {
     counted = { at: now, frames: evkf.frames };
   }
   if (store === null || store.time.total === 0 || (choice.paused && !choice.changed(draw))) return;
-  let any = false;
   for (const each of panels) {
     const due = `${each.panel.due(store)} ${choice.version}`;
     if (due === each.due) continue;
     each.due = due;
-    any = true;
     each.panel.draw(store);
     const time = each.panel.newest ? each.panel.newest(store) : store.now;
     if (Number.isFinite(time)) each.element.dataset.time = String(time);
   }
-  if (any) {
-    evkf.frames += 1;
-    last = now;
-  }
+  last = now;
 }
 
 await Promise.all(allFigures().map(({ ready }) => ready));

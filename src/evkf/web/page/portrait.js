@@ -4,7 +4,7 @@ import { Calm, Figure, colour } from "./figures.js";
 
 const PIECES = 14; // of the comet's tail, each fainter than the next
 const TAIL = 280; // points of it
-const ARROWS = 17; // a side
+const ARROWS = 13; // a side
 const TURN_S = 24; // seconds of a turn
 const WIDE = Math.sqrt(5.991); // radius of a 95 % ellipse
 const CORNERS = 48;
@@ -92,7 +92,7 @@ function arrows(x, y, u, v) {
       const [across, rise] = [u[at] / wide, v[at] / tall];
       const speed = Math.hypot(across, rise);
       if (!(speed > 0)) continue;
-      const length = 0.88 * Math.sqrt(speed / top);
+      const length = 0.25 + 0.65 * Math.sqrt(speed / top);
       const [dx, dy] = [(across / speed) * length, (rise / speed) * length];
       const tip = [x[column] + 0.5 * dx * wide, y[row] + 0.5 * dy * tall];
       const stroke = (toX, toY) => {
@@ -160,7 +160,7 @@ export class Portrait {
     this.choice = choice;
     this.learned = new Plane("plot-portrait", "learned");
     this.truth = new Plane("plot-truth", "true");
-    this.ranges = [new Calm(), new Calm()];
+    this.ranges = [new Calm(-1, 1, 20), new Calm(-1, 1, 20)];
     this.due = (store) => store.versions.bins + (this.turning(store) ? performance.now() : 0);
     this.drawn = null;
   }
@@ -187,7 +187,7 @@ export class Portrait {
       this.truth.drawField(field, [field?.true_u, field?.true_v]);
     }
     const paths = this.paths(store);
-    this.fit(paths, field);
+    this.fit(paths, field, flat);
     const name = (axis) => `z${axis}`;
     const labels = {
       plane: choice.plane.map(name),
@@ -228,13 +228,18 @@ export class Portrait {
     };
   }
 
-  /** Both axes have the same scale. */
-  fit({ tail, head, ellipse: round }, field) {
+  /** Latents have a scale each; directions that are mixed of them have the same. */
+  fit({ tail, head, ellipse: round }, field, flat) {
     const sides = [round.x, round.y].map((edge, which) => [...tail[which], ...edge, head[which]]);
     if (field) [field.x, field.y].forEach((side, which) => sides[which].push(side[0], side.at(-1)));
     sides.forEach((side, which) => this.ranges[which].fit(Math.min(...side), Math.max(...side)));
     const [x, y] = this.ranges;
     for (const { figure } of this.planes) {
+      if (flat) {
+        figure.range("x_range", x.low, x.high);
+        figure.range("y_range", y.low, y.high);
+        continue;
+      }
       const { aspect } = figure;
       const tall = Math.max(y.high - y.low, (x.high - x.low) / aspect);
       const middle = [(x.low + x.high) / 2, (y.low + y.high) / 2];

@@ -31,7 +31,8 @@ export class Latents {
     this.range = new Calm();
     const y = [-1, 1];
     this.past = new Figure("plot-latents", { axes: ["seconds before now", "state"], x: [-10, 0], y });
-    this.future = new Figure("plot-forecast", { axes: ["seconds ahead", null], x: [-1, 1], y, left: 30 });
+    this.future = new Figure("plot-forecast", { axes: ["seconds ahead", null], x: [-1, 1], y, left: 8, ticks: 3 });
+    this.future.axes[1].major_label_text_font_size = "0px";
     this.parts = [this.past, this.future].map((figure) => ({
       bands: figure.add("patches", { xs: [], ys: [], color: [] }, {
         xs: { field: "xs" },
@@ -155,8 +156,8 @@ export class Latents {
 
 /** Channels over time, as a bitmap. */
 class Picture {
-  constructor(id) {
-    const axes = ["seconds before now", "channel"];
+  constructor(id, below) {
+    const axes = [below, "channel"];
     this.figure = new Figure(id, { axes, x: [-10, 0], y: [0, 1] });
     this.source = this.figure.add("image_rgba", { image: [], x: [], y: [], w: [], h: [] }, {
       image: { field: "image" }, x: { field: "x" }, y: { field: "y" },
@@ -183,7 +184,7 @@ class Picture {
 
 export class Raster extends Picture {
   constructor() {
-    super("plot-raster");
+    super("plot-raster", null);
     this.figure.follow(() => {
       this.colours = ["panel", "one", "more", "lost"].map((name) => pixel(colour(name)));
     });
@@ -206,7 +207,7 @@ export class Raster extends Picture {
 
 export class Rates extends Picture {
   constructor() {
-    super("plot-rates");
+    super("plot-rates", "seconds before now");
     this.palette = palette(256);
     this.top = new Calm(0, 1);
   }
