@@ -181,7 +181,7 @@ class FakePage:
             "labels": [f"z{n}" for n in range(latents)],
             "counts": True,
             "has_truth": truth,
-            "can": "freeze thaw mark save stop arm speed reset download".split(),
+            "can": ["freeze", "thaw", "mark", "save", "stop", "arm", "speed", "reset", "download"],
             "live": True,
         }
         self._say: list[tuple[set[Any], str | bytes]] = []

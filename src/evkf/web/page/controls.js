@@ -136,6 +136,7 @@ export class Controls {
       chip.addEventListener("click", () => { this.choice.toggle(latent); this.showChips(); });
       return chip;
     }));
+    get("chips").classList.toggle("many", latents > 5);
     this.showChips();
     for (const which of [0, 1, 2]) {
       const options = Array.from({ length: latents }, (_, latent) => new Option(name(latent), latent));

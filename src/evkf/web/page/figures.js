@@ -55,7 +55,7 @@ function lighten(view) {
  * `left` and end `right` pixels from the border, so that those above one another are aligned.
  */
 export class Figure {
-  constructor(id, { axes, x, y, left = 52, right = 8, ticks = 5 }) {
+  constructor(id, { axes, x, y, left = 58, right = 8, ticks = 5 }) {
     this.element = document.getElementById(id);
     const size = parseFloat(getComputedStyle(document.documentElement).fontSize);
     this.scale = size / 13;

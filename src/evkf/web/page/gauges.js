@@ -62,7 +62,7 @@ export class Evidence {
 
 export class Latency {
   constructor() {
-    const axes = ["latency (ms)", "% of bins"];
+    const axes = ["ms from taken in to published", "% of bins"];
     this.figure = new Figure("plot-latency", { axes, x: [-2, 4], y: [0, 100], ticks: 4 });
     const ticks = [-2, -1, 0, 1, 2, 3.5];
     const texts = ["0.01", "0.1", "1", "10", "100", "missing"];

@@ -66,6 +66,7 @@ const evkf = {
   fps: 0,
   messages: 0,
   store: null,
+  panels: drawn,
   /** Paints of every figure, as Bokeh tells of them: what was set need not have been painted. */
   get paints() {
     return allFigures().map((figure) => figure.paints);

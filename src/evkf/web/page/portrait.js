@@ -78,23 +78,37 @@ export function ellipse([across, rise], cov, [x, y]) {
   };
 }
 
+/** A field between the points it is known at; `across` and `up` run from 0 to 1. */
+function between(values, columns, rows, across, up) {
+  const [x, y] = [across * (columns - 1), up * (rows - 1)];
+  const [column, row] = [Math.min(Math.floor(x), columns - 2), Math.min(Math.floor(y), rows - 2)];
+  const [right, top] = [x - column, y - row];
+  const at = row * columns + column;
+  const low = (1 - right) * values[at] + right * values[at + 1];
+  const high = (1 - right) * values[at + columns] + right * values[at + columns + 1];
+  return (1 - top) * low + top * high;
+}
+
 /** Strokes of arrows on a grid; slower ones are shorter and fainter. */
 function arrows(x, y, u, v) {
-  const step = [x, y].map((side) => Math.max(1, Math.ceil(side.length / ARROWS)));
-  const wide = (step[0] * (x.at(-1) - x[0])) / (x.length - 1);
-  const tall = (step[1] * (y.at(-1) - y[0])) / (y.length - 1);
+  const wide = (x.at(-1) - x[0]) / ARROWS;
+  const tall = (y.at(-1) - y[0]) / ARROWS;
   let top = 1e-12;
   for (let k = 0; k < u.length; k += 1) top = Math.max(top, Math.hypot(u[k] / wide, v[k] / tall));
   const strokes = { x0: [], y0: [], x1: [], y1: [], alpha: [] };
-  for (let row = step[1] >> 1; row < y.length; row += step[1]) {
-    for (let column = step[0] >> 1; column < x.length; column += step[0]) {
-      const at = row * x.length + column;
-      const [across, rise] = [u[at] / wide, v[at] / tall];
+  for (let row = 0; row < ARROWS; row += 1) {
+    for (let column = 0; column < ARROWS; column += 1) {
+      const place = [(column + 0.5) / ARROWS, (row + 0.5) / ARROWS];
+      const across = between(u, x.length, y.length, ...place) / wide;
+      const rise = between(v, x.length, y.length, ...place) / tall;
       const speed = Math.hypot(across, rise);
       if (!(speed > 0)) continue;
       const length = 0.25 + 0.65 * Math.sqrt(speed / top);
       const [dx, dy] = [(across / speed) * length, (rise / speed) * length];
-      const tip = [x[column] + 0.5 * dx * wide, y[row] + 0.5 * dy * tall];
+      const tip = [
+        x[0] + (column + 0.5 + 0.5 * dx) * wide,
+        y[0] + (row + 0.5 + 0.5 * dy) * tall,
+      ];
       const stroke = (toX, toY) => {
         strokes.x0.push(tip[0]);
         strokes.y0.push(tip[1]);
@@ -113,7 +127,7 @@ function arrows(x, y, u, v) {
 /** One portrait: a field that stands still, and what moves over it. */
 class Plane {
   constructor(id, name) {
-    const figure = new Figure(id, { axes: ["z0", "z1"], x: [-1, 1], y: [-1, 1], left: 46 });
+    const figure = new Figure(id, { axes: ["z0", "z1"], x: [-1, 1], y: [-1, 1], left: 48 });
     this.figure = figure;
     this.name = name;
     const s = figure.scale;
@@ -192,7 +206,7 @@ export class Portrait {
     const labels = {
       plane: choice.plane.map(name),
       principal: ["first principal direction", "second"],
-      turning: choice.axes.map(name).reduce((all, each) => [`${all[0]} ${each}`, "height"], [""]),
+      turning: [`${name(choice.axes[0])} and ${name(choice.axes[1])}, turning`, `${name(choice.axes[2])}, from above`],
     };
     for (const plane of this.planes) {
       plane.label(flat ? labels.plane : labels[choice.view]);

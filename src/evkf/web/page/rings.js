@@ -50,7 +50,7 @@ export class Columns {
     this.columns = Math.ceil(bins / this.binsPer);
     this.values = new Float32Array(this.rows * this.columns).fill(NaN);
     this.most = most; // of a group the largest is shown, or else the mean
-    this.newest = -1;
+    this.newest = this.first = -1;
     this.row = new Uint32Array(channels);
     this.share = new Float32Array(this.rows);
     for (let n = 0; n < channels; n += 1) {
@@ -80,6 +80,7 @@ export class Columns {
   /** Go on to a column; those between keep what was last known if `held`. */
   advance(column, held) {
     if (column <= this.newest) return;
+    if (this.first < 0) this.first = column;
     const { rows, columns, values } = this;
     const from = Math.max(this.newest + 1, column - columns + 1);
     const before = this.newest % columns;
@@ -94,12 +95,13 @@ export class Columns {
 
   /** A fresh picture, oldest column first and first channel at the bottom, painted by `colour`. */
   paint(colour) {
-    const { rows, columns, values, newest } = this;
+    const { rows, columns, values, newest, first } = this;
+    const none = newest < 0 ? columns : Math.max(0, first - (newest - columns + 1));
     const pixels = new Uint32Array(rows * columns);
     for (let row = 0; row < rows; row += 1) {
       let from = (newest + 1) % columns;
       for (let column = 0; column < columns; column += 1) {
-        pixels[row * columns + column] = newest < 0 ? 0 : colour(values[row * columns + from]);
+        if (column >= none) pixels[row * columns + column] = colour(values[row * columns + from]);
         from += 1;
         if (from === columns) from = 0;
       }
@@ -109,7 +111,7 @@ export class Columns {
 
   clear() {
     this.values.fill(NaN);
-    this.newest = -1;
+    this.newest = this.first = -1;
   }
 }
 

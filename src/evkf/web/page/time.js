@@ -33,6 +33,8 @@ export class Latents {
     this.past = new Figure("plot-latents", { axes: ["seconds before now", "state"], x: [-10, 0], y });
     this.future = new Figure("plot-forecast", { axes: ["seconds ahead", null], x: [-1, 1], y, left: 8, ticks: 3 });
     this.future.axes[1].major_label_text_font_size = "0px";
+    this.ticker = new globalThis.Bokeh.FixedTicker({ ticks: [] });
+    this.future.axes[0].ticker = this.ticker;
     this.parts = [this.past, this.future].map((figure) => ({
       bands: figure.add("patches", { xs: [], ys: [], color: [] }, {
         xs: { field: "xs" },
@@ -99,6 +101,8 @@ export class Latents {
     for (const figure of [this.past, this.future]) figure.range("y_range", this.range.low, this.range.high);
     this.past.range("x_range", -store.seconds, 0);
     this.future.range("x_range", -ahead, ahead);
+    const tick = Number((ahead / 2).toPrecision(1));
+    if (this.ticker.ticks[2] !== tick) this.ticker.ticks = [-tick, 0, tick];
     this.now.data = { x: [0], low: [this.range.low], high: [this.range.high] };
     this.drawMarks(store);
   }
