@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -370,9 +371,12 @@ class FakePage:
         }
 
 
-if __name__ == "__main__":
-    import sys
-
-    page = FakePage(*(int(number) for number in sys.argv[1:3]))
+def main() -> None:
+    """Serve until the standard input is closed; figures to begin with are in JSON, an argument."""
+    page = FakePage(**json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     print(f"{page.address}/#token={TOKEN}", flush=True)
-    threading.Event().wait()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,12 @@
-// Downloads: the view as a picture or a drawing, and files of the session.
+// The view as a picture or a drawing: figures as Bokeh draws them, and all text where it stands.
 
 import { allFigures, colour } from "./figures.js";
+import { palette } from "./time.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+const TOP = 26; // pixels of the line that says what it is
+const SHADES = 32;
+const SHARP = 2; // pixels of a picture for one of the screen
 
 /** Have the browser keep something as a file. */
 export function keep(blob, name) {
@@ -13,57 +17,82 @@ export function keep(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** Panels, texts and figures of the view, each where it stands. */
-function layout() {
-  const box = document.querySelector("main").getBoundingClientRect();
-  const place = (element) => {
-    const { left, top, width, height } = element.getBoundingClientRect();
-    return { x: left - box.left, y: top - box.top, width, height };
-  };
-  const visible = (element) => element.offsetParent !== null;
-  const panels = [...document.querySelectorAll(".panel")].filter(visible).map(place);
-  const texts = [];
-  for (const element of document.querySelectorAll(".panel h2, .panel figcaption, .panel .note, #words, .facts div, .chip, .key li, .scale span")) {
-    if (!visible(element)) continue;
-    const style = getComputedStyle(element);
-    const { x, y, height } = place(element);
-    const size = parseFloat(style.fontSize);
-    const lines = element.innerText.split("\n").map((line) => line.trim()).filter(Boolean);
-    const rows = element.matches(".facts div, .chip") ? [lines.join("  ")] : lines;
-    rows.forEach((text, row) => {
-      const line = height / rows.length;
-      texts.push({ x, y: y + line * row + (line + 0.7 * size) / 2, text, size, weight: style.fontWeight, fill: style.color });
-    });
+const visible = (element) => element.offsetParent !== null;
+
+/** Lines of text as they are broken on the screen. */
+function* linesOf(node) {
+  const range = document.createRange();
+  let line = null;
+  for (const { 0: word, index } of node.data.matchAll(/\S+/g)) {
+    range.setStart(node, index);
+    range.setEnd(node, index + word.length);
+    const { left, top, bottom } = range.getBoundingClientRect();
+    if (line && Math.abs(line.top - top) < 2) line.text += ` ${word}`;
+    else {
+      if (line) yield line;
+      line = { text: word, left, top, bottom };
+    }
   }
-  const figures = allFigures().filter(({ element }) => visible(element)).map((figure) => ({ figure, ...place(figure.element) }));
-  return { width: box.width, height: box.height, panels, texts, figures };
+  if (line) yield line;
 }
 
-export async function toPng() {
-  const { width, height, panels, texts, figures } = layout();
-  const scale = Math.max(2, devicePixelRatio);
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
-  const context = canvas.getContext("2d");
-  context.scale(scale, scale);
-  context.fillStyle = colour("ground");
-  context.fillRect(0, 0, width, height);
-  context.fillStyle = colour("panel");
-  for (const panel of panels) context.fillRect(panel.x, panel.y, panel.width, panel.height);
-  for (const { figure, x, y, width: wide, height: tall } of figures) {
-    context.drawImage(figure.view.export("png").canvas, x, y, wide, tall);
+function textsOf(main, place) {
+  const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const parent = walker.currentNode.parentElement;
+    if (!visible(parent) || parent.closest("select, kbd")) continue;
+    const { fontSize, fontWeight: weight, color: fill } = getComputedStyle(parent);
+    const size = parseFloat(fontSize);
+    for (const { text, left, top, bottom } of linesOf(walker.currentNode)) {
+      const at = place({ left, top, right: left, bottom });
+      found.push({ x: at.x, y: at.y + at.height / 2 + 0.36 * size, text, size, weight, fill });
+    }
   }
-  const family = getComputedStyle(document.documentElement).fontFamily;
-  for (const { x, y, text, size, weight, fill } of texts) {
-    context.font = `${weight} ${size}px ${family}`;
-    context.fillStyle = fill;
-    context.fillText(text, x, y);
-  }
-  return new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
+  return found;
 }
 
-export function toSvg() {
-  const { width, height, panels, texts, figures } = layout();
+/** Rectangles that mean something: panels, and colours that are explained. */
+function boxesOf(main, place) {
+  const boxes = [...main.querySelectorAll(".panel")].map((panel) => ({ ...place(panel.getBoundingClientRect()), fill: colour("panel") }));
+  for (const each of [...main.querySelectorAll(".swatch")].filter(visible)) {
+    const fill = getComputedStyle(each).backgroundColor;
+    const { x, y, width, height } = place(each.getBoundingClientRect());
+    boxes.push({ x, y, width, height, fill: colour("line") });
+    boxes.push({ x: x + 1, y: y + 1, width: width - 2, height: height - 2, fill });
+  }
+  for (const chip of [...main.querySelectorAll('.chip[aria-pressed="true"]')]) {
+    boxes.push({ ...place(chip.getBoundingClientRect()), width: 4, fill: getComputedStyle(chip).borderLeftColor });
+  }
+  const bar = place(main.querySelector(".bar").getBoundingClientRect());
+  [...palette(SHADES)].forEach((shade, index) => {
+    const fill = `rgb(${shade & 255}, ${(shade >> 8) & 255}, ${(shade >> 16) & 255})`;
+    const height = bar.height / SHADES;
+    boxes.push({ ...bar, y: bar.y + bar.height - (index + 1) * height, height: height + 0.5, fill });
+  });
+  return boxes;
+}
+
+/** All of the view, each part where it stands. */
+function layout(title) {
+  const main = document.querySelector("main");
+  const outer = main.getBoundingClientRect();
+  const place = ({ left, top, right, bottom }) => ({
+    x: left - outer.left,
+    y: top - outer.top + TOP,
+    width: right - left,
+    height: bottom - top,
+  });
+  const figures = allFigures()
+    .filter(({ element }) => visible(element))
+    .map((figure) => ({ figure, ...place(figure.element.getBoundingClientRect()) }));
+  const texts = textsOf(main, place);
+  texts.push({ x: 8, y: 18, text: title, size: 14, weight: 600, fill: colour("ink") });
+  return { width: outer.width, height: outer.height + TOP, boxes: boxesOf(main, place), texts, figures };
+}
+
+export function toSvg(title) {
+  const { width, height, boxes, texts, figures } = layout(title);
   const make = (name, attributes, parent) => {
     const element = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -71,15 +100,18 @@ export function toSvg() {
     return element;
   };
   const family = getComputedStyle(document.documentElement).fontFamily;
-  const root = make("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": family });
+  const root = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": family });
   make("rect", { width, height, fill: colour("ground") }, root);
-  for (const panel of panels) make("rect", { ...panel, fill: colour("panel") }, root);
+  for (const box of boxes) make("rect", box, root);
   const reader = new DOMParser();
   figures.forEach(({ figure, x, y, width: wide, height: tall }, index) => {
     // Names within a drawing are made its own: those of another must not be meant.
     const text = figure.view.export("svg", false).ctx.get_serialized_svg(true);
-    const own = text.replace(/\bid="([^"]+)"/g, `id="f${index}-$1"`).replace(/url\(#([^)]+)\)/g, `url(#f${index}-$1)`);
-    const drawn = reader.parseFromString(own.replaceAll('href="#', `href="#f${index}-`), "image/svg+xml").documentElement;
+    const own = text
+      .replace(/\bid="([^"]+)"/g, `id="f${index}-$1"`)
+      .replace(/url\(#([^)]+)\)/g, `url(#f${index}-$1)`)
+      .replaceAll('href="#', `href="#f${index}-`);
+    const drawn = reader.parseFromString(own, "image/svg+xml").documentElement;
     const inner = make("svg", { x, y, width: wide, height: tall, viewBox: `0 0 ${wide} ${tall}` }, root);
     inner.append(...document.importNode(drawn, true).childNodes);
   });
@@ -87,4 +119,22 @@ export function toSvg() {
     make("text", { x, y, "font-size": size, "font-weight": weight, fill }, root).textContent = text;
   }
   return new Blob([new XMLSerializer().serializeToString(root)], { type: "image/svg+xml" });
+}
+
+export async function toPng(title) {
+  const picture = new Image();
+  const address = URL.createObjectURL(toSvg(title));
+  try {
+    picture.src = address;
+    await picture.decode();
+    const canvas = document.createElement("canvas");
+    const scale = Math.max(SHARP, devicePixelRatio);
+    [canvas.width, canvas.height] = [picture.width * scale, picture.height * scale];
+    canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+    return await new Promise((resolve) => {
+      canvas.toBlob(resolve, "image/png");
+    });
+  } finally {
+    URL.revokeObjectURL(address);
+  }
 }

@@ -4,6 +4,10 @@ import { Calm, Figure, colour } from "./figures.js";
 
 const Bokeh = globalThis.Bokeh;
 const SLOW_MS = 400; // they are read, not watched
+const READ_MS = 100;
+
+/** Changes at most so often, and only if something came. */
+const seldom = (milliseconds, store) => Math.floor(performance.now() / milliseconds) * Math.sign(store.versions.bins);
 
 /** Show a number, with all its digits for those who ask. */
 export function show(id, value, text) {
@@ -86,7 +90,7 @@ export class Latency {
       this.texts.renderer.glyph.text_color = colour("soft");
       this.colours = ["c0", "c1"].map(colour);
     });
-    this.due = (store) => Math.floor(performance.now() / SLOW_MS) * Math.sign(store.versions.bins);
+    this.due = (store) => seldom(SLOW_MS, store);
     this.newest = (store) => store.now;
     this.top = 0;
   }
@@ -117,7 +121,7 @@ export class Latency {
 /** Numbers of the newest bin and of the last report, and what they mean. */
 export class Numbers {
   constructor() {
-    this.due = (store) => store.versions.bins + store.versions.report;
+    this.due = (store) => seldom(READ_MS, store);
     this.newest = (store) => store.now;
   }
 

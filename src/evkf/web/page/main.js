@@ -1,7 +1,8 @@
 // The page: what comes in is kept, and drawn at most thirty times a second.
 
+import { Choice } from "./choice.js";
 import { Connection } from "./connection.js";
-import { Choice, Controls } from "./controls.js";
+import { Controls } from "./controls.js";
 import { decode } from "./decode.js";
 import { allFigures } from "./figures.js";
 import { Evidence, Latency, Numbers, tellState } from "./gauges.js";
@@ -11,6 +12,7 @@ import { Latents, Raster, Rates } from "./time.js";
 
 const FRAME_MS = 1000 / 30;
 const SLACK_MS = 6; // the clock of the screen is not ours
+const SLOW_FPS = 24;
 
 const choice = new Choice();
 let store = null;
@@ -78,6 +80,7 @@ const evkf = {
 globalThis.evkf = evkf;
 
 let last = 0;
+let turn = 0;
 let counted = { at: performance.now(), frames: 0 };
 
 function draw(now) {
@@ -88,7 +91,11 @@ function draw(now) {
     counted = { at: now, frames: evkf.frames };
   }
   if (store === null || store.time.total === 0 || (choice.paused && !choice.changed(draw))) return;
+  // Where the machine is slow, the two bitmaps take turns.
+  turn += 1;
+  const waits = evkf.fps < SLOW_FPS ? [drawn.raster, drawn.rates][turn % 2] : null;
   for (const each of panels) {
+    if (each.panel === waits) continue;
     const due = `${each.panel.due(store)} ${choice.version}`;
     if (due === each.due) continue;
     each.due = due;

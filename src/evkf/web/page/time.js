@@ -8,7 +8,7 @@ const WIDE = 1.96; // standard deviations of a 95 % band
 // Cividis, which looks alike to all eyes.
 const STOPS = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];
 
-function palette(size) {
+export function palette(size) {
   const stops = STOPS.map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)));
   return Uint32Array.from({ length: size }, (_, index) => {
     const place = (index / (size - 1)) * (stops.length - 1);
@@ -213,7 +213,7 @@ export class Rates extends Picture {
   constructor() {
     super("plot-rates", "seconds before now");
     this.palette = palette(256);
-    this.top = new Calm(0, 1);
+    this.top = new Calm(0, 1, 10);
   }
 
   draw(store) {
