@@ -73,6 +73,7 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/live_latency.py --json results/live/latency.json
 	@$(BIN)/python benchmarks/live_kill.py --json results/live/kill.json
 	@$(BIN)/python benchmarks/web_safety.py --json results/live/web_safety.json
+	@$(BIN)/python benchmarks/page_fps.py --json results/live/page_fps.json
 	@$(BIN)/evkf reproduce reaching --data $(DATA) --out results/reaching --force
 	@$(BIN)/python benchmarks/centre_out.py $(DATA)/chewie_centre_out_100ms.npz --json results/centre_out.json
 

@@ -181,12 +181,12 @@ export class Connection {
     }
     if (hello.live === false || report?.phase === "closed") return ["The session has ended; this is how it stood.", "wait"];
     if (report?.phase === "starting") return ["The session is starting.", "wait"];
-    const quiet = now - this.newest;
+    const quiet = hello.mode === "view" ? 0 : now - this.newest;
     if (quiet > Math.max(QUIET_MS, 20e3 * hello.bin_width)) {
       return [`The stream has stopped: no bins for ${(quiet / 1000).toFixed(0)} s. Is the rig sending?`, "bad"];
     }
     if (report?.phase === "degraded") return [`The disk refuses: nothing is acknowledged. ${report.why ?? ""}`, "bad"];
-    return ["Live.", "good"];
+    return [hello.mode === "view" ? "Shown from its journal." : "Live.", "good"];
   }
 }
 

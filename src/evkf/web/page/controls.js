@@ -64,7 +64,7 @@ export class Controls {
     document.querySelector(".pair").classList.toggle("alone", !hello.has_truth);
     this.choice.truth = Boolean(hello.has_truth);
     if (anew) this.offerLatents(hello);
-    this.choice.change();
+    else this.askField();
   }
 
   offerLatents({ latents, horizon, labels }) {
@@ -136,7 +136,7 @@ export class Controls {
 
   askField() {
     this.choice.change();
-    this.connection.send({ plane: this.choice.plane });
+    if (this.hello.latents > 1) this.connection.send({ plane: this.choice.plane });
   }
 
   async ask(ask, text, done) {
@@ -211,7 +211,7 @@ export class Controls {
     this.connection.say("The session is being written as NWB…", "wait");
     try {
       const answer = await fetch("download.nwb", { headers: this.connection.headers });
-      if (!answer.ok) throw new Error(answer.status === 401 ? "the token is missing or wrong" : `answer ${answer.status}`);
+      if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).text ?? `answer ${answer.status}`);
       keep(await answer.blob(), this.name("nwb"));
       this.connection.say("The NWB file is there.", "good");
     } catch (error) {
