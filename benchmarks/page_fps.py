@@ -1,8 +1,8 @@
 """The page under load: frames per second, and memory of its tab over an hour of simulated time.
 
 A session of 1,000 channels and 20 latents at 1 kHz is played by a process of its own, and shown in
-Debian's Chromium without a graphics card. Frames are counted as Bokeh paints them. Memory is what is
-left after the garbage was collected, while the same session runs many times faster.
+Debian's Chromium without a graphics card. Frames are counted as Bokeh paints them. Memory is what
+is left after the garbage was collected, while the same session runs many times faster.
 
     python benchmarks/page_fps.py [--quick] [--json FILE]
 """
@@ -126,9 +126,8 @@ def main() -> int:
         if share > GROWTH:
             missed.append(f"{name} grew by {share:.1%}")
     shown = samples[-1]
-    print(
-        f"simulated {shown['time']:.0f} s; {shown['heap']:.1f} MB heap, {shown['arrays']:.1f} MB arrays"
-    )
+    print(f"{shown['time']:.0f} s were simulated")
+    print(f"{shown['heap']:.1f} MB of heap, {shown['arrays']:.1f} MB of arrays")
     print("grown " + ", ".join(f"{name} {share:+.1%}" for name, share in grown.items()))
     print(f"{painted['ms_per_frame']:.1f} ms of a core per frame, load {load:.1f}")
     print(f"{painted['frames_per_second']:.1f} frames per second")
