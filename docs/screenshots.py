@@ -1,0 +1,114 @@
+"""Make the pictures of the page in docs/images/: a session is run, and looked at in a browser.
+
+    python docs/screenshots.py [--fake] [--seconds 60]
+
+A real session runs on the simulated rig. With --fake it is played by the server of the tests,
+which takes no time to compile or to learn.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu"]
+PORT = 8797
+START_S = 600.0
+"""Seconds that a session may take to begin."""
+
+
+class Shot(NamedTuple):
+    """A picture."""
+
+    name: str
+    theme: str
+    width: int
+    height: int
+
+
+SHOTS = [
+    Shot("page_light", "light", 1280, 800),
+    Shot("page_dark", "dark", 1280, 800),
+    Shot("page_projector", "light", 1920, 1080),
+]
+
+
+@contextlib.contextmanager
+def real(seconds: float) -> Iterator[str]:
+    """Address of the page of a session on the simulated rig."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "session"
+        command = [sys.executable, "-m", "evkf", "live", str(folder), "--channels", "60"]
+        command += ["--web", f"127.0.0.1:{PORT}", "--overload", "--quiet"]
+        with subprocess.Popen(command) as session:
+            try:
+                end = time.monotonic() + START_S
+                while not (folder / "token").exists():
+                    if session.poll() is not None or time.monotonic() > end:
+                        raise SystemExit("the session did not begin")
+                    time.sleep(0.5)
+                time.sleep(seconds)
+                yield f"http://127.0.0.1:{PORT}/#token={(folder / 'token').read_text().strip()}"
+            finally:
+                session.terminate()
+
+
+@contextlib.contextmanager
+def fake(seconds: float) -> Iterator[str]:
+    """Address of a page whose session is played."""
+    command = [sys.executable, "-m", "tests.web.fake_page", json.dumps({"speed": 1.0})]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.stdin.close()
+
+
+def take(browser: Browser, address: str, shot: Shot) -> Path:
+    """Take a picture, once there are some seconds to see."""
+    size = {"width": shot.width, "height": shot.height}
+    page = browser.new_page(viewport=size, color_scheme=shot.theme)  # type: ignore[arg-type]
+    page.goto(address)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not page.evaluate(
+        "window.evkf?.store?.time.length > 1000 - 1"
+    ):
+        page.wait_for_timeout(200)
+    page.wait_for_timeout(1000)
+    path = IMAGES / f"{shot.name}.png"
+    page.screenshot(path=path)
+    page.close()
+    return path
+
+
+def main() -> None:
+    """Take them all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--fake", action="store_true", help="a played session, not a real one")
+    parser.add_argument("--seconds", type=float, default=60.0, help="to learn before")
+    asked = parser.parse_args()
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright, (fake if asked.fake else real)(asked.seconds) as address:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for shot in SHOTS:
+            print(take(browser, address, shot).relative_to(ROOT))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+// The line to the session: it is opened again by itself, and says in words what is wrong.
+
+const PROTOCOL = "evkf";
+const CARRIER = "evkf.token.";
+const KEPT = "evkf.token";
+const FIRST_MS = 250;
+const LONGEST_MS = 5000;
+const QUIET_MS = 2000;
+const SAID_MS = 8000;
+
+/** The token, from the part of the address that is never sent, or from before; it is kept per tab. */
+export function readToken() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (found) {
+    sessionStorage.setItem(KEPT, found);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem(KEPT) ?? "";
+}
+
+export function keepToken(token) {
+  sessionStorage.setItem(KEPT, token.trim());
+}
+
+const FOLDER = "Paste the one in the file “token” of the session's folder.";
+
+export class Connection {
+  constructor({ onHello, onMessage, onWords }) {
+    Object.assign(this, { onHello, onMessage, onWords });
+    this.hello = null;
+    this.waits = FIRST_MS;
+    this.trouble = "Connecting…";
+    this.needsToken = false;
+    this.newest = -Infinity;
+    this.passing = null;
+    this.taken = null;
+    setInterval(() => this.tell(), 250);
+  }
+
+  get token() {
+    return readToken();
+  }
+
+  open() {
+    clearTimeout(this.again);
+    this.socket?.close();
+    const { token } = this;
+    const address = new URL("page", location.href);
+    address.protocol = address.protocol.replace("http", "ws");
+    address.hash = "";
+    const protocols = token ? [PROTOCOL, CARRIER + token] : [PROTOCOL];
+    let socket;
+    try {
+      socket = new WebSocket(address, protocols);
+    } catch {
+      this.needsToken = true;
+      this.trouble = `This is not a token. ${FOLDER}`;
+      this.tell();
+      return;
+    }
+    this.socket = socket;
+    socket.binaryType = "arraybuffer";
+    socket.onmessage = ({ data }) => this.receive(data);
+    socket.onclose = ({ code, reason }) => {
+      if (socket === this.socket) this.lose(code, reason);
+    };
+  }
+
+  receive(data) {
+    try {
+      if (typeof data === "string") this.greet(JSON.parse(data));
+      else if (this.hello !== null && this.onMessage(data)) this.newest = performance.now();
+    } catch (error) {
+      this.say(`A message could not be read and was passed over: ${error.message}.`, "wait");
+    }
+  }
+
+  greet(hello) {
+    if (!Number.isInteger(hello?.latents) || !Number.isInteger(hello?.channels) || !(hello.bin_width > 0)) {
+      throw new Error("a greeting that says too little");
+    }
+    const before = this.hello;
+    this.hello = hello;
+    this.waits = FIRST_MS;
+    this.newest = performance.now();
+    if (before?.live === false && hello.live !== false) this.say("The session was resumed.", "good");
+    else if (this.trouble !== null && before !== null) this.say("Connected again.", "good");
+    this.trouble = null;
+    this.needsToken = false;
+    this.onHello(hello);
+    this.tell();
+  }
+
+  /** Take note of a report: of a process that took the session up anew, too. */
+  heed(report) {
+    this.report = report;
+    if (this.taken !== null && report.taken < this.taken) {
+      this.say(`The session was resumed at bin ${(report.bins - report.taken).toLocaleString("en")}.`, "good");
+    }
+    this.taken = report.taken;
+  }
+
+  async lose(code, reason) {
+    const wait = this.waits;
+    this.waits = Math.min(2 * this.waits, LONGEST_MS);
+    this.again = setTimeout(() => this.open(), wait * (0.8 + 0.4 * Math.random()));
+    this.trouble = await this.diagnose(code, reason);
+    this.tell();
+  }
+
+  /** Why it was closed. A browser does not say why a socket was refused, so something else is asked for. */
+  async diagnose(code, reason) {
+    if (code === 1001 && reason) return `${sentence(reason)} Waiting for it to be resumed…`;
+    if (code === 1013 && reason) return `${sentence(reason)} Trying again…`;
+    let answer;
+    try {
+      answer = await fetch("health", { headers: this.headers, cache: "no-store" });
+    } catch {
+      return "The server does not answer: it has ended, or the network is down. Trying again…";
+    }
+    if (answer.status === 401) {
+      this.needsToken = true;
+      return this.token ? `The token is wrong. ${FOLDER}` : `The token is missing. ${FOLDER}`;
+    }
+    if (answer.status === 403) return "The server does not accept the address this page was opened at.";
+    return "The connection was lost. Trying again…";
+  }
+
+  get headers() {
+    return this.token ? { Authorization: `Bearer ${this.token}` } : {};
+  }
+
+  send(message) {
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+  }
+
+  /** Ask the session for something; whether it was heard. */
+  async act(ask, text = "") {
+    let answer;
+    try {
+      const headers = { ...this.headers, "Content-Type": "application/json" };
+      answer = await fetch("actions", { method: "POST", headers, body: JSON.stringify({ ask, text }) });
+    } catch {
+      this.say(`“${ask}” did not get through: the server does not answer.`, "bad");
+      return false;
+    }
+    if (answer.ok) return true;
+    if (answer.status === 401) {
+      this.needsToken = true;
+      const what = this.token ? "the token is wrong" : "the token is missing";
+      this.say(`“${ask}” was refused: ${what}. ${FOLDER}`, "bad");
+    } else {
+      const told = await answer.json().catch(() => ({}));
+      this.say(`“${ask}” was refused: ${told.text ?? answer.status}.`, "bad");
+    }
+    return false;
+  }
+
+  /** Say something that passes. */
+  say(text, tone) {
+    this.passing = { text, tone, until: performance.now() + SAID_MS };
+    this.tell();
+  }
+
+  tell() {
+    const [text, tone] = this.words();
+    this.onWords(text, tone, this.needsToken);
+  }
+
+  words() {
+    const now = performance.now();
+    if (this.passing && now < this.passing.until && this.passing.tone === "bad") {
+      return [this.passing.text, "bad"];
+    }
+    if (this.trouble !== null) return [this.trouble, this.hello === null && !this.needsToken ? "wait" : "bad"];
+    if (this.passing && now < this.passing.until) return [this.passing.text, this.passing.tone];
+    const { hello, report } = this;
+    if (report?.phase === "failed" || (hello.live === false && report?.phase !== "closed")) {
+      const why = hello.why || report?.why;
+      return [`The engine has died${why ? `: ${why}` : ""}. Go on with “evkf resume”.`, "bad"];
+    }
+    if (hello.live === false || report?.phase === "closed") return ["The session has ended; this is how it stood.", "wait"];
+    if (report?.phase === "starting") return ["The session is starting.", "wait"];
+    const quiet = hello.mode === "view" ? 0 : now - this.newest;
+    if (quiet > Math.max(QUIET_MS, 20e3 * hello.bin_width)) {
+      return [`The stream has stopped: no bins for ${(quiet / 1000).toFixed(0)} s. Is the rig sending?`, "bad"];
+    }
+    if (report?.phase === "degraded") return [`The disk refuses: nothing is acknowledged. ${report.why ?? ""}`, "bad"];
+    return [hello.mode === "view" ? "Shown from its journal." : "Live.", "good"];
+  }
+}
+
+function sentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+}

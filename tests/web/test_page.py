@@ -1,0 +1,379 @@
+"""The page in a real browser: every panel and control, against a server that plays the session."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("bokeh", reason="bokeh is not installed: BokehJS comes with it")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from tests.web.fake_page import TOKEN, FakePage, pack  # noqa: E402
+
+PATIENCE_MS = 30_000
+PANELS = ("latents", "raster", "rates", "portrait", "evidence", "latency", "session")
+BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser")
+FLAGS = ["--no-sandbox", "--disable-gpu"]
+
+Page = Any
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, without a screen."""
+    found = next((path for path in BROWSERS if Path(path).exists()), None)
+    if found is None:
+        pytest.skip("there is no browser: install Debian's chromium")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakePage]:
+    """A session of two latents."""
+    server = FakePage(channels=40)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def page(browser: Any, fake: FakePage) -> Iterator[Page]:
+    """The page of that session, with the token."""
+    fake.flowing = True
+    fake.hello |= {"live": True}
+    fake.report = {"phase": "ready", "why": ""}
+    with opened(browser, f"{fake.address}/#token={TOKEN}") as found:
+        moving(found)
+        yield found
+
+
+class opened:
+    """A tab, which must not raise errors."""
+
+    def __init__(
+        self, browser: Any, address: str, width: int = 1280, height: int = 800, **more: Any
+    ):
+        viewport = {"width": width, "height": height}
+        self._context = browser.new_context(viewport=viewport, **more)
+        self._address, self._errors = address, []
+
+    def __enter__(self) -> Page:
+        page = self._context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self._errors.append(str(error)))
+        page.goto(self._address)
+        return page
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+        assert not self._errors
+
+
+def moving(page: Page) -> None:
+    """Wait until bins are drawn."""
+    until(page, "window.evkf?.frames > 3")
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    """What a condition gives, once it gives something."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def until(page: Page, condition: str, given: Any = None) -> None:
+    """Wait until something holds in the page, which lets no text be run as a script."""
+    wait(lambda: page.evaluate(condition, given))
+
+
+def says(page: Page, words: str) -> None:
+    """Wait until the page says something in plain words."""
+    until(page, "words => document.getElementById('connection').textContent.includes(words)", words)
+
+
+def value(page: Page, name: str) -> str:
+    """All digits of a number that is shown."""
+    return page.get_attribute(f"#{name}", "data-value")
+
+
+def test_a_panel_shows_newer_and_newer_data(page: Page) -> None:
+    read = (
+        "names => names.map(name => Number(document.getElementById('panel-' + name).dataset.time))"
+    )
+    until(page, f"names => ({read})(names).every(Number.isFinite)", list(PANELS))
+    before, paints = page.evaluate(read, list(PANELS)), page.evaluate("evkf.paints")
+    until(
+        page,
+        f"([names, before]) => ({read})(names).every((time, k) => time > before[k])",
+        [list(PANELS), before],
+    )
+    # What is set need not be painted: every figure was, more often than before.
+    until(page, "before => evkf.paints.every((count, k) => count > before[k])", paints)
+
+
+def test_pictures_of_panels_change(page: Page) -> None:
+    for name in ("latents", "raster", "rates", "portrait"):
+        plot = page.locator(f"#plot-{name}")
+        before = plot.screenshot()
+        wait(lambda plot=plot, before=before: plot.screenshot() != before)
+
+
+def test_numbers_are_those_that_were_sent(page: Page, fake: FakePage) -> None:
+    until(page, "document.getElementById('learned').dataset.value")
+    names = ["bin", "time", "elbo", "mean-0", "mean-1"]
+    read = "names => names.map(name => document.getElementById(name).dataset.value)"
+    seq, *shown = map(float, page.evaluate(read, names))
+    sent = fake.sent[int(seq)]
+    assert shown == [sent["time"], sent["elbo"], *sent["mean"]]
+    assert [value(page, name) for name in ("late", "latency-median", "latency-p99", "rate")] == [
+        "3",
+        "0.271",
+        "0.64",
+        "99.5",
+    ]
+    assert page.text_content("#latency-median") == "0.27 ms"
+    assert page.text_content("#phase") == "ready"
+    assert int(value(page, "learned")) <= 0.8 * fake.seq
+    assert int(value(page, "lost")) <= fake.seq // 97
+    until(page, "document.getElementById('evidence-walk').dataset.value")
+    walk, frozen = (float(value(page, f"evidence-{name}")) for name in ("walk", "frozen"))
+    assert walk - frozen == pytest.approx(0.3)
+
+
+def test_freezing_asks_the_session_and_shows_what_it_says(page: Page, fake: FakePage) -> None:
+    assert page.text_content("#frozen") == "learning"
+    page.click("#freeze")
+    until(page, "document.getElementById('frozen').textContent === 'frozen'")
+    assert fake.actions[-1]["ask"] == "freeze"
+    assert "Learning is frozen" in page.text_content("#words")
+    page.keyboard.press("f")
+    until(page, "document.getElementById('frozen').textContent === 'learning'")
+    assert fake.actions[-1]["ask"] == "thaw"
+
+
+def test_an_event_is_marked_from_the_keyboard(page: Page, fake: FakePage) -> None:
+    page.keyboard.press("m")
+    page.keyboard.type("light on, p?")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('event').textContent.includes('light on, p?')")
+    assert fake.actions[-1] == {"ask": "mark", "text": "light on, p?"}
+    assert page.input_value("#mark-text") == ""
+
+
+def test_stimulation_is_stopped_even_while_typing(page: Page, fake: FakePage) -> None:
+    page.focus("#mark-text")
+    page.keyboard.press("Escape")
+    wait(lambda: fake.actions and fake.actions[-1]["ask"] == "stop")
+    until(page, "document.getElementById('words').textContent.includes('stopped')")
+    page.click("#stop")
+    wait(lambda: [action["ask"] for action in fake.actions[-2:]] == ["stop", "stop"])
+    page.click("#arm")
+    wait(lambda: fake.actions[-1]["ask"] == "arm")
+
+
+def test_checkpoint_speed_and_reset_are_asked_for(page: Page, fake: FakePage) -> None:
+    page.click("#save")
+    wait(lambda: fake.actions[-1]["ask"] == "save")
+    page.select_option("#speed", "2")
+    wait(lambda: fake.actions[-1] == {"ask": "speed", "text": "2"})
+    page.click("#reset")
+    wait(lambda: fake.actions[-1]["ask"] == "reset")
+
+
+def test_a_paused_display_stands_still_and_goes_on(page: Page) -> None:
+    page.keyboard.press("p")
+    before, messages = value(page, "time"), page.evaluate("evkf.messages")
+    until(page, "before => evkf.messages > before + 5", messages)
+    assert value(page, "time") == before
+    page.click("#pause")
+    until(page, "before => document.getElementById('time').dataset.value !== before", before)
+
+
+def test_the_view_and_the_session_are_downloaded(page: Page, tmp_path: Path) -> None:
+    kept = {}
+    for name in ("png", "svg", "nwb"):
+        with page.expect_download() as waiting:
+            page.click(f"#{name}")
+        kept[name] = tmp_path / name
+        waiting.value.save_as(kept[name])
+        assert re.fullmatch(rf"a1b2-\d+s\.{name}", waiting.value.suggested_filename)
+    assert kept["png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    drawing = kept["svg"].read_text()
+    assert drawing.startswith("<svg")
+    assert "Phase portrait" in drawing
+    assert drawing.count("<path") > 50
+    assert kept["nwb"].read_bytes() == b"NWB"
+
+
+def test_latents_and_horizon_are_chosen(page: Page) -> None:
+    lines = "evkf.panels.latents.parts[0].lines.data.xs.length"
+    assert page.evaluate(lines) == 2
+    page.keyboard.press("2")
+    until(page, f"{lines} === 1")
+    assert page.get_attribute("#chips button:nth-child(2)", "aria-pressed") == "false"
+    page.click("#chips button:nth-child(2)")
+    until(page, f"{lines} === 2")
+    assert page.text_content("#horizon-shown") == "0.4 s"
+    for _ in range(10):
+        page.keyboard.press("[")
+    assert page.text_content("#horizon-shown") == "0.3 s"
+    until(page, "evkf.panels.latents.parts[1].lines.data.xs[2].length === 31")
+
+
+def test_keys_are_listed_and_focus_can_be_seen(page: Page) -> None:
+    assert not page.is_visible("#shortcuts")
+    page.keyboard.press("?")
+    assert page.is_visible("#shortcuts")
+    page.keyboard.press("?")
+    assert not page.is_visible("#shortcuts")
+    page.keyboard.press("Tab")
+    width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert width == "3px"
+
+
+def test_light_and_dark_follow_the_system_and_a_switch(browser: Any, fake: FakePage) -> None:
+    theme = "document.documentElement.dataset.theme"
+    with opened(browser, fake.address, color_scheme="dark") as page:
+        moving(page)
+        assert page.evaluate(theme) == "dark"
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        page.keyboard.press("t")
+        assert page.evaluate(theme) == "light"
+        assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") != ground
+
+
+def test_a_missing_token_is_said_in_words_and_can_be_given(browser: Any, fake: FakePage) -> None:
+    asked = len(fake.actions)
+    with opened(browser, fake.address) as page:
+        moving(page)
+        page.click("#freeze")
+        says(page, "“freeze” was refused: the token is missing.")
+        assert len(fake.actions) == asked
+        page.fill("#token", TOKEN)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#token-form", state="hidden")
+        page.click("#save")
+        wait(lambda: len(fake.actions) == asked + 1)
+
+
+def test_a_page_that_may_not_look_asks_for_the_token(browser: Any) -> None:
+    server = FakePage(channels=5, closed=True)
+    try:
+        with opened(browser, server.address) as page:
+            says(page, "The token is missing.")
+            page.fill("#token", "00" * 32)
+            page.keyboard.press("Enter")
+            says(page, "The token is wrong.")
+            page.fill("#token", TOKEN)
+            page.keyboard.press("Enter")
+            moving(page)
+            assert TOKEN not in page.url
+    finally:
+        server.stop()
+
+
+def test_it_connects_again_when_the_server_is_back(page: Page, fake: FakePage) -> None:
+    fake.stop()
+    says(page, "The server does not answer")
+    fake.start()
+    says(page, "Connected again.")
+    before = page.evaluate("evkf.store.versions.bins")
+    until(page, "before => evkf.store.versions.bins > before", before)
+
+
+def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakePage) -> None:
+    fake.flowing = False
+    says(page, "The stream has stopped: no bins for")
+    fake.flowing = True
+    says(page, "Live.")
+    fake.report = {"phase": "failed", "why": "the disk is gone"}
+    says(page, "The engine has died: the disk is gone.")
+    fake.report = {"phase": "ready", "why": ""}
+    says(page, "Live.")
+    fake.change(live=False)
+    says(page, "The engine has died")
+    fake.change(live=True)
+    says(page, "The session was resumed.")
+
+
+def test_malformed_messages_break_nothing(page: Page, fake: FakePage) -> None:
+    good = fake.source.bins(10**6, 3)
+    wrong = good | {"mean": np.zeros((3, 7))}
+    cut = pack({"kind": "bins", "first": 10**6}, good)[:-200]
+    for data in (
+        b"",
+        b"\xff" * 100,
+        cut,
+        pack({"kind": "bins", "first": 1}, wrong),
+        "{",
+        "[]",
+        "null",
+    ):
+        fake.send(data)
+    fake.send(pack({"kind": "field", "plane": [0, 1]}, {"x": np.zeros(1)}))
+    fake.send(json.dumps({"latents": "many"}))
+    says(page, "A message could not be read and was passed over")
+    before = page.evaluate("evkf.frames")
+    until(page, "before => evkf.frames > before + 3", before)
+    assert page.text_content("#phase") == "ready"
+
+
+def test_views_of_many_latents(browser: Any) -> None:
+    server = FakePage(latents=6, channels=300, bin_width=0.002, truth=False)
+    try:
+        with opened(browser, server.address) as page:
+            moving(page)
+            assert not page.is_visible("#truth")
+            page.select_option("#axis-0", "3")
+            wait(lambda: {"plane": [3, 1]} in server.asked)
+            for view in ("principal", "turning"):
+                page.select_option("#view", view)
+                before = page.evaluate("evkf.paints[4]")
+                until(page, "before => evkf.paints[4] > before + 2", before)
+            rows = page.evaluate("evkf.panels.portrait.seen.map(row => Array.from(row))")
+            assert np.allclose(np.array(rows) @ np.array(rows).T, np.eye(2), atol=1e-9)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1920, 1080)])
+@pytest.mark.parametrize("latents", [2, 20])
+def test_all_is_on_one_screen(browser: Any, width: int, height: int, latents: int) -> None:
+    server = FakePage(latents, 30, truth=latents == 2)
+    try:
+        with opened(browser, server.address, width, height) as page:
+            moving(page)
+            boxes = page.evaluate("""() => [...document.querySelectorAll(
+                "header, footer, .panel, button, select, input, .plot, .head, dd, .note"
+            )].filter((each) => each.offsetParent !== null).map((each) => {
+                const { left, top, right, bottom } = each.getBoundingClientRect();
+                return [each.id || each.className || each.tagName, left, top, right, bottom];
+            })""")
+            assert len(boxes) > 40
+            for name, left, top, right, bottom in boxes:
+                inside = left >= 0 and top >= 0 and right <= width and bottom <= height
+                assert inside, (name, left, top, right, bottom)
+            panels = [box for box in boxes if str(box[0]).startswith("panel-")]
+            assert len(panels) == len(PANELS)
+            for at, (name, left, top, right, bottom) in enumerate(panels):
+                for other, left2, top2, right2, bottom2 in panels[at + 1 :]:
+                    apart = right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top
+                    assert apart, (name, other)
+            cut = page.evaluate("""() => [
+                ...document.querySelectorAll(".panel, .head, .note, header, footer"),
+            ].filter((each) => each.scrollWidth > each.clientWidth + 1
+                    || each.scrollHeight > each.clientHeight + 1)
+                .map((each) => each.id || each.className || each.tagName)""")
+            assert cut == []
+    finally:
+        server.stop()
