@@ -163,7 +163,8 @@ class CompiledLearner:
         self._observe, self._learn = compiled(observe, (0,), *shapes), compiled(learn, (0, 1))
         self._copy = compiled(copied, ())
         self._outlook = jax.jit(seen_ahead, compiler_options=options)
-        self._no_forecast = (np.zeros((0, known.model.family.dim), self._dtype),) * 2
+        empty = np.zeros((0, known.model.family.dim), self._dtype)
+        self._no_forecast = empty, empty
         self._forecast = compiled(foretell, (), shapes[2]) if horizon else None
 
     def observe(
