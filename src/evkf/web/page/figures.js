@@ -85,7 +85,7 @@ export class Figure {
       axis.axis_label_text_font_style = "normal";
       axis.axis_label_text_font_size = `${Math.round(11.5 * this.scale)}px`;
       axis.major_label_text_font_size = `${Math.round(11 * this.scale)}px`;
-      axis.ticker.desired_num_ticks = ticks;
+      axis.ticker.desired_num_ticks = axis === this.axes[0] ? ticks : Math.max(ticks, 4);
     }
     this.paints = 0;
     this.themed = [];

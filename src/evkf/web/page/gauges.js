@@ -146,7 +146,7 @@ export class Numbers {
     show("rate", report.rate, fixed(report.rate, 1));
     ["latency-median", "latency-p99"].forEach((id, which) => {
       const milliseconds = Number.isFinite(latency[which]) ? latency[which] / 1e6 : NaN;
-      show(id, milliseconds, `${fixed(milliseconds, 2)} ms`);
+      show(id, milliseconds, `${fixed(milliseconds, milliseconds < 10 ? 2 : 0)} ms`);
     });
     show("late", counters.late);
     show("lost", counters.lost);
@@ -156,7 +156,10 @@ export class Numbers {
   }
 
   age({ field }) {
-    if (!field) return;
+    if (!field) {
+      document.getElementById("field-age").textContent = "field comes with a checkpoint";
+      return;
+    }
     const seconds = field.seconds_old + (performance.now() - field.received) / 1000;
     show("field-age", field.bins, `at bin ${Number(field.bins).toLocaleString("en")}, ${seconds.toFixed(0)} s ago`);
   }
@@ -173,7 +176,7 @@ const PHASES = {
 /** State of the session and of learning, which are told even while the display is paused. */
 export function tellState(report) {
   const share = report.taken > 0 ? Math.round((100 * report.learned) / report.taken) : 0;
-  const why = report.why ? ` (${report.why})` : "";
+  const why = report.why && report.phase !== "ready" ? ` (${report.why})` : "";
   const learning = report.frozen
     ? "Learning is frozen: the model stays as it is."
     : `The model learned after ${share} % of bins.`;

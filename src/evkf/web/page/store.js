@@ -117,7 +117,7 @@ export class Store {
       // Few are faster than this; one that is must not leave the others dark.
       const last = rate.slice((rate.shape[0] - 1) * channels).sort();
       const top = 1.1 * last[Math.floor(0.98 * (channels - 1))];
-      if (top > 0) this.topRate = Math.max(top, this.topRate * 0.999);
+      if (top > 0) this.topRate = Math.max(top, this.topRate * 0.99);
     }
   }
 
