@@ -18,7 +18,7 @@ from evkf.live.limits import Limits
 from evkf.live.pipes import pair
 from evkf.live.warden import STOPPED, PipeStimulator, Warden, start_guard, tell_guard
 
-LIMITS = Limits([1.0, 1.0], [1e3, 1e3], [1e3, 1e3])
+LIMITS = Limits([1.0, 1.0], [1e9, 1e9], [1e3, 1e3])
 PERIOD = 10_000_000
 FAR = 1 << 60
 

@@ -35,7 +35,7 @@ from evkf.types import Status
 from tests.live.test_session import BINS, COSTS, PLAN, Given, Kept, N
 from tests.quick import fusing, quick_compilation  # noqa: F401
 
-LIMITS = Limits([1.0, 1.0], [1e5, 1e5], [100.0, 100.0])
+LIMITS = Limits([1.0, 1.0], [1e9, 1e9], [100.0, 100.0])
 CLOSED = PLAN._replace(steer=[1.0, 0.0], horizon=1, speed=0.01)
 """Bins of a second: nothing ends by itself while a busy machine is slow."""
 PERIOD = CLOSED.period
