@@ -87,7 +87,7 @@ class Session:
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
         self._bin_sent_ns, self._frozen = due.sent_ns, due.frozen
         self.phase, self.why = Phase.STARTING, ""
-        self._period = int(settings.period * 1e9)
+        self._period = round(settings.period * 1e9)
         self._save_ns = int(settings.checkpoint_every * 1e9)
         learning, at_most = int(costs.learn * 1e9), int(costs.learn_p99 * 1e9)
         self._learning = Budget([learning] * 98 + [at_most] * 2)
