@@ -421,7 +421,7 @@ def test_the_operator_sets_the_pace_of_a_source_of_ours(
     assert report.phase == Phase.CLOSED
     done = [Action.decode(data) for data in said if data[:1] == b"{"]
     assert done == [Action(Ask.SPEED, "4"), Action(Ask.RESET)][:heard]
-    assert session._period == int((0.0025 if steered else 0.2) * 1e9)
+    assert session._period == (2_500_000 if steered else 200_000_000)
     actions = [record for record in read(tmp_path / JOURNAL) if record.kind == Kind.ACTION]
     kept = [decode(record.kind, record.payload)["ask"] for record in actions]
     assert kept == ["speed", "reset"]
@@ -438,7 +438,7 @@ def test_estimates_look_ahead_and_carry_the_time_of_their_bin(tmp_path: Path, co
     plan = PLAN._replace(horizon=5)
     made = parts(plan, Path())
     engine = build(plan, made)
-    times = [1000 + seq * int(plan.period * 1e9) for seq in range(3)]
+    times = [1000 + seq * round(plan.period * 1e9) for seq in range(3)]
     given = [encode(Frame(seq, counts[seq], sent_ns=times[seq])) for seq in (0, 2)]
     source, sink = Given([*given, encode_end(3)]), Kept()
     open_session(tmp_path, plan, engine, COSTS, True, source, [sink]).run()
