@@ -24,8 +24,8 @@ from evkf.live.rig import rig_model
 from evkf.web.packing import finite, pack
 from evkf.web.survey import Rest, field, rest, visited, worth
 
-NICENESS = 10
-"""The session comes first, then the page, then this."""
+NICENESS = 5
+"""More than that of the web process: the session comes first, then the page, then this."""
 
 EVERY_S = 1.0
 """Seconds between looks at the checkpoints."""
