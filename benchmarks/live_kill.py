@@ -30,7 +30,7 @@ from evkf.live.segments import read
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
 KILLS, QUICK, TAPE, FIRST_S = 300, 3, 5000, 15.0
-PERIOD = 0.002
+PERIOD = 0.005
 PLAN = Plan("zeromq", PERIOD, latents=2, channels=50, checkpoint_every=0.5)
 
 
@@ -54,14 +54,24 @@ class Rig(threading.Thread):
         self.sender.end(self.seq, timeout=60)
 
 
-def bins_kept(folder: Path) -> int:
-    """How many bins a journal holds, without a gap from the first."""
-    decoder, due = Decoder(PLAN.channels), 0
-    for record in read(folder / JOURNAL):
+def bins_kept(
+    folder: Path, position: int = 0, due: int = 0, channels: int = PLAN.channels
+) -> tuple[int, int]:
+    """How far a journal goes, and how many bins it holds, without a gap from the first.
+
+    Args:
+        folder: Of the session.
+        position: How far it went when it was last looked at.
+        due: How many bins there were.
+        channels: Of its bins.
+    """
+    decoder = Decoder(channels)
+    for record in read(folder / JOURNAL, first=position):
+        position = record.position + 1
         if record.kind == Kind.BIN:
-            kept: Bin = decode(record.kind, record.payload)
-            due += decoder.decode(kept.frame).seq == due
-    return due
+            bin: Bin = decode(record.kind, record.payload)
+            due += decoder.decode(bin.frame).seq == due
+    return position, due
 
 
 def main() -> int:
@@ -75,7 +85,7 @@ def main() -> int:
     rng, missed = np.random.default_rng(0), []
     true = rig_model(PLAN.latents, PLAN.channels, PLAN.bin_width)
     tape = Tape(rig_counts(true, TAPE), np.arange(TAPE) == 0)
-    gone, first_s = 0, []
+    gone, position, kept, first_s = 0, 0, 0, []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "session"
         plan = PLAN._replace(address="tcp://127.0.0.1:0", publish="tcp://127.0.0.1:0")
@@ -88,7 +98,7 @@ def main() -> int:
             time.sleep(rng.uniform(0.0, 2.0))
             server.kill()
             acknowledged = rig.sender.acknowledged + 1
-            kept = bins_kept(folder)
+            position, kept = bins_kept(folder, position, kept)
             gone += max(acknowledged - kept, 0)
             begin = time.monotonic()
             server = Server(folder, plan, "resume")

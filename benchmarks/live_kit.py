@@ -18,7 +18,7 @@ from evkf.latency import low_latency
 from evkf.live.answers import Estimate, Told
 from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
-from evkf.live.machine import become_real_time
+from evkf.live.machine import real_time
 from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.zeromq import ZmqSink, ZmqSource
@@ -101,8 +101,8 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         player = recall(folder, engine, made.counts)
     assert plan.address is not None
     assert plan.publish is not None
-    source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
-    refused = become_real_time()
+    with real_time() as refused:
+        source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
     session = open_session(
         folder, plan, engine, costs, made.counts, source, [sink], journal, player
     )
@@ -110,9 +110,13 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
     if player is not None:
         said["due"] = player.due.seq
     print(json.dumps(said | {"real_time": refused is None}), flush=True)
-    report = session.run(lambda: asked)
+    with real_time():
+        report = session.run(lambda: asked)
     learner = engine.learner
-    told = report.plain | {"windows": [learner.num_windows, learner.window], "costs": costs._asdict()}
+    told = report.plain | {
+        "windows": [learner.num_windows, learner.window],
+        "costs": costs._asdict(),
+    }
     print(json.dumps(told), flush=True)
 
 
@@ -120,21 +124,23 @@ def _echo(plan: Plan, stop: Any) -> None:
     """Frames in and estimates out, and nothing in between: what the machine itself costs."""
     assert plan.address is not None
     assert plan.publish is not None
-    source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
+    with real_time():
+        source, sink = ZmqSource(plan.address), ZmqSink(plan.publish)
     decoder = Decoder(plan.channels, dtype=np.float32)
     mean, rate = np.zeros(plan.latents, np.float32), np.zeros(plan.channels, np.float32)
     ahead = np.zeros((plan.horizon, plan.latents), np.float32)
     latent = Latent(mean, np.eye(plan.latents, dtype=np.float32), rate, 0.0, 0, ahead, ahead)
-    become_real_time()
     print(json.dumps({"source": source.address, "sink": sink.address}), flush=True)
     ended = False
-    while not ended and not stop():
-        for _, data in source.receive(0.02, 4096):
-            frame = decoder.decode(data)
-            if isinstance(frame, End):
-                ended = True
-                break
-            sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, 0, time.monotonic_ns()))
+    with real_time():
+        while not ended and not stop():
+            for _, data in source.receive(0.02, 4096):
+                frame = decoder.decode(data)
+                if isinstance(frame, End):
+                    ended = True
+                    break
+                now = time.monotonic_ns()
+                sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, 0, now))
     source.close()
     sink.close()
 

@@ -3,7 +3,8 @@
 10 ms bins of 200 channels and 10 latents: none lost, learning after at least 90 % of bins, and the
 99.9th percentile at most 5 ms above that of a process that answers frames without filtering, in
 the same run. 1 ms bins of 100 channels and 4 latents: none lost, backlog bounded, learning after
-some. Frames and estimates go over ZeroMQ, both ends on one clock.
+some. Frames and estimates go over ZeroMQ, both ends on one clock; what sends and hears them has
+real-time priority where that is permitted, as a rig would.
 
     python benchmarks/live_latency.py [--quick] [--only 10ms|1ms] [--json FILE]
 """
@@ -21,25 +22,36 @@ from live_kit import Server
 
 from evkf.live.feed import Tape
 from evkf.live.frames import encode, encode_end
-from evkf.live.machine import measure_hiccups
+from evkf.live.machine import measure_hiccups, real_time
 from evkf.live.plan import Plan
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
 ABOVE_MS, LEARNED, TAPE = 5.0, 0.9, 6000
 PARTS = {
-    "10ms": (Plan("zeromq", 0.01, latents=10, channels=200), 600.0, 60.0, 15.0),
-    "1ms": (Plan("zeromq", 0.001, latents=4, channels=100), 60.0, 20.0, 8.0),
+    "10ms": (Plan("zeromq", 0.01, latents=10, channels=200), (600.0, 60.0), (10.0, 3.0)),
+    "1ms": (Plan("zeromq", 0.001, latents=4, channels=100), (60.0, 20.0), (8.0, 2.0)),
 }
-"""Plan, seconds of the session, of each empty loop, and of either with --quick."""
+"""Plan, and seconds of the session and of each of two empty loops; the same with --quick."""
+SMALL = {"num_windows": 2, "window": 4}
+"""Gradient steps with --quick, to compile once: else they are made to fit the bin."""
 
 LOCAL = "tcp://127.0.0.1:0"
 
 
-def drive(where: tuple[str, str], tape: Tape, period: float, num: int) -> tuple[np.ndarray, int]:
+def drive(
+    where: tuple[str, str], tape: Tape, period: float, num: int, end: bool = True
+) -> tuple[np.ndarray, int]:
     """Send bins to a rhythm; nanoseconds until the estimate of each, and the last acknowledged.
 
     What never came is counted as infinite.
+
+    Args:
+        where: Frames go to and estimates come from.
+        tape: What is sent.
+        period: Seconds from one to the next.
+        num: How many.
+        end: Whether to say that no more follow.
     """
     sender, reader = ZmqSender(where[0]), ZmqReader(where[1])
     sent, found = np.zeros(num, np.int64), np.full(num, np.inf)
@@ -59,11 +71,12 @@ def drive(where: tuple[str, str], tape: Tape, period: float, num: int) -> tuple[
         sender.send_raw(encode(tape.frame(seq)))
         if seq % 16 == 0:
             sender.read()
-    end = time.monotonic() + 5
-    while np.isinf(found[-1]) and time.monotonic() < end:
+    until = time.monotonic() + 5
+    while np.isinf(found[-1]) and time.monotonic() < until:
         hear(0.05)
-    sender.send_raw(encode_end(num))
-    while sender.acknowledged < num - 1 and time.monotonic() < end + 5:
+    if end:
+        sender.send_raw(encode_end(num))
+    while end and sender.acknowledged < num - 1 and time.monotonic() < until + 5:
         if not sender.read(0.1) and np.isinf(found).all():
             break
     last = sender.acknowledged
@@ -78,26 +91,25 @@ def quantiles(found: np.ndarray) -> dict[str, float]:
     return {name: float(np.quantile(found, share)) / 1e6 for name, share in shares.items()}
 
 
-def measure(name: str, quick: bool, folder: Path) -> dict[str, Any]:
-    """An empty loop, the session, an empty loop again."""
-    plan, seconds, empty, short = PARTS[name]
-    plan = plan._replace(address=LOCAL, publish=LOCAL)
-    num = int((short if quick else seconds) / plan.bin_width)
-    num_empty = int((short / 2 if quick else empty) / plan.bin_width)
+def start(name: str, quick: bool, folder: Path) -> tuple[Server, Server]:
+    """An empty loop and a session, each in a process of its own."""
+    plan = PARTS[name][0]._replace(address=LOCAL, publish=LOCAL, **SMALL if quick else {})
+    return Server(folder / f"{name} echo", plan, "echo"), Server(folder / name, plan)
+
+
+def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, Any]:
+    """The empty loop, the session, the empty loop again."""
+    plan, *lengths = PARTS[name]
+    num, num_empty = (int(seconds / plan.bin_width) for seconds in lengths[quick])
     true = rig_model(plan.latents, plan.channels, plan.bin_width)
     tape = Tape(rig_counts(true, TAPE), np.arange(TAPE) == 0)
-
-    def loop() -> np.ndarray:
-        server = Server(folder / "echo", plan, "echo")
-        found, _ = drive(server.wait(), tape, plan.period, num_empty)
-        server.end()
-        return found
-
-    before = loop()
-    server = Server(folder / name, plan)
-    found, last = drive(server.wait(), tape, plan.period, num)
+    where, echoes = server.wait(), echo.wait()
+    before, _ = drive(echoes, tape, plan.period, num_empty, end=False)
+    found, last = drive(where, tape, plan.period, num)
     report = server.end()
-    floor = quantiles(np.concatenate([before, loop()]))
+    after, _ = drive(echoes, tape, plan.period, num_empty)
+    echo.end()
+    floor = quantiles(np.concatenate([before, after]))
     return {
         "bins": num,
         "lost": int(np.isinf(found).sum()) + report["counters"]["lost"],
@@ -135,8 +147,12 @@ def main() -> int:
     result: dict[str, Any] = {"hiccups": measure_hiccups(0.001, 2.0)._asdict()}
     missed = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in [options.only] if options.only else PARTS:
-            found = result[name] = measure(name, options.quick, Path(folder))
+        names = [options.only] if options.only else list(PARTS)
+        servers = {name: start(name, options.quick, Path(folder)) for name in names}
+        for name in names:
+            with real_time() as refused:
+                found = measure(name, options.quick, *servers[name])
+            result[name] = found | {"real_time": refused is None}
             missed += judge(name, found)
             session, floor = found["session"], found["floor"]
             learned = f"learned {found['learned']:.1%} (windows {found['windows']})"

@@ -29,6 +29,8 @@ from evkf.commands.recording import data, info, simulate
 from evkf.commands.reproduce import command as reproduction
 from evkf.commands.reproduce import run_all
 from evkf.commands.score import score
+from evkf.commands.serve import serve
+from evkf.commands.stimulation import arm, stop
 from evkf.commands.view import view
 from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
@@ -57,6 +59,7 @@ Examples:
   evkf live                          a live session, on a simulated rig
   evkf view DIR                      a session on a page, while it runs or afterwards
   evkf doctor                        whether this machine can hold a rate of bins
+  evkf serve rigs                    keep several live sessions running
   evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
@@ -76,7 +79,7 @@ for name in EXPERIMENTS:
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, view, replay, export, doctor)
+sessions = (live, resume, view, stop, arm, replay, export, doctor, serve)
 for command in (*recordings, *sessions):
     app.command(command.__name__.removeprefix("run_"))(command)
 

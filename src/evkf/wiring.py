@@ -1,9 +1,11 @@
 """The sources and sinks that a plan names."""
 
+import socket
 import warnings
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,11 +13,20 @@ from evkf.data import NwbWarning
 from evkf.data.open import open_recording
 from evkf.errors import InputError
 from evkf.live.addresses import check_zmq
+from evkf.live.control import Steer, load
 from evkf.live.feed import Tape, start_feed
+from evkf.live.limits import Limits
+from evkf.live.loop import Closed
 from evkf.live.pipes import PipeSource, pair
-from evkf.live.plan import MODEL, Parts, Plan
-from evkf.live.ports import Sink, Source
-from evkf.live.rig import rig_counts, rig_model, tape_bins
+from evkf.live.plan import LOG, MODEL, Parts, Plan
+from evkf.live.ports import Due, Sink, Source
+from evkf.live.rig import rig_counts, rig_limits, rig_model, tape_bins
+from evkf.live.subject import start_subject
+from evkf.live.warden import PipeStimulator, start_guard
+from evkf.model import Model
+from evkf.rigs import lsl, open_ephys
+from evkf.rigs.gateway import Run, Setup, need, start
+from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
 from evkf.web.process import WebProcess
@@ -24,6 +35,13 @@ from evkf.web.settings import describe_stream
 
 WEB = "127.0.0.1:8765"
 """Where the web process is, unless told."""
+
+
+GATEWAYS: dict[str, tuple[Run, str, str]] = {
+    "open-ephys": (open_ephys.run, "zmq", "live"),
+    "lsl": (lsl.run, "pylsl", "lsl"),
+}
+"""Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
 
 
 def listening(
@@ -45,7 +63,7 @@ def listening(
         tls_key=files[1] or plan.tls_key,
         no_tls=no_tls or plan.no_tls,
     )
-    for address in (plan.address, plan.publish):
+    for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
             check_zmq(address, plan.open_to_all)
     if plan.web is not None:
@@ -62,13 +80,19 @@ def _tls(plan: Plan) -> Tls | None:
     return Tls(plan.tls_cert, plan.tls_key)
 
 
-def open_sinks(plan: Plan) -> list[Sink]:
+def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
     """Where estimates go."""
-    if plan.publish is None:
-        return []
-    from evkf.live.zeromq import ZmqSink
+    sinks: list[Sink] = []
+    if plan.publish is not None:
+        from evkf.live.zeromq import ZmqSink
 
-    return [ZmqSink(plan.publish, open_to_all=plan.open_to_all)]
+        sinks.append(ZmqSink(plan.publish, open_to_all=plan.open_to_all))
+    if plan.lsl_out is not None:
+        need("pylsl", "--lsl-out", "lsl")
+        latents = made.model.family.dim
+        layout = channels(latents, made.units, plan.horizon, made.counts)
+        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width))
+    return sinks
 
 
 def open_web(
@@ -95,6 +119,8 @@ def open_web(
 def screen_of(plan: Plan, made: Parts) -> Screen:
     """What the page of a session shows, and lets one ask for."""
     can = ["freeze", "thaw", "mark", "save", "download"]
+    can += ["stop", "arm"] if plan.stimulates else []
+    can += ["speed", "reset"] if plan.paced else []
     return Screen(
         session=plan.id,
         source=plan.source,
@@ -104,21 +130,30 @@ def screen_of(plan: Plan, made: Parts) -> Screen:
         horizon=plan.horizon,
         counts=made.counts,
         has_truth=plan.source == "rig",
-        can=(*can, "speed", "reset") if plan.steered else tuple(can),
-        speed=(plan.speed or None) if plan.steered else None,
+        can=tuple(can),
+        speed=(plan.speed or None) if plan.paced else None,
     )
 
 
 def open_source(
-    plan: Plan, folder: Path, first: int, web: WebProcess | None = None
+    plan: Plan,
+    folder: Path,
+    made: Parts,
+    due: Due,
+    web: WebProcess | None = None,
+    stimulation: socket.socket | None = None,
+    real_time: bool = False,
 ) -> tuple[Source, BaseProcess | None]:
     """Where bins come from, and the process that sends them if it is one of ours.
 
     Args:
         plan: Of the session.
         folder: Its folder, which holds the model.
-        first: Number of the bin that is due.
+        made: What its engine is built from.
+        due: The bin that is due.
         web: The web process, if there is one.
+        stimulation: What the rig hears stimulation from, if it responds to it.
+        real_time: Whether such a rig takes real-time priority.
     """
     if plan.source == "websocket":
         assert web is not None
@@ -129,10 +164,101 @@ def open_source(
 
         assert plan.address is not None
         return ZmqSource(plan.address, open_to_all=plan.open_to_all), None
+    if stimulation is not None:
+        own, other = pair()
+        left = None if plan.bins is None else max(plan.bins - due.seq, 0)
+        sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
+        pace = (plan.period, left, due.seq)
+        rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
+        return PipeSource(own), rig
+    if plan.source in GATEWAYS:
+        run, package, extra = GATEWAYS[plan.source]
+        need(package, f"--source {plan.source}", extra)
+        setup = _setup(plan, folder, made, due)
+        own, other = pair()
+        return PipeSource(own), start(run, other, setup)
     tape, num = _tape(plan, folder)
     own, other = pair()
-    left = None if num is None else max(num - first, 0)
-    return PipeSource(own), start_feed(other, tape, plan.period, left, first, plan.bin_width)
+    left = None if num is None else max(num - due.seq, 0)
+    return PipeSource(own), start_feed(other, tape, plan.period, left, due.seq, plan.bin_width)
+
+
+def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
+    """What a gateway is told."""
+    if plan.source == "open-ephys":
+        open_ephys.listening(plan.address or "")
+    return Setup(
+        units=tuple(made.units),
+        bin_width=plan.bin_width,
+        counts=made.counts,
+        first=due.seq,
+        since_ns=due.sent_ns,
+        address=plan.address or "",
+        stream=plan.stream or "",
+        sample_rate=plan.sample_rate,
+        lateness=plan.lateness,
+        blank=None if plan.blank is None else read_blank(plan.blank),
+        log=folder.resolve() / LOG,
+    )
+
+
+def read_blank(text: str) -> tuple[int, float]:
+    """A line of TTL events, and seconds around each of its edges.
+
+    Example:
+        >>> read_blank("3:0.005")
+        (3, 0.005)
+    """
+    line, _, seconds = text.partition(":")
+    try:
+        found = int(line), float(seconds)
+    except ValueError:
+        found = -1, 0.0
+    if not (0 <= found[0] < 256 and 0 < found[1] < 1e3):
+        raise InputError(repr(text), "--blank", "pass LINE:SECONDS, such as 3:0.005")
+    return found
+
+
+class Opened(NamedTuple):
+    """A closed loop, and what it needs."""
+
+    closed: Closed
+    guard: BaseProcess
+    stimulation: socket.socket | None
+    """What the rig hears it from."""
+
+
+def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened | None:
+    """What closes the loop, if something does: the controller, and a guard in its process.
+
+    Args:
+        plan: Of the session.
+        folder: Its folder, where the guard has its door.
+        model: That the session began with.
+        real_time: Whether the guard takes real-time priority.
+    """
+    if not plan.stimulates:
+        return None
+    inputs = model.dynamics.num_inputs
+    if not plan.period:
+        raise InputError("no pace", "--speed 0", "stimulation needs one, such as --speed 1")
+    limits = rig_limits(inputs) if plan.limits is None else Limits(*plan.limits)
+    limits.check(inputs)
+    if plan.steer is not None:
+        controller = Steer.of(model, plan.steer)
+    else:
+        assert plan.controller is not None
+        controller = load(plan.controller)(model)
+    own, other = pair()
+    rig = None
+    if plan.stimulator is None:
+        near, rig = pair()
+        stimulator = PipeStimulator(near)
+    else:
+        stimulator = plan.stimulator
+        load(stimulator)
+    guard = start_guard(other, folder, limits, plan.period, stimulator, real_time)
+    return Opened(Closed(controller, limits, own), guard, rig)
 
 
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:

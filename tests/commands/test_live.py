@@ -48,6 +48,17 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--source", "zeromq"], "pass --model"),
         (["live", "{}", "--model", "m.safetensors"], "the rig has neurons of its own"),
         (["live", "{}", "--recording", "day1.nwb"], "pass it with replay"),
+        (["live", "{}", "--steer", "1"], "pass 2 numbers"),
+        (["live", "{}", "--steer", "a,b"], "pass numbers with commas"),
+        (["live", "{}", "--steer", "1,0", "--controller", "a:b"], "without another"),
+        (["live", "{}", "--max-rate", "1"], "pass --controller"),
+        (["live", "{}", "--steer", "1,0", "--max-rate", "1,1"], "pass --max-amplitude"),
+        (["live", "{}", "--controller", "a:b", "--stimulator", "a:b"], "except for the rig"),
+        (["stop", "{}"], "no guard"),
+        (["arm", "{}/nowhere"], "name that of a session"),
+        (["live", "{}", "--source", "lsl", "--model", "m"], "pass it with lsl"),
+        (["live", "{}", "--stream", "spikes"], "pass it with lsl"),
+        (["live", "{}", "--blank", "3"], "pass LINE:SECONDS"),
         (["live", "{}", "--publish", "tcp://*:5556"], "or pass --open"),
         (["live", "{}", "--web", "nonsense"], "pass HOST:PORT"),
         (["live", "{}", "--web", "0.0.0.0:8765"], "--tls-cert and --tls-key, or --no-tls"),
@@ -76,3 +87,20 @@ def test_a_folder_in_use_is_not_written_to(tmp_path: Path, capsys: pytest.Captur
         main(["live", str(tmp_path)])
     assert "there is something already" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_stimulation_without_limits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
+    asked = ("--source", "zeromq", "--model", "m.safetensors", "--controller", "a:b")
+    with pytest.raises(SystemExit):
+        main(["live", str(tmp_path), *asked, "--stimulator", "a:b"])
+    assert "stimulation without limits" in capsys.readouterr().err
+
+
+def test_a_closed_loop_from_end_to_end(tmp_path: Path):
+    folder = tmp_path / "session"
+    sizes = ("--channels", "8", "--bins", str(BINS), "--speed", "0.5")
+    live = run("live", str(folder), *sizes, "--steer", "1,0", "--no-real-time", "--overload")
+    assert live["phase"] == "closed"
+    assert live["stimulation"].split(":")[0] in ("armed", "held")
+    again = run("replay", str(folder))
+    assert (again["compared"], again["differ"]) == (BINS, [])

@@ -196,7 +196,8 @@ def test_all_computes_what_is_not_there(stand_ins, tmp_path):
     rows = {name: len(result["rows"]) for name, result in found.items()}
     assert rows == {"met": 0, "short": 6, "told": 6}
     text = (tmp_path / "short.md").read_text()
-    assert text == "# short\n\n![Of short](short.png)\n\n![Of short_more](short_more.png)\n"
+    shown = "![Of short](short.png)\n\n![Of short_more](short_more.png)\n"
+    assert text == f"# short\n\nMissed: too slow.\n\n{shown}"
     names = {f"short{end}" for end in (".json", ".md", ".png", ".svg", "_more.png", "_more.svg")}
     assert {path.name for path in tmp_path.glob("short*")} == names
     assert stand_ins == [False, False]

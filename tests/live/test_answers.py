@@ -115,9 +115,9 @@ def refused(data: bytes | bytearray, codes: set[Code]) -> None:
         (sealed(struct.pack("<4sBBBBQI", b"eVKR", 1, 0, 1, 0, 5, 0) + b"x"), Code.BAD_FLAGS),
         (sealed(struct.pack("<4sBBBBQI", b"eVKR", 1, 1, 1, 0, 5, 1) + b"x\xff"), Code.BAD_TEXT),
         (sealed(struct.pack("<4sBBBBQI", b"eVKR", 1, 1, 1, 0, 5, 0) + b"\xff"), Code.BAD_TEXT),
-        (sealed(struct.pack("<4sBBHQqqdII", b"eVKE", 1, 8, *[0] * 7)), Code.BAD_FLAGS),
+        (sealed(struct.pack("<4sBBHQqqqdIII", b"eVKE", 1, 8, *[0] * 9)), Code.BAD_FLAGS),
         (
-            sealed(struct.pack("<4sBBHQqqdII", b"eVKE", 1, 0, *[0] * 5, 2**32 - 1, 0)),
+            sealed(struct.pack("<4sBBHQqqqdIII", b"eVKE", 1, 0, *[0] * 6, 2**32 - 1, 0, 0)),
             Code.WRONG_LENGTH,
         ),
     ],

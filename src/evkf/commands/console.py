@@ -4,12 +4,14 @@ import json
 import math
 import os
 import platform
+import signal
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from matplotlib.figure import Figure
@@ -199,3 +201,21 @@ def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None]
             bar.update(task, completed=done, total=total)
 
         yield tell
+
+
+@contextmanager
+def stopping(seconds: float | None = None) -> Iterator[Callable[[], bool]]:
+    """Whether to stop: on Ctrl-C, on being terminated, or when time is up."""
+    asked = False
+    until = None if seconds is None else time.monotonic() + seconds
+
+    def ask(_number: int, _frame: Any) -> None:
+        nonlocal asked
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked or (until is not None and time.monotonic() > until)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

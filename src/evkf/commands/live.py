@@ -1,10 +1,7 @@
 """Commands of live sessions: run one, and take one up again."""
 
-import contextlib
 import secrets
-import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -22,13 +19,24 @@ from evkf.commands.console import (
     console,
     emit,
     json_target,
+    stopping,
 )
 from evkf.commands.options import load_model, result
+from evkf.commands.stimulation import (
+    Amplitude,
+    Charge,
+    Controlled,
+    Rate,
+    Steered,
+    Stimulated,
+    Window,
+    read_loop,
+)
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import MOST, become_real_time, reckon
+from evkf.live.machine import MOST, become_real_time, real_time, reckon
 from evkf.live.plan import (
     LOG,
     Parts,
@@ -40,16 +48,26 @@ from evkf.live.plan import (
     new_folder,
     parts,
 )
-from evkf.live.ports import Phase, Report
+from evkf.live.ports import Due, Phase, Report
 from evkf.live.recall import Player
 from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
 from evkf.web.process import page_address
-from evkf.wiring import WEB, listening, open_sinks, open_source, open_web
+from evkf.wiring import (
+    WEB,
+    listening,
+    open_loop,
+    open_sinks,
+    open_source,
+    open_web,
+    read_blank,
+)
 
-SOURCES, POLICIES = ("rig", "replay", "zeromq", "websocket"), get_args(Policy)
+SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
+POLICIES = get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
+ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
 AHEAD = 25
 """Bins that the page looks ahead, unless told."""
 
@@ -58,7 +76,8 @@ Publish = Annotated[
     typer.Option(metavar="ADDRESS", help="Publish here by ZeroMQ, say tcp://127.0.0.1:5556."),
 ]
 Address = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help=f"Of --source zeromq, such as {ADDRESS}.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help=f"Of zeromq and open-ephys, such as {ADDRESS}."),
 ]
 Open = Annotated[
     bool,
@@ -101,7 +120,25 @@ def live(
         typer.Option(min=0, help="Of rig and replay; 2 is twice real time, 0 as fast as can be."),
     ] = 1.0,
     address: Address = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="That --source lsl takes in.")
+    ] = None,
+    sample_rate: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="HZ", help="Of open-ephys.", show_default="as it tells"),
+    ] = None,
+    lateness: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Time that a bin waits for late spikes."),
+    ] = 0.025,
+    blank: Annotated[
+        str | None,
+        typer.Option(metavar="LINE:SECONDS", help="Mask around edges of a line of open-ephys."),
+    ] = None,
     publish: Publish = None,
+    lsl_out: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL under this name.")
+    ] = None,
     open_to_all: Open = False,
     web: Web = None,
     tls_cert: TlsCert = None,
@@ -128,6 +165,13 @@ def live(
             show_default=f"0, with --web {AHEAD}",
         ),
     ] = None,
+    steer: Steered = None,
+    controller: Controlled = None,
+    stimulator: Stimulated = None,
+    max_amplitude: Amplitude = None,
+    max_rate: Rate = None,
+    max_charge: Charge = None,
+    charge_window: Window = 1.0,
     learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
@@ -157,20 +201,28 @@ def live(
     \b
     Examples:
       evkf live                                  100 simulated neurons, bins of 10 ms
+      evkf live --steer 1,0                      and stimulation that steers them
       evkf live --latents 4 --bin-width 0.001 --bins 10000
       evkf live day2 --source zeromq --model m.safetensors --publish tcp://127.0.0.1:5556
       evkf live --source replay --recording day1.nwb --model m.safetensors --speed 2
+      evkf live --source open-ephys --model m.safetensors --lsl-out latents
+      evkf live --source lsl --stream spikes --model m.safetensors
       evkf live --web 127.0.0.1:8765             with a page to look at, and more over the web
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
-    durable = _check(source, policy, model_file, recording)
+    durable = _check(source, policy, model_file, recording, stream)
+    bounds = (max_amplitude, max_rate, max_charge)
+    loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
+    if blank is not None:
+        read_blank(blank)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     low_latency()
     unit = None if model_file is None else load_model(model_file)
     _check_width(unit, bin_width)
     width = bin_width or (0.01 if unit is None else unit.bin_width)
+    ahead = (AHEAD if web else 0) if horizon is None else horizon
     plan = Plan(
         source=source,
         bin_width=width,
@@ -184,12 +236,18 @@ def live(
         patience=patience,
         checkpoint_every=checkpoint_every,
         recording=None if recording is None else str(recording.resolve()),
-        speed=1.0 if source in ("zeromq", "websocket") else speed,
+        speed=speed if source in ("rig", "replay") else 1.0,
         bins=bins,
-        address=(address or ADDRESS) if source == "zeromq" else None,
+        address=(address or ADDRESSES[source]) if source in ADDRESSES else None,
         publish=publish,
-        horizon=(AHEAD if web else 0) if horizon is None else horizon,
+        horizon=max(ahead, 1) if loop else ahead,
+        stream=stream,
+        sample_rate=sample_rate,
+        lateness=lateness,
+        blank=blank,
+        lsl_out=lsl_out,
         id=secrets.token_hex(8),
+        **loop,
     )
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     keep_compiled(folder)
@@ -258,6 +316,7 @@ def _check(
     policy: str,
     model_file: Path | None,
     recording: Path | None,
+    stream: str | None,
 ) -> Policy:
     """Refuse what does not go together; the policy, which is known then."""
     for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
@@ -270,6 +329,8 @@ def _check(
         raise InputError("a model for the rig", "--model", remedy)
     if (source == "replay") != (recording is not None):
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    if (source == "lsl") != (stream is not None):
+        raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 
@@ -301,22 +362,26 @@ def _run(
     costs: Costs,
     journal: Journal | None,
     player: Player | None,
-    real_time: bool,
+    wanted: bool,
     seconds: float | None,
     say: Console,
     json_file: Path | None,
 ) -> Report:
-    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
-    source, feed = open_source(plan, folder, 0 if player is None else player.due.seq, web)
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    sinks = open_sinks(plan)
+    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
+    opened = open_loop(plan, folder, made.model, wanted)
+    rig = None if opened is None else opened.stimulation
+    due = Due() if player is None else player.due
+    with real_time(wanted) as refused:
+        source, feed = open_source(plan, folder, made, due, web, rig, wanted)
+        sinks = open_sinks(plan, made)
     if web is not None:
         say.print(f"the page is at {page_address(web.address, web.token)}")
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
             say.print(f"{where} {address}")
-    if real_time and (refused := become_real_time()):
+    if refused:
         say.print(f"no real-time priority: {refused}")
     tells = [each.tell for each in (status, web and web.desk) if each is not None]
 
@@ -335,42 +400,29 @@ def _run(
             sinks,
             journal,
             player,
-            tell,
+            tell if tells else None,
             list if web is None else web.desk.actions,
+            closed=None if opened is None else opened.closed,
             log=say.print,
         )
-        with _stopping(seconds) as stop:
+        if opened is not None and wanted:
+            # A command is sent when it is durable: what makes it so must not wait either.
+            become_real_time(thread=session.journal.thread)
+        with stopping(seconds) as stop, real_time(wanted):
             report = session.run(stop)
     finally:
         if status is not None:
             status.close()
-        if feed is not None:
-            feed.terminate()
-            feed.join()
+        for process in (feed, None if opened is None else opened.guard):
+            if process is not None:
+                process.terminate()
+                process.join()
         if web is not None:
             web.close()
     say.print(line(report.plain))
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report
-
-
-@contextlib.contextmanager
-def _stopping(seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Whether to stop: on Ctrl-C, on being terminated, or when time is up."""
-    asked = False
-    until = None if seconds is None else time.monotonic() + seconds
-
-    def ask(_number: int, _frame: Any) -> None:
-        nonlocal asked
-        asked = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked or (until is not None and time.monotonic() > until)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _told(folder: Path, report: Report) -> dict[str, Any]:

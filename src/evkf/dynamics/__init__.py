@@ -1,6 +1,7 @@
 """Models of the latent dynamics $p_\\theta(z_t | z_{t-1}, u_t)$."""
 
 from evkf.dynamics.base import Dynamics, GaussianDynamics
+from evkf.dynamics.driven import Driven
 from evkf.dynamics.linear import Linear
 from evkf.dynamics.mlp import Network, ResidualMLP
 from evkf.dynamics.natural import BetaDynamics, GammaDynamics, NaturalDynamics
@@ -10,6 +11,7 @@ from evkf.dynamics.systems import ChaoticRNN, Lorenz, RingAttractor, VanDerPol
 __all__ = [
     "BetaDynamics",
     "ChaoticRNN",
+    "Driven",
     "Dynamics",
     "GammaDynamics",
     "GaussianDynamics",

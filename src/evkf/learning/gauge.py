@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float
 
-from evkf.dynamics import GaussianDynamics
+from evkf.dynamics import Driven, GaussianDynamics
 from evkf.model import Model
 from evkf.numerics import cholesky, solve_lower
 from evkf.parts import Free
@@ -33,6 +33,8 @@ def gauge(learned: Free) -> Float[Array, "L N"]:
 def can_move(model: Model) -> bool:
     """Whether the dynamics could follow a change of coordinates, so that they need holding."""
     dynamics = model.dynamics
+    if isinstance(dynamics, Driven):
+        dynamics = dynamics.undriven
     return isinstance(dynamics, GaussianDynamics) and dynamics.any_coordinates
 
 

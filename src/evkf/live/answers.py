@@ -165,9 +165,8 @@ class Estimate(NamedTuple):
         if flags not in range(ALL + 1):
             raise FrameError(Code.BAD_FLAGS, f"flags {flags:#04x}", seq)
         values = np.frombuffer(body, "<f8").astype(np.float64)
-        mean, cov, rate, *ahead = np.split(values, np.cumsum([L, L * L, N, H * L]))
-        ahead = [part.reshape(H, L) for part in ahead]
-        latent = mean, cov.reshape(L, L), rate, elbo, status, *ahead
+        mean, cov, rate, ahead, var = np.split(values, np.cumsum([L, L * L, N, H * L]))
+        latent = mean, cov.reshape(L, L), rate, elbo, status, ahead.reshape(H, L), var.reshape(H, L)
         return Estimate(seq, Told(flags), *latent, *times)
 
 

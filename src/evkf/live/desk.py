@@ -36,6 +36,10 @@ class Ask(StrEnum):
     """Send bins faster or slower; of a rig or a replay of our own."""
     RESET = "reset"
     """Begin again with the first bin, as a new trial; likewise."""
+    STOP = "stop"
+    """End stimulation, until it is armed."""
+    ARM = "arm"
+    """Lift a stop: stimulation goes on when estimates are sound."""
 
 
 class Action(NamedTuple):

@@ -4,7 +4,6 @@ POSIX only: folders are synced and files are locked.
 """
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -82,10 +81,6 @@ class Disk:
     def close(self, handle: int) -> None:
         """Close a file, or let go of a lock."""
         os.close(handle)
-
-    def free_bytes(self, folder: Path) -> int:
-        """Space left for files in a folder."""
-        return shutil.disk_usage(folder).free
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder and those above it, if they are not there, to survive a loss of power."""

@@ -113,9 +113,13 @@ class Engine:
         foretold = self._live.forecast(self._held_input())
         return Latent(mean, cov, rate, float(info.elbo), int(info.status), *foretold)
 
-    def bridge(self) -> Latent:
-        """Pass over a bin that was lost: predict, with the last input, and do not update."""
-        return self.observe(self._nothing, self._unseen, self._held_input())
+    def bridge(self, u: np.ndarray | None = None) -> Latent:
+        """Pass over a bin that was lost: predict, with the last input, and do not update.
+
+        Args:
+            u: Its input, if that is known.
+        """
+        return self.observe(self._nothing, self._unseen, self._held_input() if u is None else u)
 
     def _held_input(self) -> np.ndarray | None:
         return self._input if self.num_inputs else None

@@ -12,6 +12,7 @@ import numpy as np
 from evkf.live.answers import Ack, decode_answer
 from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode, encode_end
+from evkf.live.machine import aside
 from evkf.live.pipes import PipeSender
 
 DRAIN_S = 15.0
@@ -151,6 +152,7 @@ def start_feed(
     context = multiprocessing.get_context("spawn")
     args = (own, tape, width or period, period, num, first)
     process = context.Process(target=_main, args=args, name="evkf-feed", daemon=True)
-    process.start()
+    with aside():
+        process.start()
     own.close()
     return process

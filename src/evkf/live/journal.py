@@ -37,6 +37,7 @@ class Journal:
 
     Attributes:
         session: 16 bytes that all segments carry.
+        on_durable: As in `open`; it may be set later.
 
     Example:
         >>> import tempfile
@@ -58,7 +59,7 @@ class Journal:
         on_durable: Callable[[int], None] | None,
     ):
         self.session = found.session
-        self._tail, self._backlog_limit, self._on_durable = tail, backlog_limit, on_durable
+        self._tail, self._backlog_limit, self.on_durable = tail, backlog_limit, on_durable
         self._lock = threading.Lock()
         self._more, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         # Guarded by the lock.
@@ -162,6 +163,11 @@ class Journal:
         hole = Hole(position, position + 1)
         self._lost.append(hole)
         self._queue.append((hole, now_ns))
+
+    @property
+    def thread(self) -> int:
+        """The system's number of the thread that commits."""
+        return self._thread.native_id or 0
 
     @property
     def position(self) -> int:
@@ -325,10 +331,10 @@ class Journal:
             self._done.notify_all()
 
     def _tell(self) -> None:
-        if self._on_durable is None:
+        if self.on_durable is None:
             return
         try:
-            self._on_durable(self.durable)
+            self.on_durable(self.durable)
         except Exception:
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
 

@@ -1,7 +1,9 @@
 """What this machine can hold: how late it wakes, what calls cost, what it permits."""
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -69,21 +71,52 @@ def reckon(costs: Costs, period: float) -> Load:
 
 def may_be_real_time() -> str | None:
     """None if real-time priority is permitted; else why not. Nothing is changed."""
-    if not hasattr(os, "sched_setscheduler"):
-        return "this system has none"
-    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
-    refused = become_real_time()
-    if refused is None:
-        os.sched_setscheduler(0, policy, param)
-    return refused
+    with real_time() as refused:
+        return refused
 
 
-def become_real_time() -> str | None:
-    """Give this thread, and those it starts, real-time priority; why not, if that is refused."""
+def become_real_time(priority: int = PRIORITY, thread: int = 0) -> str | None:
+    """Give this thread, and those it starts, real-time priority; why not, if that is refused.
+
+    Args:
+        priority: Among real-time threads.
+        thread: Another to give it to, by the system's number of it.
+    """
     if not hasattr(os, "sched_setscheduler"):
         return "this system has none"
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
     except OSError as error:
         return f"{error.strerror or error}; on Linux, CAP_SYS_NICE or an rtprio limit permits it"
     return None
+
+
+@contextlib.contextmanager
+def real_time(wanted: bool = True) -> Iterator[str | None]:
+    """Run a block at real-time priority, and threads that are started in it for good.
+
+    Yields:
+        Why not, if that is refused.
+    """
+    if not wanted or not hasattr(os, "sched_getscheduler"):
+        yield become_real_time() if wanted else None
+        return
+    before, refused = (os.sched_getscheduler(0), os.sched_getparam(0)), become_real_time()
+    try:
+        yield refused
+    finally:
+        if refused is None:
+            os.sched_setscheduler(0, *before)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Run a block at ordinary priority, so that what sends and receives is not kept waiting."""
+    if not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) != os.SCHED_FIFO:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from evkf.data.files import replacing
+from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
 from evkf.learning import Learner
 from evkf.live.engine import Costs, Engine
@@ -35,7 +37,7 @@ class Plan(NamedTuple):
     """How a session is built and run; all of it plain values.
 
     Attributes:
-        source: "rig", "replay", "zeromq" or "websocket".
+        source: "rig", "replay", "zeromq", "websocket", "open-ephys" or "lsl".
         bin_width: Seconds.
         latents: Of the rig.
         channels: Of the rig.
@@ -51,9 +53,18 @@ class Plan(NamedTuple):
         recording: File that is replayed.
         speed: How many times faster than it was recorded, or than the rig; 0 is as fast as can be.
         bins: How many bins the rig or the replay send; None never ends.
-        address: That frames come to.
+        address: That frames come to; of Open Ephys, where its plugin publishes.
         publish: Address that estimates are published at, if they are.
         horizon: Bins to look ahead in every estimate.
+        steer: State that the rig is steered to, if it is.
+        controller: "MODULE:NAME" of what makes a controller of the model, if there is one.
+        stimulator: "MODULE:NAME" of what makes its stimulator.
+        limits: Of stimulation, as `Limits` takes them; those of the rig if left out.
+        stream: Name of the stream that bins or spikes come from by Lab Streaming Layer.
+        sample_rate: Of Open Ephys, samples a second; None waits for its continuous data to tell.
+        lateness: Seconds after its end that a bin waits for spikes that come out of order.
+        blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
+        lsl_out: Name of the stream that estimates go out as, if they do.
         id: Name of the session, the same whenever it is taken up again.
         open_to_all: Whether ZeroMQ may listen where other machines reach it.
         web: HOST:PORT of the web process, if there is one.
@@ -81,12 +92,26 @@ class Plan(NamedTuple):
     address: str | None = None
     publish: str | None = None
     horizon: int = 0
+    steer: Sequence[float] | None = None
+    controller: str | None = None
+    stimulator: str | None = None
+    limits: Sequence[Any] | None = None
+    stream: str | None = None
+    sample_rate: float | None = None
+    lateness: float = 0.025
+    blank: str | None = None
+    lsl_out: str | None = None
     id: str = ""
     open_to_all: bool = False
     web: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     no_tls: bool = False
+
+    @property
+    def stimulates(self) -> bool:
+        """Whether the loop is closed."""
+        return self.steer is not None or self.controller is not None
 
     @property
     def period(self) -> float:
@@ -102,13 +127,13 @@ class Plan(NamedTuple):
             patience=self.patience,
             learn=self.learn,
             checkpoint_every=self.checkpoint_every,
-            steered=self.bin_width if self.steered else 0.0,
+            paced=self.bin_width if self.paced else 0.0,
         )
 
     @property
-    def steered(self) -> bool:
+    def paced(self) -> bool:
         """Whether the pace of its source is ours."""
-        return self.source in ("rig", "replay")
+        return self.source in ("rig", "replay") and not self.stimulates
 
     def write(self, folder: Path) -> None:
         """Put it into a folder."""
@@ -147,12 +172,29 @@ def parts(plan: Plan, folder: Path) -> Parts:
         learner, model, counts = unit.estimator.learner_, unit.model, not unit.signals
         units = unit.units
     else:
-        true = rig_model(plan.latents, plan.channels, plan.bin_width, plan.seed)
+        sizes = plan.latents, plan.channels, plan.bin_width, plan.seed
+        true = rig_model(*sizes, stimulated=plan.stimulates)
         learner, model, counts = Learner(), start_model(true, plan.seed), True
         units = tuple(str(i) for i in range(plan.channels))
+    if plan.limits is not None and not model.dynamics.num_inputs:
+        model = stimulated(model, len(plan.limits[0]))
     if plan.num_windows:
         learner = resized(learner, plan.num_windows, plan.window)
     return Parts(learner, model, counts, units)
+
+
+def stimulated(model: Model, num: int) -> Model:
+    """A model with so many inputs, of whose effect nothing is known: it is learned.
+
+    Example:
+        >>> stimulated(start_model(rig_model(2, 30, 0.01)), 3).dynamics.num_inputs
+        3
+    """
+    if not isinstance(model.dynamics, GaussianDynamics):
+        what = f"{type(model.dynamics).__name__} without inputs"
+        raise InputError(what, "--controller", "fit a model with inputs")
+    dynamics = Driven(model.dynamics, np.zeros((model.dynamics.dim, num)))
+    return Model(dynamics, model.likelihood, model.prior, model.family)
 
 
 def resized(learner: Learner, num_windows: int, window: int) -> Learner:

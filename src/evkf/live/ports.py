@@ -1,5 +1,6 @@
 """What a session is connected to, how it is run, and what it tells of itself."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -57,12 +58,14 @@ class Due(NamedTuple):
         fresh: Whether it begins a trial, whatever it says itself.
         sent_ns: When the last one was sent, on the sender's clock; 0 if that is not known.
         frozen: Whether the operator has learning frozen.
+        input: Its input, where a controller gives it; None where frames do.
     """
 
     seq: int = 0
     fresh: bool = False
     sent_ns: int = 0
     frozen: bool = False
+    input: Sequence[float] | None = None
 
 
 class Saver(Protocol):
@@ -88,7 +91,7 @@ class Settings(NamedTuple):
         learn: Whether it learns.
         backlog: Most frames that are taken from the source at once; the rest wait there.
         checkpoint_every: Seconds between checkpoints.
-        steered: Seconds of a bin of a source that does what the operator asks of its pace; 0 of
+        paced: Seconds of a bin of a source that does what the operator asks of its pace; 0 of
             one that does not.
     """
 
@@ -98,7 +101,7 @@ class Settings(NamedTuple):
     learn: bool = True
     backlog: int = 4096
     checkpoint_every: float = 30.0
-    steered: float = 0.0
+    paced: float = 0.0
 
 
 class Report(NamedTuple):
@@ -128,6 +131,8 @@ class Report(NamedTuple):
     """Longest time from taken in to durable."""
     frozen: bool
     """Whether the operator has learning frozen."""
+    stimulation: str = ""
+    """Whether it is armed, held or stopped, and why; empty where nothing stimulates."""
 
     @property
     def plain(self) -> dict[str, Any]:

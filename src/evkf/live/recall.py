@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from evkf.live.desk import Ask
 from evkf.live.engine import Engine, Latent
 from evkf.live.frames import Decoder, Frame
@@ -49,7 +51,11 @@ class Player:
     def __init__(self, engine: Engine, counts: bool, due: Due = Due(), keep: Keep | None = None):  # noqa: B008
         self.engine, self.due, self.ended = engine, due, False
         self.latent: Latent | None = None
-        self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
+        # Where a controller gives the inputs, frames have none.
+        self._decoders = {
+            controlled: Decoder(engine.num_channels, inputs, counts, engine.dtype)
+            for controlled, inputs in ((False, engine.num_inputs), (True, 0))
+        }
         self._keep = keep
         self._bins = self._lost = self._learned = self._compared = self._holes = 0
         self._differ: list[str] = []
@@ -76,7 +82,9 @@ class Player:
             self._learn(decode(kind, record.payload))
         elif kind == Kind.RESTART:
             seq = decode(kind, record.payload)["seq"]
-            self.due = Due(seq, fresh=True, frozen=self.due.frozen)
+            self.due = self.due._replace(seq=seq, fresh=True, sent_ns=0)
+        elif kind == Kind.INPUT:
+            self.due = self.due._replace(input=decode(kind, record.payload)["values"])
         elif kind == Kind.ACTION:
             ask = decode(kind, record.payload)["ask"]
             if ask in (Ask.FREEZE, Ask.THAW):
@@ -85,23 +93,29 @@ class Player:
             self.ended = True
 
     def _observe(self, bin: Bin) -> None:
-        frame = self._decoder.decode(bin.frame)
+        frame = self._decoders[self.due.input is not None].decode(bin.frame)
         assert isinstance(frame, Frame)
         # Only a hole in the journal leaves bins out; what they held is not known.
         if not 0 <= frame.seq - self.due.seq <= LARGEST_GAP:
-            self.due = Due(frame.seq, fresh=True, frozen=self.due.frozen)
+            self.due = self.due._replace(seq=frame.seq, fresh=True, sent_ns=0)
         while self.due.seq < frame.seq:
             self._pass_over(self.due.seq)
         fresh = frame.fresh or self.due.fresh
-        latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
+        u = frame.u if self.due.input is None else self._input()
+        latent = self.engine.observe(frame.y, frame.mask, u, fresh)
         sent_ns = max(self.due.sent_ns, frame.sent_ns)
-        self.due = Due(frame.seq + 1, sent_ns=sent_ns, frozen=self.due.frozen)
+        self.due = self.due._replace(seq=frame.seq + 1, fresh=False, sent_ns=sent_ns)
         self._done(frame.seq, frame._replace(fresh=fresh), latent)
 
     def _pass_over(self, seq: int) -> None:
         self._lost += 1
         self.due = self.due._replace(seq=seq + 1)
-        self._done(seq, None, self.engine.bridge())
+        self._done(seq, None, self.engine.bridge(self._input()))
+
+    def _input(self) -> np.ndarray | None:
+        """What a controller gave, if there is one."""
+        given = self.due.input
+        return None if given is None else np.array(given, self.engine.dtype)
 
     def _done(self, seq: int, frame: Frame | None, latent: Latent) -> None:
         self.latent = latent

@@ -39,6 +39,12 @@ class Kind(IntEnum):
     """The stream ended."""
     ACTION = 17
     """The operator asked for something."""
+    COMMAND = 18
+    """A controller's command, as it is sent once this record is durable."""
+    INPUT = 19
+    """The input of the bins that follow, where a controller gives it."""
+    LOOP = 20
+    """Stimulation was armed, held or stopped, and why."""
 
 
 class RecordError(EvkfError):
@@ -158,7 +164,7 @@ class Refused(NamedTuple):
 
 
 def encode_words(**words: Any) -> bytes:
-    """What is told in JSON: BEGIN, PHASE, RESTART, END and ACTION."""
+    """What is told in JSON: BEGIN, PHASE, RESTART, END, ACTION, INPUT and LOOP; and COMMAND."""
     return json.dumps(words).encode()
 
 

@@ -14,6 +14,7 @@ from evkf.live.desk import Action
 from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
+from evkf.live.loop import Closed, Loop
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
 from evkf.live.ports import Due, Report, Sink, Source
 from evkf.live.recall import Agreement, Player
@@ -131,6 +132,7 @@ def open_session(
     player: Player | None = None,
     tell: Tell | None = None,
     actions: Callable[[], list[Action]] = list,
+    closed: Closed | None = None,
     log: Log | None = None,
     disk: Disk = DISK,
 ) -> Session:
@@ -148,12 +150,16 @@ def open_session(
         player: What recalled it, likewise.
         tell: Told of the session twice a second.
         actions: Gives what the operator has asked for since the last call.
+        closed: What closes the loop, if something does.
         log: Told a line for every change of state; they are written to a file too.
         disk: To use.
     """
     log = Logger(folder / LOG, log)
     journal = open_journal(folder, plan, disk) if journal is None else journal
     journal.append(Kind.BEGIN, encode_words(**describe(plan, engine, costs)))
+    loop = None
+    if closed is not None:
+        loop = Loop(closed, engine, plan.period, journal, log)
     session = Session(
         engine,
         source,
@@ -166,6 +172,7 @@ def open_session(
         saver=CheckpointSaver(folder / CHECKPOINTS, journal, log, disk),
         tell=tell,
         actions=actions,
+        loop=loop,
         log=log,
     )
     if player is not None and player.latent is not None:

@@ -10,11 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from evkf.live.answers import Ack, Estimate, Refusal, Told
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
+from evkf.live.loop import Loop
+from evkf.live.machine import aside
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
 from evkf.live.pipes import PEER
@@ -53,6 +57,7 @@ class Session:
         saver: Keeps checkpoints.
         tell: Told of the session twice a second.
         actions: Gives what the operator has asked for since the last call.
+        loop: Gives the inputs, where a controller does.
         log: Told a line for every change of state.
         clock: Nanoseconds.
     """
@@ -70,12 +75,14 @@ class Session:
         saver: Saver | None = None,
         tell: Callable[[Report], None] | None = None,
         actions: Callable[[], list[Action]] = list,
+        loop: Loop | None = None,
         log: Callable[[str], None] = print,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
         self.engine, self.source, self.sinks, self.journal = engine, source, sinks, journal
         self.settings, self._clock, self._log = settings, clock, log
-        self._decoder = Decoder(engine.num_channels, engine.num_inputs, counts, engine.dtype)
+        self._loop, inputs = loop, 0 if loop else engine.num_inputs
+        self._decoder = Decoder(engine.num_channels, inputs, counts, engine.dtype)
         self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
         self._bin_sent_ns, self._frozen = due.sent_ns, due.frozen
@@ -143,7 +150,8 @@ class Session:
         self._acknowledge()
         for action in self._actions():
             self._do(action)
-        self._use_slack(busy=len(messages) > 1)
+        with aside():
+            self._use_slack(busy=len(messages) > 1)
         self._watch()
         if not messages and self.source.gone:
             self._finish("the source is gone")
@@ -160,7 +168,10 @@ class Session:
                 return
             ready = self._push(peer, frame, data, now)
         except FrameError as error:
-            self._refuse(peer, data, error.code, error.seq, error.message)
+            also = (
+                "; a controller gives them" if self._loop and error.code == "wrong_inputs" else ""
+            )
+            self._refuse(peer, data, error.code, error.seq, error.message + also)
             ready = [] if error.seq is None else self._given_up(error.seq)
         except OrderError as error:
             ready = self._jump(peer, data, now, error)
@@ -214,13 +225,15 @@ class Session:
             if item is None:
                 kind, record, begin, peer = Kind.LOST, Lost(seq, 1), self._clock(), None
                 sent = self._bin_sent_ns and self._bin_sent_ns + self._period
-                latent, told = self.engine.bridge(), Told.NOT_DURABLE | Told.BRIDGED
+                latent = self.engine.bridge(self._input(begin, None))
+                told = Told.NOT_DURABLE | Told.BRIDGED
             else:
                 frame, data, begin, peer = item
                 sent = frame.sent_ns
                 kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
                 fresh, self._fresh = frame.fresh or self._fresh, False
-                latent = self.engine.observe(frame.y, frame.mask, frame.u, fresh)
+                u = self._input(begin, frame.u)
+                latent = self.engine.observe(frame.y, frame.mask, u, fresh)
             if self._has_learned:
                 told |= Told.LEARNED
             end = self._clock()
@@ -238,6 +251,11 @@ class Session:
             else:
                 self._pending.append((position, seq, peer))
             self._elbo, self._has_learned, self._tried = latent.elbo, False, False
+            if self._loop is not None:
+                self._loop.after(estimate, self.engine.bins, self.phase)
+
+    def _input(self, now: int, given: np.ndarray | None) -> np.ndarray | None:
+        return given if self._loop is None else self._loop.input(now)
 
     def _acknowledge(self) -> None:
         """Tell the sender up to where bins are durable."""
@@ -284,7 +302,8 @@ class Session:
 
     @property
     def _due(self) -> Due:
-        return Due(self._order.next, self._fresh, self._sent_ns, self._frozen)
+        given = None if self._loop is None else self._loop.values.tolist()
+        return Due(self._order.next, self._fresh, self._sent_ns, self._frozen, given)
 
     def _watch(self) -> None:
         """Tell of trouble with the disk, and of the session now and then."""
@@ -307,15 +326,17 @@ class Session:
 
     def _do(self, action: Action) -> None:
         """What an operator asks for."""
+        if self._loop is not None:
+            self._loop.ask(action.ask, action.text)
         self.journal.append(Kind.ACTION, encode_words(**action._asdict(), seq=self._order.next))
         if action.ask in (Ask.FREEZE, Ask.THAW):
             self._frozen = action.ask == Ask.FREEZE
         elif action.ask == Ask.SAVE:
             self._save_soon()
-        elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.steered:
+        elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.paced:
             self.source.answer(PEER, action.encode())
             if action.ask == Ask.SPEED:
-                self._period = int(self.settings.steered / float(action.text) * 1e9)
+                self._period = int(self.settings.paced / float(action.text) * 1e9)
         self._log(f"the operator: {action.ask} {action.text}".rstrip())
 
     def report(self) -> Report:
@@ -338,6 +359,7 @@ class Session:
             acknowledged=self._acknowledged,
             exposure_ms=self.journal.exposure_ms,
             frozen=self._frozen,
+            stimulation="" if self._loop is None else self._loop.told,
         )
 
     def _enter(self, phase: Phase, why: str) -> None:
@@ -368,7 +390,9 @@ class Session:
             self._enter(Phase.FAILED, f"{why}, but not all is written: {self.journal.trouble}")
 
     def close(self) -> None:
-        """Close what is open; the source and the sinks too."""
+        """Close what is open; the source and the sinks too. Stimulation ends first."""
+        if self._loop is not None:
+            self._loop.close()
         if not self._over:
             self._finish("stopped")
         if self._saver is not None:

@@ -85,6 +85,8 @@ def table(report: dict[str, Any]) -> Table:
     found.add_row("waiting at most", f"{report['backlog']} frames")
     frozen = ", frozen by the operator" if report["frozen"] else ""
     found.add_row("learned", f"{share:.1%} of bins{frozen}")
+    if report["stimulation"]:
+        found.add_row("stimulation", report["stimulation"])
     found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
     durable = f"up to bin {report['acknowledged']}, {report['exposure_ms']:.1f} ms at most"
     found.add_row("durable", durable)

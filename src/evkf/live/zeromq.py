@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError('ZeroMQ needs pyzmq: pip install "evkf[live]"') from error
 
 HIGH_WATER, LARGEST = 4096, 1 << 20
-"""Messages that may wait in a socket, and bytes of one."""
+"""Messages that may wait in a socket, and bytes of one: a peer that sends more is cut off."""
 
 CONNECT_MS = 1000
 """A new sender waits so long for its session; later it sends when it can, in `send` and `read`."""
@@ -35,7 +35,6 @@ class ZmqSource:
 
     Args:
         address: To bind, such as tcp://127.0.0.1:5555; port 0 takes a free one.
-        largest: Bytes of a message; a peer that sends a longer one is cut off.
         open_to_all: Whether the address may be one that other machines reach.
 
     Attributes:
@@ -45,13 +44,13 @@ class ZmqSource:
 
     gone = False
 
-    def __init__(self, address: str, largest: int = LARGEST, open_to_all: bool = False):
+    def __init__(self, address: str, open_to_all: bool = False):
         check_zmq(address, open_to_all)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, largest)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
         self._socket.setsockopt(zmq.LINGER, 500)
         self.address = _bind(self._context, self._socket, address)
 

@@ -50,7 +50,8 @@ class Reader:
         self._true: Dynamics | None = None
         if self._plan.source == "rig":
             size = self._plan.latents, self._plan.channels, self._plan.bin_width
-            self._true = rig_model(*size, self._plan.seed).dynamics
+            true = rig_model(*size, self._plan.seed, stimulated=self._plan.stimulates)
+            self._true = true.dynamics
 
     def look(self, asked: list[dict[str, Any]]) -> list[bytes]:
         """Messages of what is new: fields that are asked for, and evidence.

@@ -1,11 +1,12 @@
 """Those who are sent messages, each from a queue of its own: who does not read is sent away."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
-from fastapi import WebSocket
+from fastapi import WebSocket, WebSocketDisconnect
 from starlette.websockets import WebSocketState
 
 from evkf.web.access import PROTOCOL, Why
@@ -20,6 +21,9 @@ MOST = 32
 
 OVERHEAD = 100
 """Bytes that an object takes beside its content: many small messages fill the room too."""
+
+GONE = (WebSocketDisconnect, RuntimeError, OSError)
+"""What may be raised when one sends to a client that is gone."""
 
 CLOSE_S = 2.0
 """Seconds that a client has to take in that it is sent away."""
@@ -141,15 +145,17 @@ class Crowd:
             greeting: Sent first.
             crowded: Told to it if there are too many.
         """
-        ours = PROTOCOL in websocket.scope["subprotocols"]
-        await websocket.accept(subprotocol=PROTOCOL if ours else None)
-        parting = crowded
-        if len(self._members) < self._most:
-            parting = await self._serve(websocket, read, greeting)
-        if parting is not None:
-            if parting.why is not None:
+        with contextlib.suppress(*GONE):
+            ours = PROTOCOL in websocket.scope["subprotocols"]
+            await websocket.accept(subprotocol=PROTOCOL if ours else None)
+            parting = crowded
+            if len(self._members) < self._most:
+                parting = await self._serve(websocket, read, greeting)
+            if parting is not None and parting.why is not None:
                 self._refusals.note(parting.why, peer(websocket.scope), parting.text)
-            await _send_away(websocket, parting)
+            if parting is not None and websocket.client_state == WebSocketState.CONNECTED:
+                async with asyncio.timeout(CLOSE_S):
+                    await websocket.close(parting.code, parting.text)
 
     async def _serve(
         self,
@@ -176,7 +182,7 @@ class Crowd:
 
 
 async def _first(*ways: Coroutine[Any, Any, Parting | None]) -> Parting | None:
-    """What ends first; the others are given up. A client that is gone ends them all, in silence."""
+    """What ends first; the others are given up."""
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -184,19 +190,4 @@ async def _first(*ways: Coroutine[Any, Any, Parting | None]) -> Parting | None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    try:
-        return next(task for task in tasks if task in done).result()
-    except Exception:
-        # To send to one that is gone raises, and differently with every version.
-        return None
-
-
-async def _send_away(websocket: WebSocket, parting: Parting) -> None:
-    if websocket.client_state != WebSocketState.CONNECTED:
-        return
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await websocket.close(parting.code, parting.text)
-    except Exception:
-        # It does not even read that, or is gone.
-        return
+    return next(task for task in tasks if task in done).result()

@@ -1,0 +1,52 @@
+"""What checks of real peers share: a gateway in a process of its own, and what it sends."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from evkf.live.frames import Decoder, Frame
+from evkf.live.pipes import PipeSource, pair
+from evkf.rigs.gateway import Run, Setup, start
+
+WAIT_S = 60.0
+"""On a busy machine a process takes long to begin."""
+
+
+class Received:
+    """Frames that a gateway sent."""
+
+    def __init__(self, source: PipeSource, channels: int):
+        self._source, self._decoder = source, Decoder(channels)
+        self.frames: list[Frame] = []
+
+    def until(self, holds: Callable[[list[Frame]], bool]) -> list[Frame]:
+        """Take frames until something holds of them."""
+        end = time.monotonic() + WAIT_S
+        while not holds(self.frames):
+            assert time.monotonic() < end, f"only {len(self.frames)} frames came"
+            assert not self._source.gone, "the gateway is gone"
+            self.some(0.1)
+        return self.frames
+
+    def some(self, timeout: float) -> None:
+        """Take the frames that are there; waits for the first so many seconds."""
+        for _, data in self._source.receive(timeout, 1000):
+            frame = self._decoder.decode(data)
+            assert isinstance(frame, Frame)
+            self.frames.append(frame)
+
+
+@contextmanager
+def gateway(run: Run, setup: Setup) -> Iterator[Received]:
+    """A gateway at work; it must end by itself when the session is gone."""
+    own, other = pair()
+    process = start(run, other, setup)
+    source = PipeSource(own)
+    try:
+        yield Received(source, len(setup.units))
+    finally:
+        source.close()
+        process.join(WAIT_S)
+        ended = process.exitcode
+        process.kill()
+    assert ended == 0

@@ -1,0 +1,149 @@
+"""Stimulation: options of a closed loop, and commands that stop it past the session."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evkf.commands.console import Config, Force, Json, Quiet, check_free, console, emit, json_target
+from evkf.commands.options import result
+from evkf.errors import InputError
+from evkf.live.guard import State, Word
+from evkf.live.limits import Limits
+from evkf.live.warden import tell_guard
+
+Steered = Annotated[
+    str | None, typer.Option("--steer", metavar="X,Y", help="Steer the state of the rig there.")
+]
+Controlled = Annotated[
+    str | None,
+    typer.Option(
+        "--controller",
+        metavar="MODULE:NAME",
+        help="Your code, run here: called with the model, it gives a controller.",
+    ),
+]
+Stimulated = Annotated[
+    str | None,
+    typer.Option(
+        "--stimulator",
+        metavar="MODULE:NAME",
+        help="Your code, run by the guard: called without arguments, it gives the stimulator.",
+    ),
+]
+Amplitude = Annotated[
+    str | None, typer.Option("--max-amplitude", metavar="A,B", help="Of every channel.")
+]
+Rate = Annotated[str | None, typer.Option("--max-rate", metavar="A,B", help="Of change, a second.")]
+Charge = Annotated[
+    str | None,
+    typer.Option("--max-charge", metavar="A,B", help="Integral of |u| over --charge-window."),
+]
+Window = Annotated[float, typer.Option("--charge-window", metavar="SECONDS", help="Sliding.")]
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")]
+
+
+def read_loop(
+    source: str,
+    latents: int,
+    steer: str | None,
+    controller: str | None,
+    stimulator: str | None,
+    limits: Sequence[str | None],
+    window: float,
+) -> dict[str, Any]:
+    """What a plan is to know of a closed loop; refuses what does not go together.
+
+    Example:
+        >>> read_loop("rig", 2, "1,0", None, None, (None, None, None), 1.0)["steer"]
+        [1.0, 0.0]
+    """
+    given = [text is not None for text in limits]
+    if steer is None and controller is None:
+        if stimulator is not None or any(given):
+            remedy = "pass --controller, or --steer for the rig"
+            raise InputError("nothing that stimulates", "--stimulator, --max-...", remedy)
+        return {}
+    if steer is not None and (controller is not None or source != "rig"):
+        raise InputError("--steer", f"--source {source}", "pass it for the rig, without another")
+    if (source == "rig") != (stimulator is None):
+        remedy = "pass --stimulator, except for the rig, which is one"
+        raise InputError(f"--source {source}", "--controller", remedy)
+    if (source != "rig" or any(given)) and not all(given):
+        remedy = "pass --max-amplitude, --max-rate and --max-charge"
+        raise InputError("stimulation without limits", "--controller", remedy)
+    target = None if steer is None else _numbers(steer, "--steer")
+    if target is not None and len(target) != latents:
+        raise InputError(steer or "", "--steer", f"pass {latents} numbers, one a latent")
+    bounds = None
+    if all(given):
+        names = ("--max-amplitude", "--max-rate", "--max-charge")
+        read = [_numbers(text or "", name) for text, name in zip(limits, names, strict=True)]
+        bounds = [*Limits(*read, window=window).check(len(read[0]))]
+    return {
+        "steer": target,
+        "controller": controller,
+        "stimulator": stimulator,
+        "limits": bounds,
+    }
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(repr(text), name, "pass numbers with commas in between") from None
+
+
+def stop(
+    folder: Folder,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Stop the stimulation of a session, whatever state that is in; it goes on filtering.
+
+    The guard is told, past the session. If it does not answer it is ended, and stimulation with
+    it. Only `evkf arm` lifts a stop, also if the session is taken up again.
+
+    \b
+    Examples:
+      evkf stop day2
+    """
+    _tell("stop", dict(locals()), Word.STOP)
+
+
+def arm(
+    folder: Folder,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Lift a stop: stimulation goes on when the estimates of the session are sound.
+
+    \b
+    Examples:
+      evkf arm day2
+    """
+    _tell("arm", dict(locals()), Word.LIFT)
+
+
+def _tell(command: str, options: dict[str, Any], word: Word) -> None:
+    folder, json_file = options["folder"], options["json_file"]
+    check_free(json_target(json_file), options["force"])
+    if not folder.is_dir():
+        raise InputError("no such folder", str(folder), "name that of a session")
+    output = tell_guard(folder, word)
+    say = console(options["quiet"], json_file)
+    if output is None:
+        say.print("the guard did not answer and was ended; what it stimulated ends with it")
+    elif output.state == State.STOPPED:
+        say.print(f"stopped: {', '.join(map(str, output.values))} is on")
+    else:
+        say.print(f"{output.state}: there is no stop")
+    told = {} if output is None else output._asdict()
+    emit(json_file, result(command, options, answered=output is not None, **told))

@@ -1,0 +1,140 @@
+"""Spikes with times on a source's clock in, bins out: clock and binning together."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from evkf.live.frames import Frame
+from evkf.rigs.binning import QUIET_S, Binner, exact
+from evkf.rigs.clock import SECOND, Clock, Step
+from evkf.rigs.gateway import Notes, Setup
+
+SILENCE_NS = SECOND // 10
+"""A source that tells nothing for so long is silent: bins go on by the clock of this machine."""
+
+NEVER = 2**62
+"""Longer than any session."""
+
+LARGEST_SAMPLE = 2**53
+"""No clock has come so far."""
+
+
+class Told(NamedTuple):
+    """What a source tells of a time.
+
+    Attributes:
+        sample: When, on its clock.
+        unit: That spiked, if one did.
+        blank: Samples before and after that are to be masked; 0 if none are.
+        lost: Messages that are missing before this one.
+    """
+
+    sample: int
+    unit: int | None = None
+    blank: int = 0
+    lost: int = 0
+
+
+class Intake:
+    """Takes what a source tells, and gives bins.
+
+    Args:
+        setup: What the gateway was told.
+        rate: Samples a second.
+        notes: Told of what is odd.
+        lasting: Whether silence, however long, is silence: the source is known to be there.
+
+    Attributes:
+        clock: Of the source.
+        binner: What makes the bins.
+        paced: Whether the source tells of time that passes without spikes: bins wait for it then.
+    """
+
+    def __init__(self, setup: Setup, rate: float | Fraction, notes: Notes, lasting: bool = False):
+        self._notes, self._rate = notes, exact(rate, "sample rate")
+        self._quiet = NEVER if lasting else round(QUIET_S * SECOND)
+        self.clock = Clock(notes.flag, self._quiet)
+        given = setup.lateness, setup.first, setup.since_ns
+        self.binner = Binner(len(setup.units), setup.bin_width, self._rate, *given)
+        self._last: int | None = None
+        self._heard = 0
+        self._counted = (0, 0, 0, 0)
+        self._away = self.paced = False
+        self._told_begin = False
+
+    def take(self, told: Told, host_ns: int) -> list[Frame]:
+        """What is told at a time of this machine's clock; bins that are over then."""
+        silent = self._heard > 0 and host_ns - self._heard > self._quiet
+        self._away |= silent and not self.paced
+        self._heard = host_ns
+        found = []
+        for each in self.clock.take(self._ns(told.sample), host_ns, told):
+            if isinstance(each, Step):
+                self.binner.step(round(each.size_ns * self._rate / SECOND))
+                self._last = None
+            else:
+                found += self._put(each)
+        self._tell()
+        return found
+
+    def _put(self, told: Told) -> list[Frame]:
+        if told.lost and self._last is not None:
+            self.binner.blank(min(self._last, told.sample), max(self._last, told.sample))
+        if told.blank:
+            self.binner.blank(told.sample - told.blank, told.sample + told.blank)
+        if told.unit is not None:
+            self.binner.spike(told.unit, told.sample)
+        self._last, away, self._away = told.sample, self._away, False
+        return self.binner.seen(told.sample, away)
+
+    def idle(self, host_ns: int) -> list[Frame]:
+        """Bins that are over by this machine's clock, of a source that is silent."""
+        silent = host_ns - self._heard
+        if self._last is None or self.paced or self._away or self.clock.doubtful(host_ns):
+            return []
+        if not SILENCE_NS < silent < self._quiet:
+            return []
+        source_ns = self.clock.to_source(host_ns - SILENCE_NS)
+        return self.binner.seen(max(int(source_ns * self._rate / SECOND), 0))
+
+    def leave(self) -> None:
+        """Be told that the source is away: until it is heard again, it is not silent."""
+        self._away = True
+
+    def _ns(self, sample: int) -> int:
+        return sample * SECOND * self._rate.denominator // self._rate.numerator
+
+    def _tell(self) -> None:
+        """Note what the binner has counted since the last call."""
+        binner = self.binner
+        counts = (binner.late, binner.early, binner.late_blanks, binner.lost)
+        if counts == self._counted:
+            return
+        words = (
+            ("late_spike", "came after its bin had come out, and is not counted"),
+            ("early_spike", "before the first whole bin"),
+            ("late_blank", "came after a bin of it had come out, which is not masked"),
+            ("lost_bin", "the source was away, or the session was"),
+        )
+        for (code, text), now, before in zip(words, counts, self._counted, strict=True):
+            if now > before:
+                self._notes.count(code, text, now - before)
+        self._counted = counts
+        if binner.anew and not self._told_begin:
+            self._told_begin = True
+            self._notes.tell("the source's clock began anew: bins are numbered on without a gap")
+
+
+def whole(value: object, most: int = LARGEST_SAMPLE) -> int | None:
+    """A whole number from 0 to before `most`; None if it is none.
+
+    Example:
+        >>> whole(7.0), whole(np.float32(3)), whole(-1), whole(0.5), whole(True), whole("7")
+        (7, 3, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    if not 0 <= value < most or value != int(value):
+        return None
+    return int(value)

@@ -1,0 +1,132 @@
+"""Sessions under a supervisor: each lives and dies on its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evkf.errors import InputError
+from evkf.live.plan import PLAN
+from evkf.live.supervisor import SELDOM_S, SOON_S, Charge, Fate, Supervisor, start_session
+
+LIVES = "import time; time.sleep(60)"
+
+
+def python(code: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+
+class Begun:
+    """Starts what it is told to, and keeps how it was asked."""
+
+    def __init__(self, *codes: str):
+        self.codes, self.asked = list(codes), []
+
+    def __call__(self, file: Path, known: bool) -> subprocess.Popen:
+        self.asked.append((file.stem, known))
+        return python(self.codes.pop(0) if len(self.codes) > 1 else self.codes[0])
+
+
+def until(condition: Callable[[], bool], look: Callable[[], None], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        look()
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("left", "right"):
+        (tmp_path / f"{name}.toml").write_text("channels = 8\n")
+    return tmp_path
+
+
+def test_what_is_killed_is_taken_up_again_and_the_other_is_left_alone(folder: Path):
+    begun, lines = Begun(LIVES), []
+    supervisor = Supervisor(folder, lines.append, begun)
+    left, right = supervisor.charges
+    for charge in supervisor.charges:
+        charge.look()
+    other = right.process
+    (folder / "left").mkdir()
+    (folder / "left" / PLAN).write_text("{}")
+    assert left.process is not None
+    left.process.kill()
+    until(lambda: left.deaths == 1, left.look)
+    until(lambda: left.fate == Fate.RUNS, left.look)
+    right.look()
+    assert begun.asked == [("left", False), ("right", False), ("left", True)]
+    assert right.process is other
+    assert right.fate == Fate.RUNS
+    assert any("left: died by SIGKILL" in line for line in lines)
+    supervisor.run(lambda: True)
+    assert all(charge.process.poll() is not None for charge in supervisor.charges)
+
+
+def test_what_ends_or_is_refused_is_not_started_again(folder: Path):
+    begun, lines = Begun("", "raise SystemExit(2)"), []
+    supervisor = Supervisor(folder, lines.append, begun)
+    supervisor.run(lambda: False, every=0.01)
+    assert [charge.fate for charge in supervisor.charges] == [Fate.ENDED, Fate.REFUSED]
+    assert len(begun.asked) == 2
+    assert any("right: refused, see" in line for line in lines)
+
+
+def test_what_dies_at_once_is_tried_ever_more_seldom(folder: Path):
+    now, waits = [0.0], []
+    charge = Charge(folder / "left.toml", Begun("raise SystemExit(1)"), print, lambda: now[0])
+    for deaths in range(1, 10):
+        charge.look()
+        until(lambda deaths=deaths: charge.deaths == deaths, charge.look)
+        waits.append(charge._again - now[0])
+        now[0] = charge._again
+    assert waits[:3] == [SOON_S, 2 * SOON_S, 4 * SOON_S]
+    assert waits[-1] == SELDOM_S
+    charge.look()
+    now[0] += SELDOM_S + 1
+    until(lambda: charge.deaths == 10, charge.look)
+    assert charge._again - now[0] == SOON_S
+
+
+def test_an_empty_folder_is_told_of(tmp_path: Path):
+    with pytest.raises(InputError, match=r"NAME\.toml"):
+        Supervisor(tmp_path, print)
+
+
+def test_sessions_end_with_their_supervisor_however_that_is(folder: Path):
+    code = f"""
+import sys, time
+from pathlib import Path
+from evkf.live import supervisor
+supervisor.command_of = lambda file, known: [sys.executable, "-S", "-c", {LIVES!r}]
+print(supervisor.start_session(Path({str(folder / "left.toml")!r}), False).pid, flush=True)
+time.sleep(60)
+"""
+    mother = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert mother.stdout is not None
+    child = int(mother.stdout.readline())
+    os.kill(child, 0)
+    mother.send_signal(signal.SIGKILL)
+    mother.wait()
+    mother.stdout.close()
+    until(lambda: not alive(child), lambda: None)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_session_says_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    said = [sys.executable, "-S", "-c", "print('no such thing')"]
+    monkeypatch.setattr("evkf.live.supervisor.command_of", lambda *_: said)
+    start_session(folder / "left.toml", False).wait()
+    assert (folder / "left.log").read_text() == "no such thing\n"
