@@ -122,6 +122,8 @@ def open_web(
 def screen_of(plan: Plan, made: Parts) -> Screen:
     """What the page of a session shows, and lets one ask for."""
     can = ["freeze", "thaw", "mark", "save", "download"]
+    can += ["stop", "arm"] if plan.stimulates else []
+    can += ["speed", "reset"] if plan.paced else []
     return Screen(
         session=plan.id,
         source=plan.source,
@@ -131,8 +133,8 @@ def screen_of(plan: Plan, made: Parts) -> Screen:
         horizon=plan.horizon,
         counts=made.counts,
         has_truth=plan.source == "rig",
-        can=(*can, "speed", "reset") if plan.steered else tuple(can),
-        speed=(plan.speed or None) if plan.steered else None,
+        can=tuple(can),
+        speed=(plan.speed or None) if plan.paced else None,
     )
 
 

@@ -399,13 +399,13 @@ def test_the_operator_freezes_learning_marks_and_saves(
     again.close()
 
 
-@pytest.mark.parametrize(("steered", "heard"), [(0.01, 2), (0.0, 0)])
+@pytest.mark.parametrize(("paced", "heard"), [(0.01, 2), (0.0, 0)])
 def test_the_operator_sets_the_pace_of_a_source_of_ours(
     tmp_path: Path,
     engine: Engine,
     start: object,
     counts: np.ndarray,
-    steered: float,
+    paced: float,
     heard: int,
 ):
     engine.state = start
@@ -415,13 +415,13 @@ def test_the_operator_sets_the_pace_of_a_source_of_ours(
     session = opened(
         tmp_path, engine, source, Kept(), actions=lambda: [asked.pop(0)] if asked else []
     )
-    session.settings = session.settings._replace(steered=steered)
+    session.settings = session.settings._replace(paced=paced)
     source.answer = lambda peer, data: said.append(data)  # type: ignore[method-assign]
     report = session.run()
     assert report.phase == Phase.CLOSED
     done = [Action.decode(data) for data in said if data[:1] == b"{"]
     assert done == [Action(Ask.SPEED, "4"), Action(Ask.RESET)][:heard]
-    assert session._period == (2_500_000 if steered else 200_000_000)
+    assert session._period == (2_500_000 if paced else 200_000_000)
     actions = [record for record in read(tmp_path / JOURNAL) if record.kind == Kind.ACTION]
     kept = [decode(record.kind, record.payload)["ask"] for record in actions]
     assert kept == ["speed", "reset"]

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +42,9 @@ BINS = 4000
 HOST, PORT = "127.0.0.1", 8765
 SESSION = "session"
 """Folder of the session."""
+
+END_S = 20.0
+"""Seconds that it has to end in good order when it is interrupted."""
 
 
 def run_demo(
@@ -114,7 +116,7 @@ def run_demo(
     else:
         folder, web = _free_folder(out, force), _web(say)
         options |= {"seconds": seconds, "bin_width": BIN_WIDTH}
-        told = _session(folder, seconds, neurons, seed, web, quiet)
+        told = _session(folder, seconds, neurons, seed, web, quiet, str(json_file) == "-")
         recording, estimate = session_beside_truth(folder)
         summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
         summary["timing"] |= told
@@ -171,7 +173,9 @@ def _web(say: Console) -> str:
     return ""
 
 
-def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, quiet: bool) -> dict:
+def _session(
+    folder: Path, seconds: float, neurons: int, seed: int, web: str, quiet: bool, aside: bool
+) -> dict:
     """Run a session in a process of its own; how long bins took in it."""
     result = folder.with_name(f"{SESSION}.json")
     result.unlink(missing_ok=True)
@@ -185,7 +189,7 @@ def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, qu
     if web:
         options["--web"] = web
     command = [str(each) for pair in options.items() for each in pair]
-    _evkf("live", str(folder), *command, "--overload", *(["--quiet"] if quiet else []))
+    _evkf("live", str(folder), *command, "--overload", quiet=quiet, aside=aside)
     told = json.loads(result.read_text(encoding="utf-8"))
     result.unlink()
     median, high = (1e3 * each for each in told["latency_ms"][:2])
@@ -196,25 +200,26 @@ def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, qu
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:
     """Show the session where it was, until Ctrl-C."""
-    _evkf("view", str(folder), "--web", web, *(["--quiet"] if quiet else []))
+    _evkf("view", str(folder), "--web", web, quiet=quiet)
 
 
-def _evkf(*args: str) -> None:
-    """Run another command, to its end; an interrupt of the terminal is for both."""
-    with _running([sys.executable, "-m", "evkf", *args]) as process:
-        code = process.wait()
-    if code:
-        raise typer.Exit(code)
+def _evkf(*args: str, quiet: bool, aside: bool = False) -> None:
+    """Run another command, to its end; an interrupt of the terminal is for both.
 
-
-@contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen(command)
+    Args:
+        args: Of the command.
+        quiet: Whether it says nothing.
+        aside: Whether what it says goes to standard error.
+    """
+    command = [sys.executable, "-m", "evkf", *args, *(["--quiet"] if quiet else [])]
+    process = subprocess.Popen(command, stdout=2 if aside else None)
     try:
-        yield process
+        code = process.wait()
     finally:
         if process.poll() is None:
             with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(END_S)
             process.terminate()
             process.wait()
+    if code:
+        raise typer.Exit(code)

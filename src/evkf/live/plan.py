@@ -129,13 +129,13 @@ class Plan(NamedTuple):
             patience=self.patience,
             learn=self.learn,
             checkpoint_every=self.checkpoint_every,
-            steered=self.bin_width if self.steered else 0.0,
+            paced=self.bin_width if self.paced else 0.0,
         )
 
     @property
-    def steered(self) -> bool:
+    def paced(self) -> bool:
         """Whether the pace of its source is ours."""
-        return self.source in ("rig", "replay")
+        return self.source in ("rig", "replay") and not self.stimulates
 
     def write(self, folder: Path) -> None:
         """Put it into a folder."""

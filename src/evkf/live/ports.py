@@ -91,7 +91,7 @@ class Settings(NamedTuple):
         learn: Whether it learns.
         backlog: Most frames that are taken from the source at once; the rest wait there.
         checkpoint_every: Seconds between checkpoints.
-        steered: Seconds of a bin of a source that does what the operator asks of its pace; 0 of
+        paced: Seconds of a bin of a source that does what the operator asks of its pace; 0 of
             one that does not.
     """
 
@@ -101,7 +101,7 @@ class Settings(NamedTuple):
     learn: bool = True
     backlog: int = 4096
     checkpoint_every: float = 30.0
-    steered: float = 0.0
+    paced: float = 0.0
 
 
 class Report(NamedTuple):

@@ -10,10 +10,11 @@ from evkf.live.limits import Limits
 from evkf.model import Model, simulate
 from evkf.simulation import driven_neurons
 
-PUSH = 0.3
-"""How far a unit of stimulation moves the state of the rig in a bin."""
 TAPE_S, TAPE_CELLS = 120.0, 60_000_000
 """Seconds of spikes that the rig makes, and how many numbers that may be."""
+
+PUSH = 0.3
+"""How far a unit of stimulation moves the state of the rig in a bin."""
 
 
 def rig_model(

@@ -333,10 +333,10 @@ class Session:
             self._frozen = action.ask == Ask.FREEZE
         elif action.ask == Ask.SAVE:
             self._save_soon()
-        elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.steered:
+        elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.paced:
             self.source.answer(PEER, action.encode())
             if action.ask == Ask.SPEED:
-                self._period = int(self.settings.steered / float(action.text) * 1e9)
+                self._period = int(self.settings.paced / float(action.text) * 1e9)
         self._log(f"the operator: {action.ask} {action.text}".rstrip())
 
     def report(self) -> Report:

@@ -24,8 +24,8 @@ from evkf.live.rig import rig_model
 from evkf.web.packing import finite, pack
 from evkf.web.survey import Rest, field, rest, visited, worth
 
-NICENESS = 10
-"""The session comes first, then the page, then this."""
+NICENESS = 5
+"""More than that of the web process: the session comes first, then the page, then this."""
 
 EVERY_S = 1.0
 """Seconds between looks at the checkpoints."""
@@ -50,7 +50,8 @@ class Reader:
         self._true: Dynamics | None = None
         if self._plan.source == "rig":
             size = self._plan.latents, self._plan.channels, self._plan.bin_width
-            self._true = rig_model(*size, self._plan.seed).dynamics
+            true = rig_model(*size, self._plan.seed, stimulated=self._plan.stimulates)
+            self._true = true.dynamics
 
     def look(self, asked: list[dict[str, Any]]) -> list[bytes]:
         """Messages of what is new: fields that are asked for, and evidence.

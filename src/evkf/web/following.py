@@ -55,6 +55,8 @@ class Following:
 
     def begin(self) -> None:
         """Somebody looks: go on from what is newest. It may take a moment."""
+        self._waiting.clear()
+        self._frames.clear()
         self._follower.skip()
 
     def turn(self) -> None:

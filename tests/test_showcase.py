@@ -1,0 +1,55 @@
+"""The demonstration as a live session: what it prints, writes and leaves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from evkf.errors import InputError
+from evkf.live.plan import Plan
+from evkf.live.rig import tape_bins
+from evkf.showcase import session_beside_truth
+from tests.quick import quick_environment
+
+
+@pytest.mark.slow
+def test_a_demonstration_is_a_session_with_its_page_and_ends_by_itself(tmp_path: Path):
+    out = tmp_path / "demo"
+    command = [sys.executable, "-m", "evkf", "demo", "--out", str(out), "--json", "-"]
+    done = subprocess.run(
+        [*command, "--seconds", "4", "--neurons", "30"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+        env=quick_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the page is at http://127.0.0.1:" in done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["bins"], summary["neurons"], summary["statuses"]) == (400, 30, {"OK": 400})
+    assert summary["timing"]["estimate"]["median_us"] > 0
+    names = {path.name for path in out.iterdir()}
+    assert names == {"demo.png", "demo.svg", "summary.json", "config.json", "session"}
+    with jax.enable_x64(False):
+        recording, estimate = session_beside_truth(out / "session")
+    assert recording.counts.shape == (400, 30)
+    error = np.abs(estimate.mean - recording.states)[100:]
+    assert np.median(error) < 0.5
+    assert estimate.late.dynamics is not estimate.early.dynamics
+
+
+def test_a_session_without_bins_has_nothing_to_show(tmp_path: Path):
+    Plan("rig", 0.01, channels=3).write(tmp_path)
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(InputError, match="without bins"):
+        session_beside_truth(tmp_path)
+
+
+def test_the_tape_of_a_rig_is_no_longer_than_memory_allows():
+    assert tape_bins(None, 10_000, 0.001) == 6000
+    assert tape_bins(100, 10_000, 0.001) == 100
