@@ -33,7 +33,8 @@ export class Latents {
     const y = [-1, 1];
     this.past = new Figure("plot-latents", { axes: ["seconds before now", "state"], x: [-10, 0], y });
     this.future = new Figure("plot-forecast", { axes: ["seconds ahead", null], x: [-1, 1], y, left: 8 });
-    this.future.axes[1].major_label_text_font_size = "0px";
+    this.future.unlabelled = this.future.axes[1];
+    this.future.dress();
     this.ticker = new globalThis.Bokeh.FixedTicker({ ticks: [] });
     this.future.axes[0].ticker = this.ticker;
     this.parts = [this.past, this.future].map((figure) => ({
