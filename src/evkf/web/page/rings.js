@@ -45,7 +45,7 @@ export class Ring {
  * NaN is what nothing is known of.
  */
 export class Columns {
-  constructor(channels, bins, { rows = 240, columns = 400, most = true } = {}) {
+  constructor(channels, bins, { rows = 160, columns = 400, most = true } = {}) {
     this.channels = channels;
     this.rows = Math.min(channels, rows);
     this.binsPer = Math.max(1, Math.ceil(bins / columns));
