@@ -43,15 +43,21 @@ def fake() -> Iterator[FakePage]:
     server.stop()
 
 
-@pytest.fixture
-def page(browser: Any, fake: FakePage) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def tab(browser: Any, fake: FakePage) -> Iterator[Any]:
     """The page of that session, with the token."""
-    fake.flowing = True
-    fake.hello |= {"live": True}
-    fake.report = {"phase": "ready", "why": ""}
     with opened(browser, f"{fake.address}/#token={TOKEN}") as found:
-        moving(found)
         yield found
+
+
+@pytest.fixture
+def page(tab: Page, fake: FakePage) -> Page:
+    """The same, while all is well."""
+    fake.flowing, fake.frozen = True, False
+    fake.report = {"phase": "ready", "why": ""}
+    tab.evaluate("document.activeElement.blur()")
+    moving(tab)
+    return tab
 
 
 class opened:

@@ -6,7 +6,7 @@ const KEPT = "evkf.token";
 const FIRST_MS = 250;
 const LONGEST_MS = 5000;
 const QUIET_MS = 2000;
-const SAID_MS = 8000;
+const SAID_MS = 5000;
 
 /** The token, from the part of the address that is never sent, or from before; it is kept per tab. */
 export function readToken() {

@@ -39,6 +39,7 @@ export class Controls {
     document.addEventListener("keydown", (event) => this.key(event));
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", () => this.dress(localStorage.getItem("evkf.theme")));
+    matchMedia("(min-width: 1600px)").addEventListener("change", () => dressAll());
     this.dark = dark;
     this.dress(localStorage.getItem("evkf.theme"));
   }

@@ -57,18 +57,13 @@ function lighten(view) {
 export class Figure {
   constructor(id, { axes, x, y, left = 58, right = 8, ticks = 5 }) {
     this.element = document.getElementById(id);
-    const size = parseFloat(getComputedStyle(document.documentElement).fontSize);
-    this.scale = size / 13;
+    this.borders = { left, right, bottom: axes[0] ? 38 : 20, top: 6 };
     this.plot = Plotting.figure({
       tools: "",
       toolbar_location: null,
       sizing_mode: "stretch_both",
       x_range: new Bokeh.Range1d({ start: x[0], end: x[1] }),
       y_range: new Bokeh.Range1d({ start: y[0], end: y[1] }),
-      min_border_left: Math.round(left * this.scale),
-      min_border_right: Math.round(right * this.scale),
-      min_border_bottom: Math.round((axes[0] ? 38 : 20) * this.scale),
-      min_border_top: Math.round(6 * this.scale),
       x_axis_label: axes[0],
       y_axis_label: axes[1],
       background_fill_alpha: 0,
@@ -83,8 +78,6 @@ export class Figure {
       axis.axis_label_standoff = 4;
       axis.major_label_standoff = 3;
       axis.axis_label_text_font_style = "normal";
-      axis.axis_label_text_font_size = `${Math.round(11.5 * this.scale)}px`;
-      axis.major_label_text_font_size = `${Math.round(11 * this.scale)}px`;
       axis.ticker.desired_num_ticks = axis === this.axes[0] ? ticks : Math.max(ticks, 4);
     }
     this.paints = 0;
@@ -106,6 +99,11 @@ export class Figure {
     return [this.plot.below[0], this.plot.left[0]];
   }
 
+  /** How much larger than on a laptop all is to be. */
+  get scale() {
+    return parseFloat(getComputedStyle(document.documentElement).fontSize) / 13;
+  }
+
   /** Have glyphs drawn; returns the source whose data are replaced whole, never in place. */
   add(glyph, empty, properties, level = MOVING) {
     const source = new Bokeh.ColumnDataSource({ data: empty });
@@ -123,8 +121,13 @@ export class Figure {
 
   dress() {
     const [ink, soft, line, grid] = ["ink", "soft", "line", "grid"].map(colour);
+    const { scale } = this;
+    const size = (pixels) => Math.round(pixels * scale);
+    for (const [side, pixels] of Object.entries(this.borders)) this.plot[`min_border_${side}`] = size(pixels);
     this.plot.outline_line_color = line;
     for (const axis of this.axes) {
+      axis.axis_label_text_font_size = `${size(11.5)}px`;
+      axis.major_label_text_font_size = `${this.unlabelled === axis ? 0 : size(11)}px`;
       axis.axis_label_text_color = soft;
       axis.major_label_text_color = soft;
       axis.axis_line_color = line;

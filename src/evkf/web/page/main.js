@@ -90,7 +90,8 @@ function draw(now) {
     evkf.fps = ((evkf.frames - counted.frames) * 1000) / (now - counted.at);
     counted = { at: now, frames: evkf.frames };
   }
-  if (store === null || store.time.total === 0 || (choice.paused && !choice.changed(draw))) return;
+  const changed = choice.changed(draw);
+  if (store === null || store.time.total === 0 || (choice.paused && !changed)) return;
   // Where the machine is slow, the two bitmaps take turns.
   turn += 1;
   const waits = evkf.fps < SLOW_FPS ? [drawn.raster, drawn.rates][turn % 2] : null;

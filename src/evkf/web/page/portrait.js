@@ -103,7 +103,7 @@ function arrows(x, y, u, v) {
       const rise = between(v, x.length, y.length, ...place) / tall;
       const speed = Math.hypot(across, rise);
       if (!(speed > 0)) continue;
-      const length = 0.25 + 0.65 * Math.sqrt(speed / top);
+      const length = 0.25 + 0.65 * (speed / top) ** 0.4;
       const [dx, dy] = [(across / speed) * length, (rise / speed) * length];
       const tip = [
         x[0] + (column + 0.5 + 0.5 * dx) * wide,
@@ -114,7 +114,7 @@ function arrows(x, y, u, v) {
         strokes.y0.push(tip[1]);
         strokes.x1.push(tip[0] + toX * wide);
         strokes.y1.push(tip[1] + toY * tall);
-        strokes.alpha.push(0.3 + 0.6 * (speed / top));
+        strokes.alpha.push(0.4 + 0.5 * Math.sqrt(speed / top));
       };
       stroke(-dx, -dy);
       stroke(-0.32 * dx - 0.2 * dy, -0.32 * dy + 0.2 * dx);

@@ -1,5 +1,7 @@
 // What is remembered of the stream: the last seconds, bounded however long it runs.
 
+const HELD = 500; // bins that a message has at most, and of which only the last may be known
+
 /** Rows of numbers; the newest overwrite the oldest. */
 export class Ring {
   constructor(room, width = 1, Kind = Float64Array) {
@@ -43,7 +45,7 @@ export class Ring {
  * NaN is what nothing is known of.
  */
 export class Columns {
-  constructor(channels, bins, { rows = 240, columns = 400, most = true } = {}) {
+  constructor(channels, bins, { rows = 160, columns = 400, most = true } = {}) {
     this.channels = channels;
     this.rows = Math.min(channels, rows);
     this.binsPer = Math.max(1, Math.ceil(bins / columns));
@@ -77,17 +79,18 @@ export class Columns {
     }
   }
 
-  /** Go on to a column; those between keep what was last known if `held`. */
+  /** Go on to a column; those between keep what was last known if `held`, unless they are many. */
   advance(column, held) {
     if (column <= this.newest) return;
     if (this.first < 0) this.first = column;
     const { rows, columns, values } = this;
     const from = Math.max(this.newest + 1, column - columns + 1);
     const before = this.newest % columns;
+    const keeps = held && this.newest >= 0 && (column - this.newest) * this.binsPer <= HELD;
     for (let next = from; next <= column; next += 1) {
       for (let row = 0; row < rows; row += 1) {
         const at = row * columns;
-        values[at + (next % columns)] = held && this.newest >= 0 ? values[at + before] : NaN;
+        values[at + (next % columns)] = keeps ? values[at + before] : NaN;
       }
     }
     this.newest = column;

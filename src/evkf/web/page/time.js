@@ -3,6 +3,7 @@
 import { Calm, Figure, bitmap, colour, pixel, traceColour } from "./figures.js";
 
 const DRAWN = 500; // points of a trace
+const GAP = 20; // bins, beyond which a trace is not drawn through
 const WIDE = 1.96; // standard deviations of a 95 % band
 
 // Cividis, which looks alike to all eyes.
@@ -32,7 +33,8 @@ export class Latents {
     const y = [-1, 1];
     this.past = new Figure("plot-latents", { axes: ["seconds before now", "state"], x: [-10, 0], y });
     this.future = new Figure("plot-forecast", { axes: ["seconds ahead", null], x: [-1, 1], y, left: 8 });
-    this.future.axes[1].major_label_text_font_size = "0px";
+    this.future.unlabelled = this.future.axes[1];
+    this.future.dress();
     this.ticker = new globalThis.Bokeh.FixedTicker({ ticks: [] });
     this.future.axes[0].ticker = this.ticker;
     this.parts = [this.past, this.future].map((figure) => ({
@@ -79,7 +81,6 @@ export class Latents {
     const steps = Math.min(this.choice.horizon, store.steps);
     const ahead = Math.max(steps, 1) * hello.bin_width;
     let [low, high] = [Infinity, -Infinity];
-    const colours = shown.map((latent) => traceColour(this.choice.place(latent)));
     const reach = (traces) => {
       for (const { bottom, top } of traces) {
         for (const value of bottom) if (value < low) low = value;
@@ -88,15 +89,15 @@ export class Latents {
       return traces;
     };
     const rows = store.rows(DRAWN);
-    const past = reach(shown.map((latent) => this.trace(store, rows, latent, now)));
+    const past = reach(this.traces(store, rows, shown));
     const recent = [];
     for (let row = store.time.length - 1; row >= 0 && now - store.time.get(row) <= ahead; row -= 1) {
       recent.unshift(row);
     }
-    const near = shown.map((latent) => this.trace(store, recent, latent, now));
+    const near = this.traces(store, recent, shown);
     const fan = reach(shown.map((latent) => this.fan(store, latent, steps)));
-    this.fill(this.parts[0], past, colours);
-    this.fill(this.parts[1], [...near, ...fan], [...colours, ...colours], shown.length);
+    this.fill(this.parts[0], past);
+    this.fill(this.parts[1], [...near, ...fan], near.length);
     this.range.fit(low, high);
     for (const figure of [this.past, this.future]) figure.range("y_range", this.range.low, this.range.high);
     this.past.range("x_range", -store.seconds, 0);
@@ -107,7 +108,19 @@ export class Latents {
     this.drawMarks(store);
   }
 
-  trace(store, rows, latent, now) {
+  /** Traces of latents, in pieces where bins are missing between. */
+  traces(store, rows, shown) {
+    const apart = GAP * store.hello.bin_width * Math.max(1, store.time.length / DRAWN);
+    const pieces = [[]];
+    rows.forEach((row, index) => {
+      if (index > 0 && store.time.get(row) - store.time.get(rows[index - 1]) > apart) pieces.push([]);
+      pieces.at(-1).push(row);
+    });
+    return shown.flatMap((latent) => pieces.map((piece) => this.trace(store, piece, latent)));
+  }
+
+  trace(store, rows, latent) {
+    const { now } = store;
     const [x, y, bottom, top] = [0, 1, 2, 3].map(() => new Float64Array(rows.length));
     rows.forEach((row, index) => {
       const half = WIDE * Math.sqrt(store.var.get(row, latent));
@@ -116,7 +129,7 @@ export class Latents {
       bottom[index] = y[index] - half;
       top[index] = y[index] + half;
     });
-    return { x, y, bottom, top };
+    return { x, y, bottom, top, color: this.colour(latent) };
   }
 
   fan(store, latent, steps) {
@@ -128,16 +141,20 @@ export class Latents {
       const half = WIDE * Math.sqrt(step ? store.aheadVar[at] : store.var.last[latent]);
       [x[step], y[step], bottom[step], top[step]] = [step * width, mean, mean - half, mean + half];
     }
-    return { x, y, bottom, top };
+    return { x, y, bottom, top, color: this.colour(latent) };
   }
 
-  fill(part, traces, colours, dashed = Infinity) {
+  colour(latent) {
+    return traceColour(this.choice.place(latent));
+  }
+
+  fill(part, traces, dashed = Infinity) {
     const bands = traces.map(({ x, bottom, top }) => band(x, bottom, top));
-    part.bands.data = { xs: bands.map(({ x }) => x), ys: bands.map(({ y }) => y), color: colours };
+    part.bands.data = { xs: bands.map(({ x }) => x), ys: bands.map(({ y }) => y), color: traces.map(({ color }) => color) };
     part.lines.data = {
       xs: traces.map(({ x }) => x),
       ys: traces.map(({ y }) => y),
-      color: colours.slice(),
+      color: traces.map(({ color }) => color),
       dash: traces.map((_, index) => (index >= dashed ? "dashed" : "solid")),
     };
   }
