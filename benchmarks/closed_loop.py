@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ class Faulty:
         return self._last
 
 
-def serve(folder: Path, ends: tuple, how: Any, tell: Connection, resumes: bool) -> None:
+def serve(folder: Path, ends: tuple, how: Any, tell: Any, resumes: bool) -> None:
     """A session in a process of its own, until it is told to end or its source is gone."""
     frames, stimulation = ends
     low_latency()
@@ -137,7 +136,7 @@ class Running:
             self._tell.send("end")
         self.session.join(60)
         self.rig.join(60)
-        return np.load(self.truth)
+        return np.load(self.truth, allow_pickle=False)
 
 
 def stopped_after(truth: Any, fault_ns: int) -> float | None:
