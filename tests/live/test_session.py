@@ -421,7 +421,7 @@ def test_the_operator_sets_the_pace_of_a_source_of_ours(
     assert report.phase == Phase.CLOSED
     done = [Action.decode(data) for data in said if data[:1] == b"{"]
     assert done == [Action(Ask.SPEED, "4"), Action(Ask.RESET)][:heard]
-    assert session._period == int((0.0025 if paced else 0.2) * 1e9)
+    assert session._period == pytest.approx((0.0025 if paced else 0.2) * 1e9)
     actions = [record for record in read(tmp_path / JOURNAL) if record.kind == Kind.ACTION]
     kept = [decode(record.kind, record.payload)["ask"] for record in actions]
     assert kept == ["speed", "reset"]
