@@ -18,7 +18,7 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.pipes import Callback
 from evkf.live.plan import LOG, Plan, build, parts
-from evkf.live.ports import Phase
+from evkf.live.ports import Due, Phase
 from evkf.live.records import Kind, decode
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import Logger, open_session
@@ -58,9 +58,10 @@ def answers(sender: ClientConnection, last: Ack) -> list:
 
 def test_a_session_over_the_web_from_end_to_end(tmp_path: Path, engine: Engine):
     PLAN.write(tmp_path)
-    web = open_web(PLAN, tmp_path, parts(PLAN, tmp_path), print)
+    made = parts(PLAN, tmp_path)
+    web = open_web(PLAN, tmp_path, made, print)
     assert web is not None
-    source, _ = open_source(PLAN, tmp_path, 0, web)
+    source, _ = open_source(PLAN, tmp_path, made, Due(), web)
     published: list[Estimate] = []
     start = engine.state
     session = open_session(
