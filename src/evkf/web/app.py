@@ -58,7 +58,14 @@ def build(
     return Guard(app, Access(token, loopback, names, readable, public), refusals)
 
 
-def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, hello: Any) -> Part:
+def watching(
+    shown: Shown,
+    crowd: Crowd,
+    gateway: Gateway,
+    refusals: Refusals,
+    hello: Any,
+    viewers: Crowd,
+) -> Part:
     """Estimates, metrics, health and status.
 
     Args:
@@ -67,6 +74,7 @@ def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, h
         gateway: For its figures.
         refusals: For theirs.
         hello: What describes the stream, for JSON.
+        viewers: Who looks at the page; for their figures.
     """
     router, greeting = APIRouter(), json.dumps(hello)
 
@@ -82,7 +90,7 @@ def watching(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, h
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        own = _figures(shown, crowd, gateway, refusals)
+        own = _figures(shown, crowd, gateway, refusals, viewers)
         return Response(render([*shown.figures, *own]), media_type=TYPE)
 
     @router.get("/health")
@@ -157,11 +165,14 @@ def acting(hand_on: Callable[[Action], str], refusals: Refusals) -> Part:
     return Part(router)
 
 
-def _figures(shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals) -> list[Figure]:
+def _figures(
+    shown: Shown, crowd: Crowd, gateway: Gateway, refusals: Refusals, viewers: Crowd
+) -> list[Figure]:
     counter, gauge = "counter", "gauge"
-    present = [({"kind": "estimates"}, len(crowd)), ({"kind": "frames"}, len(gateway.senders))]
+    crowds = {"estimates": crowd, "frames": gateway.senders, "page": viewers}
+    present = [({"kind": kind}, len(each)) for kind, each in crowds.items()]
     refused = [({"reason": why.value}, refusals.counts[why]) for why in Why]
-    dropped = crowd.dropped + gateway.senders.dropped
+    dropped = sum(each.dropped for each in crowds.values())
     return [
         Figure("evkf_web_clients", gauge, "Connected now.", present),
         Figure("evkf_web_frames_total", counter, "Frames handed on.", [({}, gateway.frames)]),

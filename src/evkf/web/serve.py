@@ -53,7 +53,7 @@ async def serve(settings: Settings, log: Measured) -> None:
     gateway, feed = Gateway(refusals), _feed(settings)
     shown = _shown(crowd, feed)
     links: list[Link] = []
-    parts = [watching(shown, crowd, gateway, refusals, settings.hello)]
+    parts = [watching(shown, crowd, gateway, refusals, settings.hello, viewers)]
     if settings.desk is not None:
         desk = Link(socket.socket(fileno=settings.desk), shown.take)
         links.append(desk)
