@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -79,16 +79,21 @@ def fake(seconds: float) -> Iterator[str]:
             server.stdin.close()
 
 
+def watch(page: Page, condition: str) -> None:
+    """Look at the page until something holds there."""
+    end = time.monotonic() + START_S
+    while not page.evaluate(f"Boolean(window.evkf?.store && {condition})"):
+        if time.monotonic() > end:
+            raise SystemExit(f"the page never had {condition}")
+        page.wait_for_timeout(200)
+
+
 def take(browser: Browser, address: str, shot: Shot) -> Path:
     """Take a picture, once there are some seconds to see."""
     size = {"width": shot.width, "height": shot.height}
     page = browser.new_page(viewport=size, color_scheme=shot.theme)  # type: ignore[arg-type]
     page.goto(address)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not page.evaluate(
-        "window.evkf?.store?.time.length > 1000 - 1"
-    ):
-        page.wait_for_timeout(200)
+    watch(page, "evkf.store.time.length > 999 && evkf.store.versions.field > 0")
     page.wait_for_timeout(1000)
     path = IMAGES / f"{shot.name}.png"
     page.screenshot(path=path)
@@ -105,6 +110,10 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright, (fake if asked.fake else real)(asked.seconds) as address:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        # Fields and evidence are computed only while somebody looks.
+        first = browser.new_page()
+        first.goto(address)
+        watch(first, "evkf.store.versions.field > 0 && evkf.store.evidence.seen > 5")
         for shot in SHOTS:
             print(take(browser, address, shot).relative_to(ROOT))
         browser.close()
