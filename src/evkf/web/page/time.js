@@ -245,7 +245,7 @@ export class Rates extends Picture {
     this.show(store, store.rates, (rate) => (rate === rate ? shadeOf(rate / high) : 0));
     const counts = store.hello.counts !== false;
     const top = counts ? this.top.high / store.hello.bin_width : this.top.high;
-    document.getElementById("rate-top").textContent = Number(top.toPrecision(3)).toLocaleString("en");
+    document.getElementById("rate-top").textContent = store.topRate === 0 ? "–" : Number(top.toPrecision(3)).toLocaleString("en");
     document.getElementById("rate-unit").textContent = counts ? "spikes/s" : "a.u.";
   }
 }
