@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -88,16 +88,13 @@ def watch(page: Page, condition: str) -> None:
         page.wait_for_timeout(200)
 
 
-def take(browser: Browser, address: str, shot: Shot) -> Path:
-    """Take a picture, once there are some seconds to see."""
-    size = {"width": shot.width, "height": shot.height}
-    page = browser.new_page(viewport=size, color_scheme=shot.theme)  # type: ignore[arg-type]
-    page.goto(address)
-    watch(page, "evkf.store.time.length > 999 && evkf.store.versions.field > 0")
-    page.wait_for_timeout(1000)
+def take(page: Page, shot: Shot) -> Path:
+    """Take a picture of what there is to see."""
+    page.set_viewport_size({"width": shot.width, "height": shot.height})
+    page.emulate_media(color_scheme=shot.theme)  # type: ignore[arg-type]
+    page.wait_for_timeout(2000)
     path = IMAGES / f"{shot.name}.png"
     page.screenshot(path=path)
-    page.close()
     return path
 
 
@@ -111,11 +108,11 @@ def main() -> None:
     with sync_playwright() as playwright, (fake if asked.fake else real)(asked.seconds) as address:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         # Fields and evidence are computed only while somebody looks.
-        first = browser.new_page()
-        first.goto(address)
-        watch(first, "evkf.store.versions.field > 0 && evkf.store.evidence.seen > 5")
+        page = browser.new_page()
+        page.goto(address)
+        watch(page, "evkf.store.versions.field > 2 && evkf.store.evidence.seen > 12")
         for shot in SHOTS:
-            print(take(browser, address, shot).relative_to(ROOT))
+            print(take(page, shot).relative_to(ROOT))
         browser.close()
 
 
