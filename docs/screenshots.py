@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -79,20 +79,22 @@ def fake(seconds: float) -> Iterator[str]:
             server.stdin.close()
 
 
-def take(browser: Browser, address: str, shot: Shot) -> Path:
-    """Take a picture, once there are some seconds to see."""
-    size = {"width": shot.width, "height": shot.height}
-    page = browser.new_page(viewport=size, color_scheme=shot.theme)  # type: ignore[arg-type]
-    page.goto(address)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not page.evaluate(
-        "window.evkf?.store?.time.length > 1000 - 1"
-    ):
+def watch(page: Page, condition: str) -> None:
+    """Look at the page until something holds there."""
+    end = time.monotonic() + START_S
+    while not page.evaluate(f"Boolean(window.evkf?.store && {condition})"):
+        if time.monotonic() > end:
+            raise SystemExit(f"the page never had {condition}")
         page.wait_for_timeout(200)
-    page.wait_for_timeout(1000)
+
+
+def take(page: Page, shot: Shot) -> Path:
+    """Take a picture of what there is to see."""
+    page.set_viewport_size({"width": shot.width, "height": shot.height})
+    page.emulate_media(color_scheme=shot.theme)  # type: ignore[arg-type]
+    page.wait_for_timeout(2000)
     path = IMAGES / f"{shot.name}.png"
     page.screenshot(path=path)
-    page.close()
     return path
 
 
@@ -105,8 +107,12 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright, (fake if asked.fake else real)(asked.seconds) as address:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        # Fields and evidence are computed only while somebody looks.
+        page = browser.new_page()
+        page.goto(address)
+        watch(page, "evkf.store.versions.field > 2 && evkf.store.evidence.seen > 12")
         for shot in SHOTS:
-            print(take(browser, address, shot).relative_to(ROOT))
+            print(take(page, shot).relative_to(ROOT))
         browser.close()
 
 

@@ -310,6 +310,11 @@ def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakeP
     says(page, "The engine has died")
     fake.change(live=True)
     says(page, "The session was resumed.")
+    taken, fake.report["bins"] = fake.seq, 10**9
+    fake.report["taken"] = 10**9 - taken
+    until(page, "taken => evkf.store.report.taken === taken", 10**9 - taken)
+    fake.report["taken"] = 3
+    says(page, "The session was resumed at bin 999,999,997.")
 
 
 def test_malformed_messages_break_nothing(page: Page, fake: FakePage) -> None:

@@ -33,7 +33,7 @@ export class Connection {
     this.needsToken = false;
     this.newest = -Infinity;
     this.passing = null;
-    this.taken = null;
+    this.report = null;
     setInterval(() => this.tell(), 250);
   }
 
@@ -93,11 +93,11 @@ export class Connection {
 
   /** Take note of a report: of a process that took the session up anew, too. */
   heed(report) {
+    const before = this.report;
     this.report = report;
-    if (this.taken !== null && report.taken < this.taken) {
+    if (before && report.taken < before.taken && report.bins >= before.bins) {
       this.say(`The session was resumed at bin ${(report.bins - report.taken).toLocaleString("en")}.`, "good");
     }
-    this.taken = report.taken;
   }
 
   async lose(code, reason) {

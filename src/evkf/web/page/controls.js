@@ -61,6 +61,8 @@ export class Controls {
     if (hello.speed) get("speed").value = String(hello.speed);
     get("nwb").hidden = !can.has("download");
     get("session").textContent = hello.session;
+    get("rates-note").textContent = hello.mode === "view" ? "are not kept in a journal" : "";
+    get("forecast-note").textContent = hello.mode === "view" ? "not kept" : "";
     get("truth").hidden = !hello.has_truth;
     document.querySelector(".pair").classList.toggle("alone", !hello.has_truth);
     this.choice.truth = Boolean(hello.has_truth);

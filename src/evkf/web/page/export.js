@@ -1,7 +1,7 @@
 // The view as a picture or a drawing: figures as Bokeh draws them, and all text where it stands.
 
 import { allFigures, colour } from "./figures.js";
-import { palette } from "./time.js";
+import { shadeOf } from "./time.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TOP = 26; // pixels of the line that says what it is
@@ -65,11 +65,12 @@ function boxesOf(main, place) {
     boxes.push({ ...place(chip.getBoundingClientRect()), width: 4, fill: getComputedStyle(chip).borderLeftColor });
   }
   const bar = place(main.querySelector(".bar").getBoundingClientRect());
-  [...palette(SHADES)].forEach((shade, index) => {
+  for (let index = 0; index < SHADES; index += 1) {
+    const shade = shadeOf((index + 0.5) / SHADES);
     const fill = `rgb(${shade & 255}, ${(shade >> 8) & 255}, ${(shade >> 16) & 255})`;
     const height = bar.height / SHADES;
     boxes.push({ ...bar, y: bar.y + bar.height - (index + 1) * height, height: height + 0.5, fill });
-  });
+  }
   return boxes;
 }
 

@@ -34,13 +34,14 @@ export function pixel(text) {
 /**
  * Spare Bokeh what it does at every paint though nothing but data has changed: to measure all labels of
  * axes, and to write style sheets for elements that are not there. This is more than half of its cost.
+ * A version of Bokeh that has other names for these is as slow as it was, and no less right.
  */
 function lighten(view) {
-  const check = view._invalidate_layout_if_needed.bind(view);
+  const check = view._invalidate_layout_if_needed?.bind(view);
   view._invalidate_layout_if_needed = () => {
-    if (view._invalidate_all) check();
+    if (view._invalidate_all !== false) check?.();
   };
-  for (const each of view.element_views) each.reposition = () => {};
+  for (const each of view.element_views ?? []) each.reposition = () => {};
   for (const each of view.renderer_views.values()) {
     if (each.model.level !== MOVING) continue;
     each.update_position = () => {};

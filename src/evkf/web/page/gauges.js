@@ -38,6 +38,10 @@ export class Evidence {
     const line = { x: { field: "x" }, y: { field: "y" }, line_width: 2 * this.figure.scale };
     this.zero = this.figure.add("line", { x: [0, 1e9], y: [0, 0] }, { ...line, line_width: 1 }, "glyph");
     this.lines = [0, 1].map(() => this.figure.add("line", { x: [], y: [] }, line));
+    this.ends = this.figure.add("scatter", { x: [], y: [], color: [] }, {
+      x: { field: "x" }, y: { field: "y" }, fill_color: { field: "color" }, line_color: null,
+      size: 7 * this.figure.scale,
+    });
     this.figure.follow(() => {
       this.zero.renderer.glyph.line_color = colour("soft");
       this.lines.forEach((each, index) => { each.renderer.glyph.line_color = colour(`c${index}`); });
@@ -53,6 +57,7 @@ export class Evidence {
     const rows = evidence.rows.at(-1) === last ? evidence.rows : [...evidence.rows, last];
     const x = rows.map((row) => row[0]);
     this.lines.forEach((line, index) => { line.data = { x: x.slice(), y: rows.map((row) => row[index + 1]) }; });
+    this.ends.data = { x: [last[0], last[0]], y: [last[1], last[2]], color: [colour("c0"), colour("c1")] };
     const values = rows.flatMap((row) => [row[1], row[2]]).filter(Number.isFinite);
     this.ranges[0].fit(x[0], Math.max(x.at(-1), x[0] + 10));
     this.ranges[1].fit(Math.min(0, ...values), Math.max(0, ...values));

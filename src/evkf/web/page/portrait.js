@@ -8,6 +8,7 @@ const ARROWS = 13; // a side
 const TURN_S = 24; // seconds of a turn
 const WIDE = Math.sqrt(5.991); // radius of a 95 % ellipse
 const CORNERS = 48;
+const ROOM = 0.15; // of the path, on either side of it
 
 /** Two rows of numbers that latents are seen through. */
 export function seen(store, { view, axes }, now, before) {
@@ -89,36 +90,37 @@ function between(values, columns, rows, across, up) {
   return (1 - top) * low + top * high;
 }
 
-/** Strokes of arrows on a grid; slower ones are shorter and fainter. */
-function arrows(x, y, u, v) {
-  const wide = (x.at(-1) - x[0]) / ARROWS;
-  const tall = (y.at(-1) - y[0]) / ARROWS;
-  let top = 1e-12;
-  for (let k = 0; k < u.length; k += 1) top = Math.max(top, Math.hypot(u[k] / wide, v[k] / tall));
-  const strokes = { x0: [], y0: [], x1: [], y1: [], alpha: [] };
+/** Strokes of arrows where the field is known and seen; slower ones are shorter and fainter. */
+function arrows({ x, y }, u, v, [left, right, low, high]) {
+  const [wide, tall] = [(right - left) / ARROWS, (high - low) / ARROWS];
+  const found = [];
   for (let row = 0; row < ARROWS; row += 1) {
     for (let column = 0; column < ARROWS; column += 1) {
-      const place = [(column + 0.5) / ARROWS, (row + 0.5) / ARROWS];
+      const [atX, atY] = [left + (column + 0.5) * wide, low + (row + 0.5) * tall];
+      const place = [(atX - x[0]) / (x.at(-1) - x[0]), (atY - y[0]) / (y.at(-1) - y[0])];
+      if (place.some((share) => !(share >= 0 && share <= 1))) continue;
       const across = between(u, x.length, y.length, ...place) / wide;
       const rise = between(v, x.length, y.length, ...place) / tall;
       const speed = Math.hypot(across, rise);
-      if (!(speed > 0)) continue;
-      const length = 0.25 + 0.65 * (speed / top) ** 0.4;
-      const [dx, dy] = [(across / speed) * length, (rise / speed) * length];
-      const tip = [
-        x[0] + (column + 0.5 + 0.5 * dx) * wide,
-        y[0] + (row + 0.5 + 0.5 * dy) * tall,
-      ];
-      const stroke = (toX, toY) => {
-        strokes.x0.push(tip[0]);
-        strokes.y0.push(tip[1]);
-        strokes.x1.push(tip[0] + toX * wide);
-        strokes.y1.push(tip[1] + toY * tall);
-        strokes.alpha.push(0.4 + 0.5 * Math.sqrt(speed / top));
-      };
-      stroke(-dx, -dy);
-      stroke(-0.32 * dx - 0.2 * dy, -0.32 * dy + 0.2 * dx);
-      stroke(-0.32 * dx + 0.2 * dy, -0.32 * dy - 0.2 * dx);
+      if (speed > 0) found.push([atX, atY, across / speed, rise / speed, speed]);
+    }
+  }
+  const top = Math.max(...found.map((each) => each[4]));
+  const strokes = { x0: [], y0: [], x1: [], y1: [], alpha: [] };
+  for (const [atX, atY, across, rise, speed] of found) {
+    const length = 0.25 + 0.65 * (speed / top) ** 0.4;
+    const [dx, dy] = [across * length, rise * length];
+    const tip = [atX + 0.5 * dx * wide, atY + 0.5 * dy * tall];
+    for (const [toX, toY] of [
+      [-dx, -dy],
+      [-0.32 * dx - 0.2 * dy, -0.32 * dy + 0.2 * dx],
+      [-0.32 * dx + 0.2 * dy, -0.32 * dy - 0.2 * dx],
+    ]) {
+      strokes.x0.push(tip[0]);
+      strokes.y0.push(tip[1]);
+      strokes.x1.push(tip[0] + toX * wide);
+      strokes.y1.push(tip[1] + toY * tall);
+      strokes.alpha.push(0.4 + 0.5 * Math.sqrt(speed / top));
     }
   }
   return strokes;
@@ -164,8 +166,9 @@ class Plane {
     });
   }
 
-  drawField(field, [u, v]) {
-    this.arrows.data = field && u ? arrows(field.x, field.y, u, v) : arrows([0, 1], [0, 1], [], []);
+  drawField(field, [u, v], box) {
+    const none = { x0: [], y0: [], x1: [], y1: [], alpha: [] };
+    this.arrows.data = field && u ? arrows(field, u, v, box) : none;
   }
 }
 
@@ -194,14 +197,15 @@ export class Portrait {
     const flat = choice.view === "plane" || store.hello.latents < 3;
     const fits = flat && store.field && String(store.field.plane) === String(choice.plane);
     const field = fits ? store.field : null;
-    const drawn = `${store.versions.field} ${fits} ${choice.truth} ${choice.plane}`;
+    const paths = this.paths(store);
+    this.fit(paths, flat);
+    const box = this.ranges.flatMap(({ low, high }) => [low, high]);
+    const drawn = `${store.versions.field} ${fits} ${choice.truth} ${choice.plane} ${box}`;
     if (drawn !== this.drawn) {
       this.drawn = drawn;
-      this.learned.drawField(field, [field?.u, field?.v]);
-      this.truth.drawField(field, [field?.true_u, field?.true_v]);
+      this.learned.drawField(field, [field?.u, field?.v], box);
+      this.truth.drawField(field, [field?.true_u, field?.true_v], box);
     }
-    const paths = this.paths(store);
-    this.fit(paths, field, flat);
     const name = (axis) => `z${axis}`;
     const labels = {
       plane: choice.plane.map(name),
@@ -243,10 +247,13 @@ export class Portrait {
   }
 
   /** Latents have a scale each; directions that are mixed of them have the same. */
-  fit({ tail, head, ellipse: round }, field, flat) {
-    const sides = [round.x, round.y].map((edge, which) => [...tail[which], ...edge, head[which]]);
-    if (field) [field.x, field.y].forEach((side, which) => sides[which].push(side[0], side.at(-1)));
-    sides.forEach((side, which) => this.ranges[which].fit(Math.min(...side), Math.max(...side)));
+  fit({ tail, cycle, ellipse: round }, flat) {
+    [round.x, round.y].forEach((edge, which) => {
+      const side = [...tail[which], ...edge, ...cycle[which]];
+      const [low, high] = [Math.min(...side), Math.max(...side)];
+      const room = ROOM * (high - low);
+      this.ranges[which].fit(low - room, high + room);
+    });
     const [x, y] = this.ranges;
     for (const { figure } of this.planes) {
       if (flat) {

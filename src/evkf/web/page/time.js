@@ -9,7 +9,7 @@ const WIDE = 1.96; // standard deviations of a 95 % band
 // Cividis, which looks alike to all eyes.
 const STOPS = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];
 
-export function palette(size) {
+function palette(size) {
   const stops = STOPS.map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)));
   return Uint32Array.from({ length: size }, (_, index) => {
     const place = (index / (size - 1)) * (stops.length - 1);
@@ -19,6 +19,13 @@ export function palette(size) {
     );
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
+}
+
+const SHADES = palette(256);
+
+/** Colour of a share of the scale: with its root, so that slow channels are told apart too. */
+export function shadeOf(share) {
+  return SHADES[share < 1 ? (255 * Math.sqrt(share)) | 0 : 255];
 }
 
 /** There and back along a band, for a polygon. */
@@ -229,22 +236,16 @@ export class Raster extends Picture {
 export class Rates extends Picture {
   constructor() {
     super("plot-rates", "seconds before now");
-    this.palette = palette(256);
     this.top = new Calm(0, 1, 10);
   }
 
   draw(store) {
     this.top.fit(0, store.topRate);
-    const scale = 255 / this.top.high;
-    const { palette: shades } = this;
-    this.show(store, store.rates, (rate) => {
-      if (rate !== rate) return 0;
-      const shade = rate * scale;
-      return shades[shade > 255 ? 255 : shade | 0];
-    });
+    const { high } = this.top;
+    this.show(store, store.rates, (rate) => (rate === rate ? shadeOf(rate / high) : 0));
     const counts = store.hello.counts !== false;
     const top = counts ? this.top.high / store.hello.bin_width : this.top.high;
-    document.getElementById("rate-top").textContent = Number(top.toPrecision(3)).toLocaleString("en");
+    document.getElementById("rate-top").textContent = store.topRate === 0 ? "–" : Number(top.toPrecision(3)).toLocaleString("en");
     document.getElementById("rate-unit").textContent = counts ? "spikes/s" : "a.u.";
   }
 }
