@@ -18,6 +18,12 @@ from tests.test_cli import invoke
 BINS = 40
 
 
+@pytest.fixture(autouse=True)
+def in_a_process_that_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused in this process is refused whatever it did before."""
+    monkeypatch.setattr("evkf.commands.live.low_latency", lambda: None)
+
+
 def run(*args: str) -> dict:
     command = [sys.executable, "-m", "evkf", *args, "--json", "-"]
     done = subprocess.run(

@@ -200,7 +200,8 @@ def _session(
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:
     """Show the session where it was, until Ctrl-C."""
-    _evkf("view", str(folder), "--web", web, quiet=quiet)
+    with contextlib.suppress(KeyboardInterrupt):
+        _evkf("view", str(folder), "--web", web, quiet=quiet)
 
 
 def _evkf(*args: str, quiet: bool, aside: bool = False) -> None:
