@@ -1,4 +1,4 @@
-"""Make the pictures of the page in docs/images/: a session is run, and looked at in a browser.
+"""Make the pictures of the page in docs/img/: a session is run, and looked at in a browser.
 
     python docs/screenshots.py [--fake] [--seconds 60]
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
+IMAGES = ROOT / "docs" / "img"
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu"]
 PORT = 8797
