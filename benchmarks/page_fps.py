@@ -80,7 +80,7 @@ def memory(page: Page, seconds: float) -> list[dict[str, float]]:
         nodes = tools.send("Memory.getDOMCounters")["nodes"]
         # Arrays of numbers, which messages and bitmaps are made of, are not part of the heap.
         arrays = heap.get("backingStorageSize", 0)
-        told = {"heap": heap["usedSize"] / 1e6, "arrays": arrays / 1e6, "nodes": nodes}
+        told = {"megabytes": (heap["usedSize"] + arrays) / 1e6, "nodes": nodes}
         found.append(told | {"time": page.evaluate("evkf.store.now")})
     return found
 
@@ -116,7 +116,7 @@ def main() -> int:
             page.wait_for_timeout(1000 * WARM_S)
             samples = memory(page, span / SPEED)
         browser.close()
-    grown = {name: growth(samples, name) for name in ("heap", "arrays", "nodes")}
+    grown = {name: growth(samples, name) for name in ("megabytes", "nodes")}
     load = os.getloadavg()[0]
     result = {"session": SESSION, **painted, "grown": grown, "load": load, "memory": samples}
     missed = []
@@ -127,7 +127,7 @@ def main() -> int:
             missed.append(f"{name} grew by {share:.1%}")
     shown = samples[-1]
     print(f"{shown['time']:.0f} s were simulated")
-    print(f"{shown['heap']:.1f} MB of heap, {shown['arrays']:.1f} MB of arrays")
+    print(f"{shown['megabytes']:.1f} MB of memory, {shown['nodes']} nodes")
     print("grown " + ", ".join(f"{name} {share:+.1%}" for name, share in grown.items()))
     print(f"{painted['ms_per_frame']:.1f} ms of a core per frame, load {load:.1f}")
     print(f"{painted['frames_per_second']:.1f} frames per second")
