@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
+from evkf.errors import InputError
 from evkf.live import warden
 from evkf.live.guard import HOLD, Command, Guard, Output, State, Word, say
 from evkf.live.limits import Limits
 from evkf.live.pipes import pair
+from evkf.live.plan import PLAN
 from evkf.live.warden import STOPPED, PipeStimulator, Warden, start_guard, tell_guard
 
 LIMITS = Limits([1.0, 1.0], [1e9, 1e9], [1e3, 1e3])
@@ -263,3 +265,11 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < until:
         time.sleep(0.005)
     return condition()
+
+
+def test_a_stop_holds_for_a_guard_that_begins_later(tmp_path: Path):
+    (tmp_path / PLAN).write_text("{}")
+    with pytest.raises(InputError, match="until `evkf arm`"):
+        tell_guard(tmp_path, Word.STOP)
+    with thread(tmp_path) as ends:
+        assert ends.heard().state == State.STOPPED

@@ -125,14 +125,20 @@ class Bench:
         self.seq, self.folder = 0, folder
         assert wait_for(lambda: self.loop._hear() or self.loop.state == State.HELD)
 
-    def give(self, phase: Phase = Phase.READY, flags: Told = Told.NOTHING, **parts: object) -> None:
+    def give(
+        self,
+        phase: Phase = Phase.READY,
+        flags: Told = Told.NOTHING,
+        behind: int = 0,
+        **parts: object,
+    ) -> None:
         """A bin, and what comes of it."""
         now, mean = time.monotonic_ns(), np.full(2, 0.01 * self.seq)
         latent = mean, np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
         estimate = Estimate(self.seq, flags, *latent, now, now, now)._replace(**parts)
         self.loop.input(now)
         self.seq += 1
-        self.loop.after(estimate, self.seq, phase)
+        self.loop.after(estimate, self.seq, phase, behind)
 
     def turn_on(self) -> None:
         for _ in range(SOUND):
@@ -184,6 +190,7 @@ NAN = np.array([0.0, np.nan])
         ({"ahead": NAN[None]}, "not finite"),
         ({"phase": Phase.DEGRADED}, "the session is degraded"),
         ({"received_ns": 1, "sent_ns": 0}, "ms old"),
+        ({"behind": 2}, "ms old"),
     ],
 )
 def test_an_estimate_that_is_not_to_be_trusted_ends_stimulation(bench: Bench, bad: dict, why: str):

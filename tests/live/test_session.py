@@ -448,3 +448,13 @@ def test_estimates_look_ahead_and_carry_the_time_of_their_bin(tmp_path: Path, co
     np.testing.assert_allclose(last.ahead, ahead.mean, rtol=1e-5)
     np.testing.assert_allclose(last.ahead_var, np.diagonal(ahead.cov, axis1=1, axis2=2), rtol=1e-5)
     assert first.ahead.shape == lost.ahead_var.shape == (5, 2)
+
+
+def test_a_bin_of_which_nothing_was_observed_is_called_bridged(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    masks = np.ones((3, N), bool)
+    masks[1] = False
+    given = [encode(Frame(seq, counts[seq], masks[seq])) for seq in range(3)]
+    _, _, sink = run(tmp_path, engine, start, [*given, encode_end(3)])
+    assert [Told.BRIDGED in said.flags for said in sink] == [False, True, False]

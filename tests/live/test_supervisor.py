@@ -130,3 +130,26 @@ def test_what_a_session_says_is_kept(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("evkf.live.supervisor.command_of", lambda *_: said)
     start_session(folder / "left.toml", False).wait()
     assert (folder / "left.log").read_text() == "no such thing\n"
+
+
+def test_what_cannot_be_started_leaves_the_others_alone(folder: Path):
+    def start(file: Path, known: bool) -> subprocess.Popen:
+        if file.stem == "left":
+            raise OSError("no more processes")
+        return python(LIVES)
+
+    lines: list[str] = []
+    supervisor = Supervisor(folder, lines.append, start)
+    for charge in supervisor.charges:
+        charge.look()
+    assert [charge.fate for charge in supervisor.charges] == [Fate.WAITS, Fate.RUNS]
+    assert any("left: could not be started (no more processes)" in line for line in lines)
+    supervisor.run(lambda: True)
+
+
+def test_what_had_begun_is_tried_again_whatever_it_says(folder: Path):
+    (folder / "left").mkdir()
+    (folder / "left" / PLAN).write_text("{}")
+    charge = Charge(folder / "left.toml", Begun("raise SystemExit(2)"), print)
+    until(lambda: charge.deaths == 1, charge.look)
+    assert charge.fate == Fate.WAITS

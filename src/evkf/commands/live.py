@@ -299,8 +299,9 @@ def resume(
     player = recall(folder, engine, made.counts)
     if player.ended:
         journal.close()
-        remedy = "begin another with `evkf live`; `evkf export` writes this one"
-        raise InputError("a session whose stream has ended", str(folder), remedy)
+        say.print(f"its stream has ended; `evkf export {folder}` writes it out")
+        emit(json_file, result("resume", options, folder=str(folder), bins=engine.bins))
+        return
     say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
     report = _run(
         folder, plan, made, engine, costs, journal, player, real_time, seconds, say, json_file

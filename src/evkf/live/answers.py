@@ -31,8 +31,8 @@ class Told(IntFlag):
     """What is to be known about an estimate.
 
     Attributes:
-        BRIDGED: Nothing was observed in the bin: it was lost or refused, and the estimate is the
-            prediction.
+        BRIDGED: Nothing was observed in the bin: it was lost, refused or masked, and the estimate
+            is the prediction.
         NOT_DURABLE: The bin was not yet durable when the estimate was published.
         LEARNED: The model has learned since the estimate before.
     """

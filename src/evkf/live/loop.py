@@ -115,17 +115,18 @@ class Loop:
     def _write_input(self) -> None:
         self._journal.append(Kind.INPUT, encode_words(values=self.values.tolist()))
 
-    def after(self, estimate: Estimate, number: int, phase: Phase) -> None:
+    def after(self, estimate: Estimate, number: int, phase: Phase, behind: int = 0) -> None:
         """Make a command of an estimate, or end stimulation if that is not to be trusted.
 
         Args:
             estimate: Just published.
             number: Bins since the stream began.
             phase: Of the session.
+            behind: Frames that had come when the bin was taken in, and are newer.
         """
         self._seq = estimate.seq
         self._hear()
-        born_ns = estimate.received_ns - self._delay(estimate)
+        born_ns = estimate.received_ns - max(self._delay(estimate), behind * self._period)
         if doubt := self._doubt(estimate, phase, born_ns):
             self._halt(doubt)
         elif self.state == State.ARMED:

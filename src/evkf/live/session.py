@@ -99,6 +99,7 @@ class Session:
         self._acknowledged, self._again = due.seq - 1, None
         self._refused, self._backlog, self._learned, self._elbo = 0, 0, 0, 0.0
         self._has_learned = self._tried = False
+        self._behind = 0
         self._jumped: int | None = None
         self._due_ns = self._looked_ns = 0
         self._holes = journal.holes
@@ -142,9 +143,10 @@ class Session:
             self._due_ns = now if now - asked > AT_ONCE_NS else there
         self._looked_ns = now
         self._backlog = max(self._backlog, len(messages))
-        for peer, data in messages:
+        for number, (peer, data) in enumerate(messages, start=1):
             if self._over:
                 return
+            self._behind = len(messages) - number
             self._take(peer, data, now)
         self._settle(self._order.expire(now))
         self._acknowledge()
@@ -232,6 +234,8 @@ class Session:
                 sent = frame.sent_ns
                 kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
                 fresh, self._fresh = frame.fresh or self._fresh, False
+                if frame.mask is not None and not frame.mask.any():
+                    told |= Told.BRIDGED
                 u = self._input(begin, frame.u)
                 latent = self.engine.observe(frame.y, frame.mask, u, fresh)
             if self._has_learned:
@@ -252,7 +256,7 @@ class Session:
                 self._pending.append((position, seq, peer))
             self._elbo, self._has_learned, self._tried = latent.elbo, False, False
             if self._loop is not None:
-                self._loop.after(estimate, self.engine.bins, self.phase)
+                self._loop.after(estimate, self.engine.bins, self.phase, self._behind)
 
     def _input(self, now: int, given: np.ndarray | None) -> np.ndarray | None:
         return given if self._loop is None else self._loop.input(now)

@@ -40,6 +40,7 @@ class Course:
         period: Seconds from one bin to the next.
         inputs: Channels of stimulation.
         first: Number of the first bin.
+        keeps: Whether to keep what happens; it grows with every bin.
 
     Attributes:
         states: True states, one a bin.
@@ -56,7 +57,9 @@ class Course:
         period: float,
         inputs: int,
         first: int = 0,
+        keeps: bool = True,
     ):
+        self._keeps = keeps
         self._subject, self._frames, self._period = subject, frames, int(period * 1e9)
         self._stimulation: socket.socket | None = stimulation
         self._num, self._first = inputs, first
@@ -86,9 +89,10 @@ class Course:
     def _bin(self, seq: int, end: int) -> None:
         on = self._delivered.mean(end - self._period, end)
         counts = self._subject.step(on)
-        self.states.append(self._subject.z)
-        self.inputs.append(on)
-        self.times.append(time.monotonic_ns())
+        if self._keeps:
+            self.states.append(self._subject.z)
+            self.inputs.append(on)
+            self.times.append(time.monotonic_ns())
         fresh = seq == self._first
         self._frames.send(encode(Frame(seq, counts, fresh=fresh, sent_ns=time.monotonic_ns())))
 
@@ -111,7 +115,8 @@ class Course:
         now = time.monotonic_ns()
         if data:
             output = Output.decode(data)
-            self.heard.append(Heard(now, output))
+            if self._keeps:
+                self.heard.append(Heard(now, output))
             self._delivered.add(now, output.until_ns, output.values)
         else:
             # Whoever stimulated is gone: that is the end of it.
@@ -149,7 +154,8 @@ def _main(
     low_latency()
     latents, seed = sizes[0], sizes[3]
     subject = Subject(rig_model(*sizes, stimulated=True), seed + first)
-    course = Course(subject, frames, stimulation, period, latents, first)
+    kept = truth is not None
+    course = Course(subject, frames, stimulation, period, latents, first, keeps=kept)
     if real_time:
         become_real_time()
     course.run(num)

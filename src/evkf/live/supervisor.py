@@ -81,6 +81,7 @@ class Charge:
         self.fate, self.deaths = Fate.WAITS, 0
         self.process: subprocess.Popen | None = None
         self._patience, self._again, self._begun = SOON_S, clock(), 0.0
+        self._known = False
 
     def look(self) -> None:
         """See whether it lives, and start it if it is time to."""
@@ -90,23 +91,31 @@ class Charge:
             if code is not None:
                 self._bury(code)
         elif self.fate == Fate.WAITS and self._clock() >= self._again:
-            known = (folder_of(self.file) / PLAN).exists()
-            self.process, self._begun = self._start(self.file, known), self._clock()
+            self._known = (folder_of(self.file) / PLAN).exists()
+            self._begun = self._clock()
+            try:
+                self.process = self._start(self.file, self._known)
+            except OSError as error:
+                self._die(f"could not be started ({error})")
+                return
             self.fate = Fate.RUNS
-            how = "taken up again" if known else "begun"
+            how = "taken up again" if self._known else "begun"
             self._log(f"{self.name}: {how}, process {self.process.pid}, log {log_of(self.file)}")
 
     def _bury(self, code: int) -> None:
-        lived = self._clock() - self._begun
-        if code in (0, BAD_INPUT):
+        # What is wrong with one that had begun may pass: a busy port, a lock, a full disk.
+        if code == 0 or (code == BAD_INPUT and not self._known):
             self.fate = Fate.REFUSED if code else Fate.ENDED
             self._log(f"{self.name}: {self.fate}{f', see {log_of(self.file)}' if code else ''}")
             return
+        self._die(f"died by {_signal(-code)}" if code < 0 else f"died by code {code}")
+
+    def _die(self, how: str) -> None:
+        lived = self._clock() - self._begun
         self.deaths += 1
         self._patience = SOON_S if lived > SELDOM_S else self._patience
         self.fate, self._again = Fate.WAITS, self._clock() + self._patience
-        how = signal.Signals(-code).name if code < 0 else f"code {code}"
-        self._log(f"{self.name}: died by {how} after {lived:.1f} s, again in {self._patience:g} s")
+        self._log(f"{self.name}: {how} after {lived:.1f} s, again in {self._patience:g} s")
         self._patience = min(2 * self._patience, SELDOM_S)
 
     def stop(self) -> None:
@@ -162,6 +171,14 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 charge.process.kill()
                 charge.process.wait()
+
+
+def _signal(number: int) -> str:
+    """Its name, if it has one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def folder_of(file: Path) -> Path:

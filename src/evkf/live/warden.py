@@ -24,6 +24,7 @@ from evkf.live.control import load
 from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
 from evkf.live.machine import PRIORITY, become_real_time
+from evkf.live.plan import PLAN
 
 DOOR, STOPPED = "guard", "stopped"
 """Names in the folder of a session: the operator's way in, and a file that is there while a stop
@@ -90,12 +91,17 @@ class Warden:
         self._door.listen()
         self._visitors: list[socket.socket] = []
         self._kept: State | None = None
+        self._broken = False
 
     def run(self) -> None:
         """Until the session is gone."""
         try:
+            if self._guard.state != State.STOPPED and self._marker.exists():
+                # Somebody stopped it before the door was there.
+                why = self._marker.read_text(encoding="utf-8").strip()
+                self._guard.obey(Word.STOP, why, time.monotonic_ns())
             self._apply(self._guard.now(time.monotonic_ns()))
-            while self._turn():
+            while not self._broken and self._turn():
                 pass
         finally:
             now_ns = time.monotonic_ns()
@@ -114,13 +120,14 @@ class Warden:
         left = None if until is None else max(until - time.monotonic_ns(), 0) / 1e9
         ends = [self._own, self._door, *self._visitors]
         ready = select.select(ends, [], [], left)[0]
+        # The session first: what the operator says now is newer than what it said.
+        if self._own in ready:
+            there = self._hear()
         for end in ready:
             if end is self._door:
                 self._visitors.append(self._door.accept()[0])
             elif end is not self._own:
                 self._serve(end)
-        if self._own in ready:
-            there = self._hear()
         self._apply(self._guard.tick(time.monotonic_ns()))
         return there
 
@@ -156,8 +163,11 @@ class Warden:
             why = f"the stimulator failed: {type(error).__name__}: {error}"
             output = self._guard.obey(Word.STOP, why, time.monotonic_ns())
             assert output is not None
-            with contextlib.suppress(Exception):
+            try:
                 self._stimulator.apply(output)
+            except Exception:
+                # It cannot be told to end: the connection to it must, and with it this process.
+                self._broken = True
         with contextlib.suppress(OSError):
             self._own.send(output.encode(), socket.MSG_DONTWAIT)
         if output.state != self._kept:
@@ -241,12 +251,17 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
     Raises:
         InputError: If there is no guard, or it does not answer to anything else.
     """
+    if word == Word.STOP and (folder / PLAN).exists():
+        # First, so that it holds for a guard that is only just beginning.
+        (folder / STOPPED).write_text("the operator\n", encoding="utf-8")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as way, _address(folder) as where:
         try:
             way.settimeout(ANSWER_S)
             way.connect(where)
         except OSError as error:
             remedy = "nothing stimulates there, unless something else does"
+            if (folder / STOPPED).exists():
+                remedy += "; if a session begins there, it is stopped until `evkf arm`"
             raise InputError(f"no guard ({error})", str(folder), remedy) from None
         try:
             way.send((word or "state").encode())
@@ -256,7 +271,8 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
                 remedy = "`evkf stop` ends one that does not"
                 raise InputError("a guard that does not answer", str(folder), remedy) from None
             who = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            os.kill(struct.unpack("3i", who)[0], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(struct.unpack("3i", who)[0], signal.SIGKILL)
             (folder / STOPPED).write_text("the guard did not answer\n", encoding="utf-8")
             return None
 

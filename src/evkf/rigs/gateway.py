@@ -167,6 +167,8 @@ class RigSource:
     def __init__(self, run: Run, setup: Setup):
         self._run, self._setup, self.gone = run, setup, False
         self._last = b""
+        with aside():
+            self._notes = notes_of(setup)
         self._begin()
 
     def _begin(self) -> None:
@@ -190,7 +192,7 @@ class RigSource:
             self.gone = True
         else:
             code = self._process.exitcode
-            notes_of(self._setup).tell(f"the gateway crashed ({code}) and is begun again")
+            self._notes.tell(f"the gateway crashed ({code}) and is begun again")
             self._pipe.close()
             if self._last:
                 *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)

@@ -29,7 +29,7 @@ class Download:
             return JSONResponse({"refused": "busy", "text": text}, 503)
         self._busy = True
         made = tempfile.TemporaryDirectory(dir=self._folder, prefix=".download-")
-        target = Path(made.name) / f"{self._folder.name}.nwb"
+        target = Path(made.name) / f"{self._folder.resolve().name}.nwb"
         try:
             why = await self._write(target)
         except BaseException:

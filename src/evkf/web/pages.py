@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ from evkf.web.reel import Reel, Screen, State
 
 PERIOD_S = 1 / 30
 """Seconds between messages."""
+
+RETRY_S = 5.0
+"""Seconds after which what failed is tried again."""
 
 LINGER_S = 30.0
 """Seconds after the last one has left, for which bins are still gathered."""
@@ -124,6 +128,8 @@ class Pages:
                         return MALFORMED
                     self._wanted[client] = asked
                     self._asked = 0.0
+                    if known := self._fields.get(asked.plane):
+                        client.put(known)
             finally:
                 self._wanted.pop(client, None)
 
@@ -161,10 +167,16 @@ class Pages:
                 if now - left > LINGER_S:
                     awake = self._wake(False)
                     continue
-                if not awake:
-                    awake = self._wake(True)
-                    await asyncio.to_thread(self._feed.begin)
-                self._turn(now)
+                try:
+                    if not awake:
+                        awake = self._wake(True)
+                        await asyncio.to_thread(self._feed.begin)
+                    self._turn(now)
+                except Exception as error:
+                    # The page may fail, by a disk that does; what else is served must not.
+                    print(f"the page: {type(error).__name__}: {error}", file=sys.stderr)
+                    awake = self._wake(False)
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._behind.close()
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -57,7 +58,8 @@ async def serve(settings: Settings, log: Measured) -> None:
     if settings.desk is not None:
         desk = Link(socket.socket(fileno=settings.desk), shown.take)
         links.append(desk)
-        parts.append(acting(lambda action: _to_session(desk, action), refusals))
+        can = None if settings.folder is None else Screen.read(settings.screen).can
+        parts.append(acting(lambda action: _to_session(desk, action, can), refusals))
     elif isinstance(feed, Playing):
         parts.append(acting(feed.ask, refusals))
     if settings.frames is not None:
@@ -112,7 +114,9 @@ def _shown(crowd: Crowd, feed: Following | Playing | None) -> Shown:
     return Shown(publish, tell=lambda report: feed.reel.tell("report", report))
 
 
-def _to_session(desk: Link, action: Action) -> str:
+def _to_session(desk: Link, action: Action, can: Sequence[str] | None) -> str:
+    if can is not None and action.ask not in can:
+        return f"this session cannot {action.ask}"
     return "" if desk.send_now(action.encode()) else "the session does not listen"
 
 

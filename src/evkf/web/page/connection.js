@@ -104,7 +104,10 @@ export class Connection {
     const wait = this.waits;
     this.waits = Math.min(2 * this.waits, LONGEST_MS);
     this.again = setTimeout(() => this.open(), wait * (0.8 + 0.4 * Math.random()));
-    this.trouble = await this.diagnose(code, reason);
+    const lost = this.socket;
+    const words = await this.diagnose(code, reason);
+    if (this.socket !== lost && this.socket?.readyState === WebSocket.OPEN) return;
+    this.trouble = words;
     this.tell();
   }
 
