@@ -16,6 +16,7 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.machine import become_real_time
 from evkf.live.pipes import Callback
 from evkf.live.plan import Parts, Plan, fitted
+from evkf.live.ports import Due
 from evkf.live.run import open_session
 from evkf.wiring import open_loop, open_source
 
@@ -55,7 +56,8 @@ def run(folder: Path, made: Parts, engine: Engine, costs: Costs, controller: Con
     folder.mkdir()
     opened = open_loop(PLAN, folder, made.model, real_time=True)
     assert opened is not None
-    source, rig = open_source(PLAN, folder, 0, opened.stimulation, real_time=True)
+    rig_end = opened.stimulation
+    source, rig = open_source(PLAN, folder, made, Due(), stimulation=rig_end, real_time=True)
     distances: list[float] = []
     sink = Callback(lambda said: distances.append(float(np.linalg.norm(said.mean - TARGET))))
     closed = opened.closed._replace(controller=controller)

@@ -4,6 +4,7 @@ A session is described by a file NAME.toml, options of `evkf live`, and lives in
 beside it. The sessions know nothing of one another.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ STOP_S = 20.0
 TIED = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGTERM
-os.execv(sys.argv[1], sys.argv[1:])
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
 """
 """Becomes what it is given, and is told to end when who started it does, however that is."""
 
@@ -210,7 +212,7 @@ def start_session(file: Path, known: bool) -> subprocess.Popen:
     """Start the process of a session, tied to this one."""
     with log_of(file).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-S", "-c", TIED, *command_of(file, known)],
+            [sys.executable, "-S", "-c", TIED, str(os.getpid()), *command_of(file, known)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -12,7 +12,6 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -58,8 +57,7 @@ async def serve(settings: Settings, log: Measured) -> None:
     if settings.desk is not None:
         desk = Link(socket.socket(fileno=settings.desk), shown.take)
         links.append(desk)
-        can = None if settings.folder is None else Screen.read(settings.screen).can
-        parts.append(acting(lambda action: _to_session(desk, action, can), refusals))
+        parts.append(acting(lambda action: _to_session(desk, action), refusals))
     elif isinstance(feed, Playing):
         parts.append(acting(feed.ask, refusals))
     if settings.frames is not None:
@@ -114,9 +112,7 @@ def _shown(crowd: Crowd, feed: Following | Playing | None) -> Shown:
     return Shown(publish, tell=lambda report: feed.reel.tell("report", report))
 
 
-def _to_session(desk: Link, action: Action, can: Sequence[str] | None) -> str:
-    if can is not None and action.ask not in can:
-        return f"this session cannot {action.ask}"
+def _to_session(desk: Link, action: Action) -> str:
     return "" if desk.send_now(action.encode()) else "the session does not listen"
 
 
