@@ -112,7 +112,7 @@ class Desk:
         return found
 
     def _send(self, data: bytes) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):
             self._own.send(data)
 
     def close(self) -> None:
