@@ -72,6 +72,7 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/live_soak.py --json results/live/soak.json
 	@$(BIN)/python benchmarks/live_latency.py --json results/live/latency.json
 	@$(BIN)/python benchmarks/live_kill.py --json results/live/kill.json
+	@$(BIN)/python benchmarks/live_serve.py --json results/live/serve.json
 	@$(BIN)/python benchmarks/closed_loop.py --json results/live/closed_loop.json
 	@$(BIN)/python benchmarks/rig_transports.py --json results/live/rig_transports.json
 	@$(BIN)/python benchmarks/web_safety.py --json results/live/web_safety.json

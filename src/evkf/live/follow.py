@@ -57,14 +57,13 @@ class Follower:
                 break
         return found
 
-    def skip(self) -> int:
-        """Go to the end, and leave out what comes before; how many bytes that was about."""
-        behind, last = self.behind, self._last()
+    def skip(self) -> None:
+        """Go to the end, and leave out what comes before."""
+        last = self._last()
         if last > self._number:
             self._begin(last)
         while self.read():
             pass
-        return behind
 
     @property
     def behind(self) -> int:
