@@ -7,6 +7,7 @@ Between `<!-- results: SOURCE -->` and `<!-- end -->` stands what a file under `
     reaching/reaching.md | GPFA (not causal) | R² from rates    a cell, by its row and its column
     reaching/reaching.md | GPFA (not causal) | R² from rates | mean      without its spread
     paper/table1.json : config.trials                           a value, by its path
+    live/latency.json : 10ms.session.p999 : .2f                 a number, in a format of Python's
 
 `python docs/fill_in.py` writes them, `--check` says what is not as it should be and exits with 1.
 """
@@ -96,14 +97,18 @@ def cell(results: Path, source: str) -> str:
 
 def value(results: Path, source: str) -> str:
     """What a JSON file says at a path."""
-    name, _, path = (part.strip() for part in source.partition(":"))
+    name, path, *form = (part.strip() for part in source.split(":"))
     found = json.loads(read(results, name))
     for key in path.split("."):
         if not isinstance(found, dict) or key not in found:
             there = ", ".join(found) if isinstance(found, dict) else "nothing"
             raise InputError(f"no {key!r}", f"results/{source}", f"there is {there}")
         found = found[key]
-    return str(found)
+    try:
+        return format(found, *form)
+    except (TypeError, ValueError):
+        remedy = "end with : FORMAT, such as .2f or , for a number, or with the path"
+        raise InputError(f"{found!r} in the format {form}", f"results/{source}", remedy) from None
 
 
 def read(results: Path, name: str) -> str:

@@ -85,6 +85,7 @@ def test_every_result_of_the_paper_is_told():
         ("one.md # More | eVKF | RMSE", "0.3"),
         ("one.md | OVS, slow (2) | KL", "1"),
         ("one.json : config.trials", "3"),
+        ("one.json : config.trials : .1f", "3.0"),
         ("one.md # Claims", "- **Confirmed**: all.\n- Not that."),
         ("one.md # More", "| method | RMSE |\n|---|---:|\n| eVKF | 0.3 |"),
     ],
@@ -108,6 +109,7 @@ def test_a_whole_file_gives_its_tables_and_lists(results):
         ("one.md | GPFA | RMSE", "0 such cells"),
         ("one.md # More | eVKF | RMSE | median", "median"),
         ("one.json : config.seeds", "no 'seeds'.*there is trials"),
+        ("one.json : config.trials : z", "3 in the format"),
     ],
 )
 def test_what_is_not_there_is_named(results, source, match):
