@@ -34,13 +34,16 @@ class Server:
         folder: Of the session.
         plan: Its plan.
         how: "begin", "resume", or "echo": the same frames and estimates, and nothing in between.
+        core: To keep it on, if on one alone.
     """
 
-    def __init__(self, folder: Path, plan: Plan, how: str = "begin"):
+    def __init__(self, folder: Path, plan: Plan, how: str = "begin", core: int | None = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.begun = time.monotonic()
         command = [sys.executable, __file__, str(folder), how, json.dumps(plan._asdict())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if core is not None:
+            os.sched_setaffinity(self.process.pid, {core})
 
     def wait(self) -> tuple[str, str]:
         """Where it listens and where it publishes, once it does."""

@@ -6,7 +6,9 @@ the same run. 1 ms bins of 100 channels and 4 latents: none lost, backlog bounde
 some. Frames and estimates go over ZeroMQ, both ends on one clock; what sends and hears them has
 real-time priority where that is permitted, as a rig would.
 
-    python benchmarks/live_latency.py [--quick] [--only 10ms|1ms] [--json FILE]
+With --pin the session and the empty loop stay on one core, to see whether that is any better.
+
+    python benchmarks/live_latency.py [--quick] [--only 10ms|1ms] [--pin CORE] [--json FILE]
 """
 
 import argparse
@@ -91,10 +93,11 @@ def quantiles(found: np.ndarray) -> dict[str, float]:
     return {name: float(np.quantile(found, share)) / 1e6 for name, share in shares.items()}
 
 
-def start(name: str, quick: bool, folder: Path) -> tuple[Server, Server]:
+def start(name: str, quick: bool, core: int | None, folder: Path) -> tuple[Server, Server]:
     """An empty loop and a session, each in a process of its own."""
     plan = PARTS[name][0]._replace(address=LOCAL, publish=LOCAL, **SMALL if quick else {})
-    return Server(folder / f"{name} echo", plan, "echo"), Server(folder / name, plan)
+    echo = Server(folder / f"{name} echo", plan, "echo", core)
+    return echo, Server(folder / name, plan, core=core)
 
 
 def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, Any]:
@@ -142,13 +145,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="seconds, not minutes")
     parser.add_argument("--only", choices=list(PARTS), help="one of the two")
+    parser.add_argument("--pin", type=int, metavar="CORE", help="keep the session on this core")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     result: dict[str, Any] = {"hiccups": measure_hiccups(0.001, 2.0)._asdict()}
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         names = [options.only] if options.only else list(PARTS)
-        servers = {name: start(name, options.quick, Path(folder)) for name in names}
+        servers = {name: start(name, options.quick, options.pin, Path(folder)) for name in names}
         for name in names:
             with real_time() as refused:
                 found = measure(name, options.quick, *servers[name])

@@ -16,6 +16,10 @@ MOST = 0.7
 PRIORITY = 10
 """Among real-time processes; others of the system that must come first have more."""
 
+LEARNING = 1
+"""Likewise: what sends and receives comes before it, and it comes before ordinary processes, which
+else prolong it by milliseconds: the next bin would wait."""
+
 
 class Hiccups(NamedTuple):
     """How late a sleeping process wakes, in seconds."""
@@ -110,12 +114,17 @@ def real_time(wanted: bool = True) -> Iterator[str | None]:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Run a block at ordinary priority, so that what sends and receives is not kept waiting."""
+def aside(priority: int = 0) -> Iterator[None]:
+    """Run a block at a lower priority: 0 is that of ordinary processes, which others inherit.
+
+    Args:
+        priority: Among real-time threads; 0 is none of them.
+    """
     if not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) != os.SCHED_FIFO:
         yield
         return
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    policy = os.SCHED_FIFO if priority else os.SCHED_OTHER
+    os.sched_setscheduler(0, policy, os.sched_param(priority))
     try:
         yield
     finally:
