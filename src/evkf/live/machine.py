@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,9 +17,9 @@ MOST = 0.7
 PRIORITY = 10
 """Among real-time processes; others of the system that must come first have more."""
 
-LEARNING = 1
-"""Likewise: what sends and receives comes before it, and it comes before ordinary processes, which
-else prolong it by milliseconds: the next bin would wait."""
+LOWEST = 1
+"""Likewise, for learning: what sends and receives comes before it, but not ordinary processes:
+they would prolong it by milliseconds while the next bin waits."""
 
 
 class Hiccups(NamedTuple):
@@ -99,6 +100,9 @@ def become_real_time(priority: int = PRIORITY, thread: int = 0) -> str | None:
 def real_time(wanted: bool = True) -> Iterator[str | None]:
     """Run a block at real-time priority, and threads that are started in it for good.
 
+    Other threads of this process have the lowest meanwhile: one that holds Python's lock, or has a
+    share in a computation, and is kept waiting by ordinary processes keeps this one waiting.
+
     Yields:
         Why not, if that is refused.
     """
@@ -106,11 +110,34 @@ def real_time(wanted: bool = True) -> Iterator[str | None]:
         yield become_real_time() if wanted else None
         return
     before, refused = (os.sched_getscheduler(0), os.sched_getparam(0)), become_real_time()
+    lifted = [] if refused else _lift_others()
     try:
         yield refused
     finally:
         if refused is None:
             os.sched_setscheduler(0, *before)
+        for thread in lifted:
+            with contextlib.suppress(OSError):  # it has ended
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _lift_others() -> list[int]:
+    """Give ordinary threads of this process the lowest real-time priority."""
+    lifted = []
+    for thread in _threads() - {threading.get_native_id()}:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                become_real_time(LOWEST, thread)
+                lifted.append(thread)
+    return lifted
+
+
+def _threads() -> set[int]:
+    """Those of this process, by the system's numbers: Python's alone where it does not tell."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return {each.native_id for each in threading.enumerate() if each.native_id is not None}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
 from evkf.live.loop import Loop
-from evkf.live.machine import LEARNING, aside
+from evkf.live.machine import LOWEST, aside
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
 from evkf.live.pipes import PEER
@@ -152,7 +152,7 @@ class Session:
         self._acknowledge()
         for action in self._actions():
             self._do(action)
-        with aside(LEARNING):
+        with aside(LOWEST):
             self._use_slack(busy=len(messages) > 1)
         self._watch()
         if not messages and self.source.gone:
