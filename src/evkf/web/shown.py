@@ -78,6 +78,11 @@ class Shown:
         return self.report["phase"] not in (Phase.CLOSED, Phase.FAILED) and self.age < STALE_S
 
     @property
+    def closed(self) -> bool:
+        """Whether the session said that it ended in good order."""
+        return self.report is not None and self.report["phase"] == Phase.CLOSED
+
+    @property
     def plain(self) -> dict[str, Any]:
         """For JSON, which has no number for what is not finite."""
         return {"report": finite(self.report), "age_s": self.age, "missed": self.missed}
