@@ -194,13 +194,15 @@ class Pages:
             self._crowd.put(self._screen.hello(told))
         if message := self._feed.reel.message():
             self._crowd.put(message)
-        if now - self._asked > ASK_S and self._wanted:
+        # Before the first bin there is nothing to read, not even a plan.
+        if now - self._asked > ASK_S and self._wanted and self._feed.reel.last is not None:
             self._asked = now
             self._behind.ask(self._questions())
 
     def _questions(self) -> list[dict[str, Any]]:
         last = self._feed.reel.last
-        mean = None if last is None else last.mean.tolist()
+        assert last is not None
+        mean = last.mean.tolist()
         return [{"plane": plane, "at": mean} for plane in sorted(set(self._wanted.values()))]
 
 

@@ -36,7 +36,7 @@ export class Connection {
     this.needsToken = false;
     this.newest = -Infinity;
     this.passing = null;
-    this.report = null;
+    this.report = this.before = null; // the last, and the last of a session that had begun
     setInterval(() => this.tell(), 250);
   }
 
@@ -96,8 +96,10 @@ export class Connection {
 
   /** Take note of a report: of a process that took the session up anew, too. */
   heed(report) {
-    const before = this.report;
+    const before = this.before;
     this.report = report;
+    if (report.phase === "starting") return;
+    this.before = report;
     if (before && report.taken < before.taken && report.bins >= before.bins) {
       this.say(`The session was resumed at bin ${(report.bins - report.taken).toLocaleString("en")}.`, "good");
     }
