@@ -153,7 +153,7 @@ async def _end(
     for link in links:
         await link.ended.wait()
     # The session may be taken up again at once, and wants to listen here then.
-    for each in server.servers:
+    for each in getattr(server, "servers", ()):
         each.close()
     if pages is not None:
         pages.flush()
