@@ -3,6 +3,7 @@
 One session serves all of these, in the order in which they stand here: it is killed at the end.
 """
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,6 +39,8 @@ pytest.importorskip("bokeh", reason="bokeh is not installed: BokehJS comes with 
 CHANNELS, BIN_S = 8, 0.02
 OPTIONS = ("--channels", str(CHANNELS), "--bin-width", str(BIN_S), "--horizon", "5")
 OPTIONS += ("--checkpoint-every", "1000", "--overload")
+LEARNED = re.compile(r"\.raw|\.free\b(?!.*\.(low|high)$).*")
+"""Names of parameters in a checkpoint; where states have been is none."""
 
 
 class Session:
@@ -121,9 +124,9 @@ def page(browser: Any, session: Session) -> Iterator[Page]:
 
 
 def parameters(path: Path) -> dict[str, np.ndarray]:
-    """Of the model in a checkpoint."""
-    found = {name: each for name, each in load_file(path).items() if "model" in name}
-    assert found
+    """What was learned, in a checkpoint: as it filters, and as the last gradient step left it."""
+    found = {name: each for name, each in load_file(path).items() if LEARNED.fullmatch(name)}
+    assert len(found) >= 2
     return found
 
 
