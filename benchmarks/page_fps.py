@@ -114,16 +114,17 @@ class Latencies:
     """
 
     def __init__(self, address: str):
-        self._socket = connect(address.partition("/#")[0].replace("http", "ws") + "/estimates")
+        self._place = address.partition("/#")[0].replace("http", "ws") + "/estimates"
         self._found: list[float] = []
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        with suppress(ConnectionClosed):
-            self._socket.recv()
-            while True:
-                data = self._socket.recv()
+        with suppress(ConnectionClosed), connect(self._place) as client:
+            client.recv()
+            while not self._over.is_set():
+                data = client.recv()
                 assert isinstance(data, bytes)
                 said = Estimate.decode(data)
                 self._found.append((said.published_ns - said.received_ns) / 1e6)
@@ -136,7 +137,7 @@ class Latencies:
 
     def close(self) -> None:
         """Hear no more."""
-        self._socket.close()
+        self._over.set()
         self._thread.join()
 
 
@@ -233,7 +234,8 @@ def tell(result: dict[str, Any]) -> None:
             f"block by block {low:+.1%} to {high:+.1%})"
         )
     print(f"{result['first_bin_s']:.1f} s from `evkf demo` to the first bin on the page")
-    print(f"{result['ms_per_frame']:.1f} ms of a core per frame, load {result['load']:.1f}")
+    busy = f"load {result['load']:.1f}, all of it in {result['took_s']:.0f} s"
+    print(f"{result['ms_per_frame']:.1f} ms of a core per frame, {busy}")
     print(f"{result['frames_per_second']:.1f} frames per second")
 
 
@@ -243,7 +245,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    quick = asked.quick
+    quick, since = asked.quick, time.monotonic()
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as made:
         browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         with played(**SESSION) as address, tab(browser, address) as page:
@@ -261,6 +263,7 @@ def main() -> int:
         "cost": spent,
         "first_bin_s": begin,
         "load": os.getloadavg()[0],
+        "took_s": time.monotonic() - since,
         "memory": samples,
     }
     tell(result)
