@@ -11,8 +11,8 @@ from evkf.web import pages
 from evkf.web.clients import Client, Crowd
 from evkf.web.following import Following
 from evkf.web.packing import unpack
-from evkf.web.refusals import Refusals
 from evkf.web.reel import State
+from evkf.web.refusals import Refusals
 from tests.web.kit import estimate
 from tests.web.test_reel import SCREEN
 
