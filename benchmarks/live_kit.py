@@ -93,7 +93,7 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         return
     player = journal = None
     if how == "begin":
-        plan, made, engine, costs = fitted(plan, folder)
+        plan, made, engine, costs = fitted(plan, folder, parts(plan, folder))
         plan.write(folder)
     else:
         plan = Plan.read(folder)._replace(address=plan.address, publish=plan.publish)

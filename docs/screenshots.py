@@ -8,8 +8,6 @@ which takes no time to compile or to learn.
 
 import argparse
 import contextlib
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,12 +18,13 @@ from typing import NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.web.browsing import FLAGS, Running, chromium, played  # noqa: E402
+
 IMAGES = ROOT / "docs" / "img"
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu"]
-PORT = 8797
-START_S = 600.0
-"""Seconds that a session may take to begin."""
+WAIT_S = 600.0
+"""Seconds that a session may take until there is all to see."""
 
 
 class Shot(NamedTuple):
@@ -46,42 +45,21 @@ SHOTS = [
 
 @contextlib.contextmanager
 def real(seconds: float) -> Iterator[str]:
-    """Address of the page of a session on the simulated rig."""
+    """Address of the page of a session on the simulated rig, which has learned for so long."""
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "session"
-        command = [sys.executable, "-m", "evkf", "live", str(folder), "--channels", "60"]
-        command += ["--web", f"127.0.0.1:{PORT}", "--overload", "--quiet"]
-        with subprocess.Popen(command) as session:
-            try:
-                end = time.monotonic() + START_S
-                while not (folder / "token").exists():
-                    if session.poll() is not None or time.monotonic() > end:
-                        raise SystemExit("the session did not begin")
-                    time.sleep(0.5)
-                time.sleep(seconds)
-                yield f"http://127.0.0.1:{PORT}/#token={(folder / 'token').read_text().strip()}"
-            finally:
-                session.terminate()
-
-
-@contextlib.contextmanager
-def fake(seconds: float) -> Iterator[str]:
-    """Address of a page whose session is played."""
-    command = [sys.executable, "-m", "tests.web.fake_page", json.dumps({"speed": 1.0})]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        assert server.stdin is not None
+        folder = str(Path(made) / "session")
+        session = Running("live", folder, "--channels", "60", "--web", "127.0.0.1:0", "--overload")
         try:
-            yield server.stdout.readline().strip()
+            address = session.address()
+            time.sleep(seconds)
+            yield address
         finally:
-            server.stdin.close()
+            session.end()
 
 
 def watch(page: Page, condition: str) -> None:
     """Look at the page until something holds there."""
-    end = time.monotonic() + START_S
+    end = time.monotonic() + WAIT_S
     while not page.evaluate(f"Boolean(window.evkf?.store && {condition})"):
         if time.monotonic() > end:
             raise SystemExit(f"the page never had {condition}")
@@ -105,8 +83,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="to learn before")
     asked = parser.parse_args()
     IMAGES.mkdir(exist_ok=True)
-    with sync_playwright() as playwright, (fake if asked.fake else real)(asked.seconds) as address:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    session = played() if asked.fake else real(asked.seconds)
+    with sync_playwright() as playwright, session as address:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         # Fields and evidence are computed only while somebody looks.
         page = browser.new_page()
         page.goto(address)

@@ -70,3 +70,44 @@ def test_what_is_written_again_is_told_once_and_holes_are_counted(tmp_path: Path
     assert [record.position for record in follower.read()] == [0, 1]
     segment_path(tmp_path, 1).write_bytes(again)
     assert [(record.position, record.payload) for record in follower.read()] == [(5, b"f")]
+
+
+def test_a_record_larger_than_what_is_read_at_a_time_is_read(tmp_path: Path):
+    path, follower = segment_path(tmp_path, 0), Follower(tmp_path)
+    large = frame(8, bytes(5000))
+    path.write_bytes(frame_header(0, bytes(16)) + frame(8, b"a") + large[:-1])
+    assert [len(record.payload) for record in follower.read(most=100)] == [1]
+    assert follower.read(most=100) == []
+    path.write_bytes(frame_header(0, bytes(16)) + frame(8, b"a") + large + frame(8, b"b"))
+    assert [len(record.payload) for record in follower.read(most=100)] == [5000]
+    assert [record.payload for record in follower.read(most=100)] == [b"b"]
+
+
+def test_what_is_written_between_a_look_and_the_next_segment_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, second = (segment_path(tmp_path, number) for number in (0, 1))
+    first.write_bytes(frame_header(0, bytes(16)) + frame(8, b"a"))
+    follower = Follower(tmp_path)
+    assert [record.payload for record in follower.read()] == [b"a"]
+    load = follower._load
+
+    def late(most: int) -> bytes:
+        # The writer ends the segment and begins another just after this one was looked at.
+        data = load(most)
+        monkeypatch.setattr(follower, "_load", load)
+        with first.open("ab") as file:
+            file.write(frame(8, b"b"))
+        second.write_bytes(frame_header(2, bytes(16)) + frame(8, b"c"))
+        return data
+
+    monkeypatch.setattr(follower, "_load", late)
+    found = follower.read() + follower.read() + follower.read()
+    assert [(record.position, record.payload) for record in found] == [(1, b"b"), (2, b"c")]
+
+
+def test_one_who_skips_is_told_what_it_asks_for(tmp_path: Path):
+    path, follower = segment_path(tmp_path, 0), Follower(tmp_path)
+    path.write_bytes(frame_header(0, bytes(16)) + frame(8, b"a") + frame(9, b"b") + frame(8, b"c"))
+    assert [record.payload for record in follower.skip(kinds=(9,))] == [b"b"]
+    assert follower.read() == []

@@ -7,20 +7,16 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import bokeh
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
 
-import evkf.web
+from evkf.web.static import page_files, page_routes
 
-PAGE = Path(evkf.web.__file__).parent / "page"
-BOKEH = Path(bokeh.__file__).parent / "server" / "static" / "js"
 TOKEN = "ab" * 32
 CODES = {"f4": np.float32, "f8": np.float64, "u1": np.uint8, "i4": np.int32}
 
@@ -255,19 +251,6 @@ class FakePage:
         async def download() -> Response:
             return Response(b"NWB", media_type="application/octet-stream")
 
-        @app.get("/bokeh/{name}")
-        async def script(name: str) -> Response:
-            return FileResponse(BOKEH / Path(name).name)
-
-        @app.get("/")
-        async def index() -> Response:
-            return FileResponse(PAGE / "index.html")
-
-        @app.get("/{name}")
-        async def file(name: str) -> Response:
-            path = PAGE / Path(name).name
-            return FileResponse(path) if path.is_file() else Response(status_code=404)
-
         @app.websocket("/page")
         async def page(websocket: WebSocket) -> None:
             offered = websocket.scope["subprotocols"]
@@ -277,6 +260,7 @@ class FakePage:
             await websocket.accept(subprotocol="evkf" if "evkf" in offered else None)
             await self._serve(websocket)
 
+        app.include_router(page_routes(page_files())[0])
         return app
 
     async def _serve(self, websocket: WebSocket) -> None:

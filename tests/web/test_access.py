@@ -1,5 +1,6 @@
 """Who may do what: tokens, hosts, origins, addresses, before any connection is made."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -178,6 +179,24 @@ def test_a_token_that_others_know_is_not_used(tmp_path: Path):
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="no token"):
+        keep_token(tmp_path)
+
+
+def test_a_token_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = keep_token(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(InputError, match="another user"):
+        keep_token(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError, match="cannot write the token of the page: Read-only"):
         keep_token(tmp_path)
 
 

@@ -2,8 +2,7 @@
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("bokeh", reason="bokeh is not installed: BokehJS comes with it")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from tests.web.fake_page import TOKEN, FakePage, pack  # noqa: E402
+from tests.web.browsing import Page, moving, opened, says, until, value, wait
+from tests.web.fake_page import TOKEN, FakePage, pack
 
-PATIENCE_MS = 30_000
 PANELS = ("latents", "raster", "rates", "portrait", "evidence", "latency", "session")
-BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser")
-FLAGS = ["--no-sandbox", "--disable-gpu"]
-
-Page = Any
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium, without a screen."""
-    found = next((path for path in BROWSERS if Path(path).exists()), None)
-    if found is None:
-        pytest.skip("there is no browser: install Debian's chromium")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,58 +40,6 @@ def page(tab: Page, fake: FakePage) -> Page:
     tab.evaluate("document.activeElement.blur()")
     moving(tab)
     return tab
-
-
-class opened:
-    """A tab, which must not raise errors."""
-
-    def __init__(
-        self, browser: Any, address: str, width: int = 1280, height: int = 800, **more: Any
-    ):
-        viewport = {"width": width, "height": height}
-        self._context = browser.new_context(viewport=viewport, **more)
-        self._address, self._errors = address, []
-
-    def __enter__(self) -> Page:
-        page = self._context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: self._errors.append(str(error)))
-        page.goto(self._address)
-        return page
-
-    def __exit__(self, *_: object) -> None:
-        self._context.close()
-        assert not self._errors
-
-
-def moving(page: Page) -> None:
-    """Wait until bins are drawn."""
-    until(page, "window.evkf?.frames > 3")
-
-
-def wait(condition: Callable[[], Any]) -> Any:
-    """What a condition gives, once it gives something."""
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it never came true")
-
-
-def until(page: Page, condition: str, given: Any = None) -> None:
-    """Wait until something holds in the page, which lets no text be run as a script."""
-    wait(lambda: page.evaluate(condition, given))
-
-
-def says(page: Page, words: str) -> None:
-    """Wait until the page says something in plain words."""
-    until(page, "words => document.getElementById('connection').textContent.includes(words)", words)
-
-
-def value(page: Page, name: str) -> str:
-    """All digits of a number that is shown."""
-    return page.get_attribute(f"#{name}", "data-value")
 
 
 def test_a_panel_shows_newer_and_newer_data(page: Page) -> None:

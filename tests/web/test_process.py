@@ -14,9 +14,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from evkf.live.answers import Ack, Estimate, Refusal, decode_answer
+from evkf.live.desk import Desk
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Frame, encode, encode_end
-from evkf.live.pipes import Callback
+from evkf.live.pipes import Callback, pair
 from evkf.live.plan import LOG, Plan, build, parts
 from evkf.live.ports import Due, Phase
 from evkf.live.records import Kind, decode
@@ -26,7 +27,18 @@ from evkf.live.segments import read
 from evkf.web.access import Tls
 from evkf.wiring import open_source, open_web
 from tests.quick import quick_compilation  # noqa: F401
-from tests.web.kit import PATIENCE_S, ask, bearer, estimate, join, parted, served, until, watch
+from tests.web.kit import (
+    PATIENCE_S,
+    REPORT,
+    ask,
+    bearer,
+    estimate,
+    join,
+    parted,
+    served,
+    until,
+    watch,
+)
 
 N, BINS = 8, 60
 PLAN = Plan(
@@ -118,6 +130,37 @@ def test_a_session_over_the_web_from_end_to_end(tmp_path: Path, engine: Engine):
     ]
     assert [mark["ask"] for mark in marks] == ["freeze", "mark"]
     assert marks[1]["text"] == "light on"
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        (Phase.CLOSED, (1001, "the session has ended")),
+        (Phase.READY, (4000, "the engine has died")),
+    ],
+)
+def test_clients_are_told_whether_the_session_has_ended_or_died(
+    tmp_path: Path, phase: Phase, told: tuple[int, str]
+):
+    with served(tmp_path) as web, watch(web) as client:
+        web.desk.tell(REPORT._replace(phase=phase))
+        web.close()
+        assert parted(client) == told
+
+
+def test_a_last_report_for_which_there_was_no_room_is_told_when_there_is():
+    own, other = pair()
+    desk, data = Desk(own), bytes(1 << 16)
+    while desk._send(data):
+        pass
+    desk.tell(REPORT._replace(phase=Phase.CLOSED))
+    closing = threading.Thread(target=desk.close)
+    closing.start()
+    with other:
+        while (said := other.recv(1 << 17)) == data:
+            pass
+        closing.join()
+        assert json.loads(said)["phase"] == "closed"
 
 
 def test_a_process_that_dies_is_replaced_and_the_session_goes_on(

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from evkf.live.answers import Told
+from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode
 from evkf.live.journal import Journal
-from evkf.live.ports import Phase
+from evkf.live.plan import CHECKPOINTS, JOURNAL
+from evkf.live.ports import Due, Phase
 from evkf.live.records import Bin, Kind, Lost, Step, encode_words
 from evkf.web.following import HOLD_S, Following
 from evkf.web.packing import pack, unpack
-from evkf.web.pages import read_question
-from evkf.web.playing import Playing
+from evkf.web.pages import older, read_question
+from evkf.web.playing import AT_ONCE, QUIET_S, TELL_S, Playing
 from evkf.web.reel import MOST, Reel, Screen, State
 from evkf.web.rows import FEW, UNSEEN, seen
 from tests.web.kit import estimate
@@ -181,6 +183,102 @@ def test_a_journal_that_grows_is_shown_from_its_newest_bin_on(tmp_path: Path):
     journal.close()
 
 
+def test_a_journal_that_grows_tells_of_freezing_death_and_return(tmp_path: Path):
+    clock = Clock()
+    folder = tmp_path / JOURNAL
+    journal = Journal.open(folder, "process-crash")
+    journal.append(Kind.PHASE, encode_words(phase="ready", why="waiting for bins"))
+    journal.append(Kind.ACTION, encode_words(ask="freeze", text="", seq=0))
+    write(journal, 0)
+    settle(journal)
+    feed = Playing(SCREEN, folder, grows=True, clock=clock)
+    feed.begin()
+
+    def told() -> dict:
+        clock.now += 1.1 * max(QUIET_S, TELL_S)
+        feed.turn()
+        return unpack(feed.reel.message() or b"")[0]["report"]
+
+    assert told()["frozen"] is True
+    journal.append(Kind.ACTION, encode_words(ask="thaw", text="", seq=1))
+    settle(journal)
+    assert (told()["frozen"], feed.live) == (False, True)
+    told()
+    assert feed.live
+    journal.close()
+    assert (told()["phase"], feed.live) == ("ready", False)
+    journal = Journal.open(folder, "process-crash")
+    journal.append(Kind.PHASE, encode_words(phase="ready", why="waiting for bins"))
+    settle(journal)
+    told()
+    assert feed.live
+    journal.append(Kind.PHASE, encode_words(phase="closed", why="the stream ended"))
+    journal.close()
+    assert told()["phase"] == "closed"
+
+
+def test_a_freeze_of_long_ago_is_known_from_the_checkpoint(tmp_path: Path):
+    folder = tmp_path / JOURNAL
+    journal = Journal.open(folder, "process-crash")
+    due = json.dumps(Due(7, frozen=True))
+    save(tmp_path / CHECKPOINTS, 7, {"mean": np.ones(2)}, {"position": "0", "due": due})
+    feed = Playing(SCREEN, folder, grows=True)
+    feed.begin()
+    feed.turn()
+    assert unpack(feed.reel.message() or b"")[0]["report"]["frozen"] is True
+    journal.close()
+
+
+@pytest.mark.parametrize("speed", ["1", "100"])
+def test_no_turn_takes_long_at_whatever_speed(tmp_path: Path, speed: str):
+    journal = Journal.open(tmp_path, "process-crash")
+    for seq in range(3 * AT_ONCE):
+        write(journal, seq)
+    journal.close()
+    clock = Clock()
+    feed = Playing(SCREEN._replace(bin_width=0.0001), tmp_path, clock=clock)
+    feed.begin()
+    assert feed.ask(Action(Ask.SPEED, speed)) == ""
+    clock.now += 10.0
+    feed.turn()
+    header, arrays = unpack(feed.reel.message() or b"")
+    assert (header["last"], header["skipped"]) == (AT_ONCE - 1, AT_ONCE - MOST)
+    assert len(arrays["time"]) == MOST
+
+
+def test_what_is_old_is_not_shown_as_recent_and_time_has_gone_on(tmp_path: Path):
+    feed = Following(SCREEN, tmp_path / "none", Clock())
+    feed.wanted = True
+
+    def take(seq: int) -> None:
+        feed.take(estimate(seq)._replace(flags=Told.BRIDGED).encode())
+
+    for seq in (0, 1, 2):
+        take(seq)
+    feed.turn()
+    assert len(unpack(feed.reel.message() or b"")[1]["time"]) == 3
+    feed.wanted = False
+    feed.rest()
+    assert len(unpack(feed.reel.recent())[1]["time"]) == 0
+    for seq in range(3, 5000):
+        take(seq)
+    # The source begins anew while nobody looks.
+    for seq in (0, 1):
+        take(seq)
+    feed.wanted = True
+    feed.begin()
+    take(2)
+    feed.turn()
+    _, arrays = unpack(feed.reel.message() or b"")
+    np.testing.assert_allclose(arrays["time"], [50.02], atol=1e-9)
+
+
+def test_a_field_that_was_kept_is_older_when_it_is_told_again():
+    data = pack({"kind": "field", "seconds_old": 2.5}, {"x": np.arange(3.0)})
+    header, arrays = unpack(older(data, 10.0))
+    assert (header["seconds_old"], arrays["x"].tolist()) == (12.5, [0, 1, 2])
+
+
 def test_numbers_that_begin_anew_do_not_turn_time_back():
     reel = Reel(SCREEN)
     times = [reel.time(seq) for seq in (0, 1, 4, 0, 1, 10**9, 10**9 + 1)]
@@ -230,10 +328,7 @@ def test_the_greeting_says_what_can_be_done():
         '{"plane": [0]}',
         '{"plane": [0, 2]}',
         '{"plane": [true, 0]}',
-        '{"plane": [0, 1], "at": [1]}',
-        '{"plane": [0, 1], "at": [1, 1e9]}',
-        '{"plane": [0, 1], "at": [1, "x"]}',
-        '{"plane": [0, 1], "at": [1, NaN]}',
+        '{"plane": [0, 1], "at": [1, 2]}',
     ],
 )
 def test_what_is_no_question_is_refused(text: str):

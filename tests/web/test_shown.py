@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evkf.live.ports import Phase
+from evkf.live.ports import Phase, Report
 from evkf.web.access import Why
 from evkf.web.gateway import LARGE, TEXT, read_message
 from evkf.web.refusals import EVERY_S, LINES, Measured, Refusals
@@ -50,13 +50,18 @@ def test_a_session_that_does_not_report_is_not_well():
     clock = Clock()
     shown = Shown(lambda data: None, clock)
     assert not shown.healthy
+    shown.take(json.dumps(Report.starting("programs are compiled").plain).encode())
+    clock.now += 10 * STALE_S
+    assert (shown.healthy, shown.live, shown.closed) == (False, True, False)
     shown.take(report(taken=1))
     assert shown.healthy
     clock.now += STALE_S
-    assert not shown.healthy
+    assert (shown.healthy, shown.live) == (False, False)
     shown.take(json.dumps(REPORT._replace(phase=Phase.FAILED).plain).encode())
     assert not shown.healthy
-    assert shown.age == 0
+    assert (shown.age, shown.closed) == (0, False)
+    shown.take(json.dumps(REPORT._replace(phase=Phase.CLOSED).plain).encode())
+    assert (shown.live, shown.closed) == (False, True)
 
 
 def test_a_flood_of_refusals_is_counted_but_not_logged_and_hides_no_other():

@@ -20,7 +20,7 @@ from tests.quick import quick_compilation  # noqa: F401
 
 N, FIRST, BINS = 12, 150, 300
 PLAN = Plan("rig", 0.01, latents=2, channels=N, num_windows=2, window=4)
-ASKED = [{"plane": [0, 1], "given": False, "at": None}]
+ASKED = [{"plane": [0, 1], "at": None}]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,7 +81,7 @@ def test_another_checkpoint_gives_another_field_and_evidence(
     save(tmp_path / CHECKPOINTS, FIRST, states[0], {})
     reader.look(ASKED)
     save(tmp_path / CHECKPOINTS, BINS, states[1], {})
-    held = [{"plane": [1, 0], "given": [0.1, 0.2], "at": [0.1, 0.2]}]
+    held = [{"plane": [1, 0], "at": [0.1, 0.2]}]
     said, message = reader.look(held)
     assert unpack(message)[0]["plane"] == [1, 0]
     told = json.loads(said)["evidence"]

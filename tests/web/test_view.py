@@ -20,14 +20,19 @@ from evkf.web.packing import unpack
 from evkf.web.process import LOG, WebProcess, page_address
 from evkf.web.static import LONG, SHORT, page_files, page_routes
 from tests.web.kit import HELLO, PATIENCE_S, REPORT, ask, bearer, estimate, join, parted, until
-from tests.web.test_reel import SCREEN, counts_of, write
+from tests.web.test_reel import SCREEN as BARE
+from tests.web.test_reel import counts_of, write
 
 BOKEH = "/bokeh/bokeh.min.js"
+SCREEN = BARE._replace(can=("mark", "speed", "reset"))
 
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebProcess]:
     folder = tmp_path_factory.mktemp("session")
+    left = [folder / name for name in (".download-999999999-x", ".download-1-x")]
+    for each in left:
+        each.mkdir()
     found = WebProcess(Place("127.0.0.1", 0), folder, HELLO, screen=SCREEN)
     yield found
     found.close()
@@ -161,12 +166,29 @@ def test_speed_and_reset_are_asked_for_with_the_token(web: WebProcess):
     assert until(web.desk.actions) == [Action(Ask.SPEED, "2")]
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"), [("stop", "nothing stimulates"), ("freeze", "cannot freeze")]
+)
+def test_what_the_session_cannot_do_is_refused_and_not_handed_on(
+    web: WebProcess, asked: str, words: str
+):
+    answer = ask(web, "/actions", "POST", json={"ask": asked}, headers=bearer(web))
+    assert answer.status_code == 409
+    assert words in answer.json()["text"]
+    assert web.desk.actions() == []
+
+
+def test_what_a_dead_process_left_is_removed_and_a_running_one_s_is_not(web: WebProcess):
+    ask(web, "/health")
+    assert [path.name for path in web.token.parent.glob(".download-*")] == [".download-1-x"]
+
+
 def test_a_download_needs_the_token_and_says_what_is_wrong(web: WebProcess):
     assert ask(web, "/download.nwb").status_code == 401
     answer = ask(web, "/download.nwb", headers=bearer(web))
     assert answer.status_code == 500
     assert "no session" in answer.json()["text"]
-    assert not list(web.token.parent.glob(".download-*"))
+    assert len(list(web.token.parent.glob(".download-*"))) == 1
 
 
 def test_the_address_of_the_page_opens_it(web: WebProcess):

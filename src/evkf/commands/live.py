@@ -1,7 +1,9 @@
 """Commands of live sessions: run one, and take one up again."""
 
+import contextlib
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -53,7 +55,7 @@ from evkf.live.recall import Player
 from evkf.live.run import Logger, open_journal, open_session, recall
 from evkf.live.status import Status, line
 from evkf.units import UnitModel
-from evkf.web.process import page_address
+from evkf.web.process import WebProcess, page_address
 from evkf.wiring import (
     WEB,
     listening,
@@ -253,9 +255,12 @@ def live(
     if model_file is not None:
         keep_model(model_file, folder)
     say.print(f"starting: compiling, {folder}")
-    plan, made, engine, costs = fitted(plan, folder)
-    _check_load(plan, costs, overload, say)
-    report = _run(folder, plan, made, engine, costs, None, None, real_time, seconds, say, json_file)
+    made = parts(plan, folder)
+    with _web(folder, plan, made, say) as page:
+        plan, made, engine, costs = fitted(plan, folder, made)
+        _check_load(plan, costs, overload, say)
+        ready = plan, made, engine, costs, None, None
+        report = _run(folder, *ready, page, real_time, seconds, say, json_file)
     emit(json_file, result("live", options, **_told(folder, report)))
 
 
@@ -292,20 +297,22 @@ def resume(
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    engine = build(plan, made)
-    costs = engine.rehearse()
-    _tell_costs(costs, reckon(costs, plan.period), say)
-    journal = open_journal(folder, plan)
-    player = recall(folder, engine, made.counts)
-    if player.ended:
-        journal.close()
-        say.print(f"its stream has ended; `evkf export {folder}` writes it out")
-        emit(json_file, result("resume", options, folder=str(folder), bins=engine.bins))
-        return
-    say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
-    report = _run(
-        folder, plan, made, engine, costs, journal, player, real_time, seconds, say, json_file
-    )
+    with _web(folder, plan, made, say) as page:
+        engine = build(plan, made)
+        costs = engine.rehearse()
+        _tell_costs(costs, reckon(costs, plan.period), say)
+        journal = open_journal(folder, plan)
+        player = recall(folder, engine, made.counts)
+        if player.ended:
+            journal.close()
+            if page is not None:
+                page.desk.tell(Report.starting("the stream has ended")._replace(phase=Phase.CLOSED))
+            say.print(f"its stream has ended; `evkf export {folder}` writes it out")
+            emit(json_file, result("resume", options, folder=str(folder), bins=engine.bins))
+            return
+        say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
+        ready = plan, made, engine, costs, journal, player
+        report = _run(folder, *ready, page, real_time, seconds, say, json_file)
     emit(json_file, result("resume", options, **_told(folder, report)))
 
 
@@ -365,6 +372,22 @@ def _tell_costs(costs: Costs, load: Load, say: Console) -> None:
     )
 
 
+@contextlib.contextmanager
+def _web(folder: Path, plan: Plan, made: Parts, say: Console) -> Iterator[WebProcess | None]:
+    """The web process, if there is to be one: before all that takes long, which the page tells of,
+    and before real-time priority is taken."""
+    found = open_web(plan, folder, made, Logger(folder / LOG, say.print))
+    if found is None:
+        yield None
+        return
+    try:
+        say.print(f"the page is at {page_address(found.address, found.token)}")
+        found.desk.tell(Report.starting("programs are compiled"))
+        yield found
+    finally:
+        found.close()
+
+
 def _run(
     folder: Path,
     plan: Plan,
@@ -373,13 +396,13 @@ def _run(
     costs: Costs,
     journal: Journal | None,
     player: Player | None,
+    web: WebProcess | None,
     wanted: bool,
     seconds: float | None,
     say: Console,
     json_file: Path | None,
 ) -> Report:
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
     opened = open_loop(plan, folder, made.model, wanted)
     rig = None if opened is None else opened.stimulation
     due = Due() if player is None else player.due
@@ -387,7 +410,6 @@ def _run(
         source, feed = open_source(plan, folder, made, due, web, rig, wanted)
         sinks = open_sinks(plan, made)
     if web is not None:
-        say.print(f"the page is at {page_address(web.address, web.token)}")
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
         if address := getattr(each, "address", None):
@@ -430,8 +452,6 @@ def _run(
             if process is not None:
                 process.terminate()
                 process.join()
-        if web is not None:
-            web.close()
     say.print(line(report.plain))
     again = f"evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
     say.print(f"kept in {folder}: `{again}")

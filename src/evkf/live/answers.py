@@ -119,6 +119,8 @@ class Estimate(NamedTuple):
         >>> back = Estimate.decode(Estimate(7, Told.BRIDGED, *latent, 5, 10, 20).encode())
         >>> back.flags, back.mean.tolist(), back.cov.shape, back.elbo, back.ahead.shape
         (<Told.BRIDGED: 1>, [0.0, 0.0], (2, 2), -1.5, (5, 2))
+        >>> Estimate.number(back.encode())
+        7
     """
 
     seq: int
@@ -168,6 +170,11 @@ class Estimate(NamedTuple):
         mean, cov, rate, ahead, var = np.split(values, np.cumsum([L, L * L, N, H * L]))
         latent = mean, cov.reshape(L, L), rate, elbo, status, ahead.reshape(H, L), var.reshape(H, L)
         return Estimate(seq, Told(flags), *latent, *times)
+
+    @staticmethod
+    def number(data: Data) -> int:
+        """Of its bin, from what travelled; nothing else is looked at."""
+        return _ESTIMATE.unpack_from(data)[4]
 
 
 def decode_answer(data: Data) -> Ack | Refusal | Estimate:

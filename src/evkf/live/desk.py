@@ -20,6 +20,9 @@ LONGEST = 1000
 SLOWEST, FASTEST = 0.01, 100.0
 """Speeds that can be asked for."""
 
+LAST_S = 1.0
+"""Seconds that the last report of a session waits for room."""
+
 
 class Ask(StrEnum):
     """What an operator can ask of a session."""
@@ -93,14 +96,16 @@ class Desk:
     def __init__(self, own: socket.socket):
         self._own = own
         self._own.setblocking(False)
+        self._left = b""
 
     def publish(self, estimate: Estimate) -> None:
         """Show an estimate, unless there is no room for it."""
         self._send(estimate.encode())
 
     def tell(self, report: Report) -> None:
-        """Show a report, unless there is no room for it."""
-        self._send(json.dumps(report.plain).encode())
+        """Show a report, unless there is no room for it; the last is shown at the end then."""
+        data = json.dumps(report.plain).encode()
+        self._left = b"" if self._send(data) else data
 
     def actions(self) -> list[Action]:
         """What was asked for since the last call; what is no action is passed over."""
@@ -111,12 +116,19 @@ class Desk:
                     found.append(Action.decode(data))
         return found
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> bool:
         with contextlib.suppress(OSError):
             self._own.send(data)
+            return True
+        return False
 
     def close(self) -> None:
         """Close this end."""
+        if self._left:
+            with contextlib.suppress(OSError):
+                self._own.settimeout(LAST_S)
+                self._own.send(self._left)
+        self._left = b""
         self._own.close()
 
 

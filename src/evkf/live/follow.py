@@ -1,6 +1,7 @@
 """A journal read while it is written: what is new, from where it was read to the last time."""
 
 import os
+from collections.abc import Container
 from pathlib import Path
 
 from evkf.live.disk import DISK, Disk
@@ -10,6 +11,7 @@ from evkf.live.segments import (
     HEADER_BYTES,
     Record,
     first_of,
+    length_of,
     segment_path,
     walk,
 )
@@ -45,25 +47,32 @@ class Follower:
         self._number, self._at, self._position, self._done = -1, 0, 0, 0
 
     def read(self, most: int = AT_ONCE) -> list[Record]:
-        """Records that have come, holes left out; of so many bytes at most."""
+        """Records that have come, holes left out; of so many bytes at most, unless the first alone
+        has more."""
         found: list[Record] = []
         while not found:
+            # Asked first: when the next segment is there, all of this one is.
+            over = segment_path(self._folder, self._number + 1).exists()
             data = b"" if self._number < 0 else self._load(most)
             begin = self._at
             for end, kind, payload in walk(data):
                 self._at = begin + end
                 found += self._take(kind, payload)
-            if self._at == begin and not self._turn(most, len(data)):
+            if self._at > begin:
+                continue
+            if not over or len(data) >= most or not self._begin(self._number + 1):
                 break
         return found
 
-    def skip(self) -> None:
-        """Go to the end, and leave out what comes before."""
+    def skip(self, kinds: Container[int] = ()) -> list[Record]:
+        """Go to the end. Of what is passed over in the last segment, the records of some kinds."""
         last = self._last()
         if last > self._number:
             self._begin(last)
-        while self.read():
-            pass
+        found: list[Record] = []
+        while passed := self.read():
+            found += [record for record in passed if record.kind in kinds]
+        return found
 
     @property
     def behind(self) -> int:
@@ -83,7 +92,11 @@ class Follower:
 
     def _load(self, most: int) -> bytes:
         with segment_path(self._folder, self._number).open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), most, self._at)
+            data = os.pread(file.fileno(), most, self._at)
+            whole, size = length_of(data), os.fstat(file.fileno()).st_size
+            if len(data) == most < whole <= size - self._at:
+                data = os.pread(file.fileno(), whole, self._at)
+            return data
 
     def _take(self, kind: int, payload: bytes) -> list[Record]:
         record = Record(self._position, kind, payload)
@@ -96,13 +109,6 @@ class Follower:
         again = record.position < self._done
         self._done = max(self._done, self._position)
         return [] if again else [record]
-
-    def _turn(self, most: int, num: int) -> bool:
-        """Begin the next segment, if there is one; whether to read on."""
-        following = segment_path(self._folder, self._number + 1)
-        if num < most and following.exists():
-            return self._begin(self._number + 1)
-        return False
 
     def _begin(self, number: int) -> bool:
         first = first_of(self._disk.read(segment_path(self._folder, number), HEADER_BYTES))

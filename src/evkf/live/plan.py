@@ -221,9 +221,8 @@ def build(plan: Plan, made: Parts) -> Engine:
     return Engine(made.learner, made.model, jax.random.key(plan.seed), plan.horizon)
 
 
-def fitted(plan: Plan, folder: Path) -> tuple[Plan, Parts, Engine, Costs]:
+def fitted(plan: Plan, folder: Path, made: Parts) -> tuple[Plan, Parts, Engine, Costs]:
     """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed."""
-    made = parts(plan, folder)
     while True:
         engine = build(plan, made)
         costs = engine.rehearse()

@@ -1,5 +1,6 @@
 """What a session is connected to, how it is run, and what it tells of itself."""
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -133,6 +134,13 @@ class Report(NamedTuple):
     """Whether the operator has learning frozen."""
     stimulation: str = ""
     """Whether it is armed, held or stopped, and why; empty where nothing stimulates."""
+
+    @staticmethod
+    def starting(why: str) -> "Report":
+        """Of a session before its first bin."""
+        counts = {"rate": 0.0, "latency_ns": (0, 0, 0, 0), "counters": Counters(), "refused": 0}
+        counts |= {"backlog": 0, "learned": 0, "elbo": math.nan, "acknowledged": -1}
+        return Report(Phase.STARTING, why, 0, 0, **counts, exposure_ms=0.0, frozen=False)
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -118,6 +118,17 @@ def walk(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         yield at, kind, payload
 
 
+def length_of(data: bytes) -> int:
+    """Bytes of the frame that some data begin with, as it says itself.
+
+    Example:
+        >>> length_of(frame(8, b"abc")), length_of(b"torn")
+        (12, 9)
+    """
+    length = _FRAME.unpack_from(data)[0] if len(data) >= _FRAME.size else 0
+    return _FRAME.size + length
+
+
 def first_of(data: bytes) -> int | None:
     """Position of the first record of a segment that begins so; None if it has no header yet.
 

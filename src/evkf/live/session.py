@@ -404,6 +404,9 @@ class Session:
                 self._saver.save(self.engine, self.journal.position, self._due)
             self._saver.close()
         self.journal.close()
+        if self._tell is not None:
+            # The last: who never hears that it was closed knows that it died.
+            self._tell(self.report())
         self.source.close()
         for sink in self.sinks:
             sink.close()

@@ -116,6 +116,9 @@ def keep_token(folder: Path) -> Path:
     except FileExistsError:
         read_token(path)
         return path
+    except OSError as error:
+        what = f"cannot write the token of the page: {error.strerror}"
+        raise InputError(what, str(folder), "copy the session to a folder of your own") from None
     with os.fdopen(handle, "w", encoding="ascii") as file:
         os.fchmod(handle, 0o600)
         file.write(secrets.token_hex(TOKEN_BYTES) + "\n")
@@ -133,6 +136,8 @@ def read_token(path: Path) -> str:
         state = os.fstat(handle)
         if not stat.S_ISREG(state.st_mode) or state.st_mode & 0o077:
             raise InputError("a token that others can read", str(path), remedy)
+        if state.st_uid != os.geteuid():
+            raise InputError("a token of another user", str(path), remedy)
         token = file.read(1000).strip()
     if not re.fullmatch(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}", token):
         raise InputError("not a token", str(path), remedy)

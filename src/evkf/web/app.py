@@ -130,7 +130,15 @@ def sending(gateway: Gateway, link: Link) -> Part:
     return Part(router)
 
 
-def acting(hand_on: Callable[[Action], str], refusals: Refusals) -> Part:
+class Unable(NamedTuple):
+    """Why what is asked for cannot be."""
+
+    status: int
+    """409 where it never can, 503 where it may later."""
+    text: str
+
+
+def acting(hand_on: Callable[[Action], Unable | None], refusals: Refusals) -> Part:
     """What the operator asks for.
 
     Args:
@@ -158,8 +166,8 @@ def acting(hand_on: Callable[[Action], str], refusals: Refusals) -> Part:
             action = Action.decode(bytes(body))
         except FrameError as error:
             return refuse(request, 422, error.message)
-        if why := hand_on(action):
-            return refuse(request, 503, why)
+        if unable := hand_on(action):
+            return refuse(request, *unable)
         return JSONResponse({"asked": action.ask}, 202)
 
     return Part(router)

@@ -46,7 +46,7 @@ class Reader:
         self._found: Any = None
         self._rest: Rest | None = None
         self._before: Any = None
-        self._done: set[str] = set()
+        self._done: set[tuple[int, ...]] = set()
         self._true: Dynamics | None = None
         if self._plan.source == "rig":
             size = self._plan.latents, self._plan.channels, self._plan.bin_width
@@ -57,21 +57,21 @@ class Reader:
         """Messages of what is new: fields that are asked for, and evidence.
 
         Args:
-            asked: Planes, and where the other latents are held.
+            asked: Planes, and where the state is: the other latents are held there.
         """
         said = self._load()
         if self._found is None:
             return said
         for each in asked:
-            name = json.dumps([each["plane"], each["given"]])
-            if name not in self._done:
+            plane = tuple(each["plane"])
+            if plane not in self._done:
                 said += self._field(each["plane"], each["at"])
-                self._done.add(name)
+                self._done.add(plane)
         return said
 
     def _load(self) -> list[bytes]:
         """Read the newest checkpoint if it is new; the evidence that it gives."""
-        names = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        names = sorted(path.name for path in self._folder.glob("[0-9]*.safetensors"))
         if not names or names[-1] == self._name:
             return []
         saved = (self._folder / names[-1]).stat().st_mtime

@@ -41,6 +41,7 @@ class Parting(NamedTuple):
 
 SLOW = Parting(1013, "too slow: messages were waiting for you", Why.SLOW)
 OVER = Parting(1001, "the session has ended")
+DIED = Parting(4000, "the engine has died")
 CROWDED = Parting(1013, "too many are connected", Why.CROWDED)
 LARGE = Parting(1009, "a message that is too large", Why.LARGE)
 
@@ -59,7 +60,7 @@ class Client:
         self._waiting: deque[bytes | str] = deque()
         self._room, self._bytes = room, 0
         self._wake, self._slow = asyncio.Event(), asyncio.Event()
-        self._over = False
+        self._over: Parting | None = None
         self.dropped = 0
 
     def put(self, data: bytes | str) -> None:
@@ -73,9 +74,9 @@ class Client:
             self._waiting.append(data)
             self._wake.set()
 
-    def finish(self) -> None:
+    def finish(self, why: Parting) -> None:
         """Nothing comes any more."""
-        self._over = True
+        self._over = why
         self._wake.set()
 
     async def pour(self, send: Callable[[Any], Awaitable[None]]) -> Parting:
@@ -85,8 +86,8 @@ class Client:
                 data = self._waiting.popleft()
                 self._bytes -= len(data) + OVERHEAD
                 await send(data)
-            if self._over:
-                return OVER
+            if self._over is not None:
+                return self._over
             self._wake.clear()
             await self._wake.wait()
 
@@ -112,7 +113,7 @@ class Crowd:
     def __init__(self, refusals: Refusals, most: int = MOST, room: int = ROOM):
         self._refusals, self._most, self._room = refusals, most, room
         self._members: set[Client] = set()
-        self._over = False
+        self._over: Parting | None = None
         self.served = self.dropped = 0
 
     def __len__(self) -> int:
@@ -124,11 +125,11 @@ class Crowd:
             client.put(data)
         self.served += len(self._members)
 
-    def finish(self) -> None:
+    def finish(self, why: Parting) -> None:
         """Nothing comes any more; they are sent what waits, and then away."""
-        self._over = True
+        self._over = why
         for client in self._members:
-            client.finish()
+            client.finish(why)
 
     async def attend(
         self,
@@ -170,8 +171,8 @@ class Crowd:
             await (websocket.send_text(data) if text else websocket.send_bytes(data))
 
         self._members.add(client)
-        if self._over:
-            client.finish()
+        if self._over is not None:
+            client.finish(self._over)
         try:
             if greeting is not None:
                 await websocket.send_text(greeting)

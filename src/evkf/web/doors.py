@@ -15,13 +15,16 @@ MOST = 128
 REQUEST_S = 5.0
 """Seconds that a connection has to ask for something."""
 
+STALL_S, LEAST = 10.0, 1 << 14
+"""Seconds in which one that is sent an answer must read so many bytes of it."""
+
 LINGER_S, QUIET_S = 10.0, 0.3
 """Seconds that a peer has to read the last that is sent to it, and that it has read it after if it
 sends nothing."""
 
 
 class Door(H11Protocol):
-    """A connection; one that asks for nothing is closed.
+    """A connection; one that asks for nothing, or does not read what it asked for, is closed.
 
     Args:
         refusals: Told when there are too many.
@@ -54,10 +57,30 @@ class Door(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
-    def on_response_complete(self) -> None:
-        """It has so long for the next request."""
-        super().on_response_complete()
+    def pause_writing(self) -> None:
+        """From now on it must read on."""
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size() + LEAST)
+
+    def _watch(self, before: int) -> None:
+        """Let go of it unless it has read some of what waited before."""
+        self._stop()
+        left = self.transport.get_write_buffer_size()
+        if left > before - LEAST:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(STALL_S, self._watch, left)
+
+    def resume_writing(self) -> None:
+        """It reads; what it asks for next has its time again."""
+        super().resume_writing()
         self._wait()
+
+    def on_response_complete(self) -> None:
+        """It has so long for the next request, once it has read this answer."""
+        super().on_response_complete()
+        if not self.flow.write_paused:
+            self._wait()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         """From now on it is a WebSocket's."""
@@ -66,19 +89,25 @@ class Door(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        self._stop()
         super().connection_lost(exc)
+        self._stop()
 
 
 class Socket(WebSocketsSansIOProtocol):
     """A WebSocket; a peer that does not read to the end does not hold it open.
 
     One that sends something too large is told so, and what it goes on to send is passed over: were
-    the connection closed at once, it would often not get to know why.
+    the connection closed at once, it would often not get to know why. One that we do not read from,
+    since the session is behind, need not answer us.
     """
+
+    def __init__(self, *args: Any, **rest: Any):
+        super().__init__(*args, **rest)
+        self._heard = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
         """Read what comes, unless it is past mending."""
+        self._heard = self.loop.time()
         if self.conn.parser_exc is None:
             super().data_received(data)
         else:
@@ -99,6 +128,12 @@ class Socket(WebSocketsSansIOProtocol):
         self.transport.resume_reading()
         self._close_soon()
 
+    async def receive(self) -> Any:
+        """What has come; if nothing has, more is read from now on."""
+        if self.read_paused:
+            self._heard = self.loop.time()
+        return await super().receive()
+
     async def send(self, message: Any) -> None:
         """Send what the app says; farewells do not wait until the rest is read."""
         if message["type"] == "websocket.close":
@@ -114,6 +149,10 @@ class Socket(WebSocketsSansIOProtocol):
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def keepalive_timeout(self) -> None:
-        """The peer does not answer."""
+        """The peer does not answer; unless its answer waits to be read, behind what it sent."""
+        patience = self.ping_timeout or 0.0
+        if self.read_paused or self.loop.time() - self._heard < patience:
+            self.pong_timer = self.loop.call_later(patience, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self.loop.call_later(LINGER_S, self.transport.abort)

@@ -1,6 +1,8 @@
 """The session as a file: written by a process of its own, sent, and removed."""
 
 import asyncio
+import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -10,6 +12,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.background import BackgroundTask
 
 NAME = "download.nwb"
+BEGUN = ".download-"
+"""Folders begin so in which a file is written; the number of the process follows."""
 
 
 class Download:
@@ -21,6 +25,9 @@ class Download:
 
     def __init__(self, folder: Path):
         self._folder, self._busy = folder, False
+        for left in folder.glob(f"{BEGUN}*"):
+            if not _runs(left.name.removeprefix(BEGUN).partition("-")[0]):
+                shutil.rmtree(left, ignore_errors=True)
 
     async def give(self) -> Response:
         """The file, when it is written."""
@@ -28,7 +35,8 @@ class Download:
             text = "a file is being written already; ask again when it is done"
             return JSONResponse({"refused": "busy", "text": text}, 503)
         self._busy = True
-        made = tempfile.TemporaryDirectory(dir=self._folder, prefix=".download-")
+        own = f"{BEGUN}{os.getpid()}-"
+        made = tempfile.TemporaryDirectory(dir=self._folder, prefix=own)
         target = Path(made.name) / f"{self._folder.resolve().name}.nwb"
         try:
             why = await self._write(target)
@@ -70,3 +78,16 @@ class Download:
         router = APIRouter()
         router.add_api_route(f"/{NAME}", self.give, response_model=None)
         return router
+
+
+def _runs(number: str) -> bool:
+    """Whether a process with this number does; not this one, which has only begun."""
+    if not number.isdigit() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

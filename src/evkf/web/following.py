@@ -41,7 +41,7 @@ class Following:
     def __init__(self, screen: Screen, journal: Path, clock: Callable[[], float] = time.monotonic):
         self._screen, self._clock = screen, clock
         self._follower = Follower(journal)
-        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MOST)
+        self._waiting: deque[tuple[float, float, bytes]] = deque(maxlen=MOST)
         self._frames: dict[int, bytes] = {}
         self._last = -1
         self.reel, self.speed = Reel(screen), screen.speed
@@ -49,15 +49,26 @@ class Following:
 
     def take(self, data: bytes) -> None:
         """An estimate, as it travels."""
+        seq = Estimate.number(data)
+        if seq == self._last:
+            # A session that is taken up again tells of its last bin once more.
+            return
+        self._last = seq
+        # Whether anybody looks or not: who comes later is told the right time.
+        shown = self.reel.time(seq)
         if self.wanted:
             self.reel.skip(len(self._waiting) == MOST)
-            self._waiting.append((self._clock(), data))
+            self._waiting.append((self._clock(), shown, data))
 
     def begin(self) -> None:
         """Somebody looks: go on from what is newest. It may take a moment."""
         self._waiting.clear()
         self._frames.clear()
         self._follower.skip()
+
+    def rest(self) -> None:
+        """Nobody looks any more: what was gathered will be old when somebody does."""
+        self.reel.forget()
 
     def turn(self) -> None:
         """Read what is new in the journal, and see which estimates are complete."""
@@ -78,21 +89,17 @@ class Following:
                 del self._frames[seq]
         late = self._clock() - HOLD_S
         while self._waiting:
-            since, data = self._waiting[0]
+            since, shown, data = self._waiting[0]
             said = Estimate.decode(data)
             frame = self._frames.pop(said.seq, None)
             if frame is None and since > late and not said.flags & Told.BRIDGED:
                 break
             self._waiting.popleft()
-            self._show(said, frame)
+            self._show(said, shown, frame)
 
-    def _show(self, said: Estimate, frame: bytes | None) -> None:
-        if said.seq == self._last:
-            # A session that is taken up again tells of its last bin once more.
-            return
-        self._last = said.seq
+    def _show(self, said: Estimate, shown: float, frame: bytes | None) -> None:
         if frame is None:
             counts = np.full(self._screen.channels, UNSEEN, np.uint8)
         else:
             counts = seen(frame, self._screen.counts)
-        self.reel.add(of_estimate(said, self.reel.time(said.seq), counts))
+        self.reel.add(of_estimate(said, shown, counts))

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fastapi import WebSocket
 
@@ -14,7 +14,7 @@ from evkf.web.access import Why
 from evkf.web.behind import Behind
 from evkf.web.clients import LARGE, Client, Crowd, Parting
 from evkf.web.gateway import TOO_LARGE
-from evkf.web.packing import unpack
+from evkf.web.packing import pack, unpack
 from evkf.web.reel import Reel, Screen, State
 
 PERIOD_S = 1 / 30
@@ -43,47 +43,42 @@ class Feed(Protocol):
         """Go on from what is newest; in whichever thread."""
         ...
 
+    def rest(self) -> None:
+        """Nobody looks any more."""
+        ...
+
     def turn(self) -> None:
         """See what is new."""
         ...
 
 
-class Plane(NamedTuple):
-    """Two latents, and where the others are held; at the current mean if that is None."""
-
-    plane: tuple[int, int]
-    at: tuple[float, ...] | None = None
+Plane = tuple[int, int]
+"""Two latents."""
 
 
 def read_question(text: str, latents: int) -> Plane:
-    """What a page asks for.
+    """What a page asks for: a plane; the other latents are held at the current mean.
 
     Raises:
         ValueError: If it is no question.
 
     Example:
         >>> read_question('{"plane": [2, 0]}', 3)
-        Plane(plane=(2, 0), at=None)
+        (2, 0)
         >>> read_question('{"plane": [0, 0]}', 3)
         Traceback (most recent call last):
         ...
         ValueError: not two latents: [0, 0]
     """
     said = json.loads(text)
-    if not isinstance(said, dict) or not set(said) <= {"plane", "at"}:
+    if not isinstance(said, dict) or set(said) != {"plane"}:
         raise ValueError("not a question")
-    plane, at = said.get("plane"), said.get("at")
+    plane = said["plane"]
     places = plane if isinstance(plane, list) else []
     fit = all(type(i) is int and 0 <= i < latents for i in places)
     if not fit or len(places) != 2 or places[0] == places[1]:
         raise ValueError(f"not two latents: {plane}")
-    if at is not None:
-        if not isinstance(at, list) or len(at) != latents:
-            raise ValueError(f"not {latents} numbers")
-        at = tuple(float(each) for each in at)
-        if not all(abs(each) < 1e6 for each in at):
-            raise ValueError("numbers out of range")
-    return Plane((places[0], places[1]), at)
+    return places[0], places[1]
 
 
 class Pages:
@@ -107,7 +102,7 @@ class Pages:
     ):
         self._screen, self._feed, self._crowd, self._state = screen, feed, crowd, state
         self._wanted: dict[Client, Plane] = {}
-        self._fields: dict[tuple[int, ...], bytes] = {}
+        self._fields: dict[Plane, tuple[float, bytes]] = {}
         self._behind = Behind(folder, self._hear)
         self._told = state()
         self._asked = 0.0
@@ -126,23 +121,24 @@ class Pages:
                         asked = read_question(message.get("text") or "", self._screen.latents)
                     except (ValueError, TypeError, RecursionError, OverflowError):
                         return MALFORMED
-                    self._wanted[client] = asked
+                    self._show_plane(client, asked)
                     self._asked = 0.0
-                    if known := self._fields.get(asked.plane):
-                        client.put(known)
             finally:
                 self._wanted.pop(client, None)
 
         await self._crowd.attend(websocket, read)
 
     def _welcome(self, client: Client) -> None:
-        client.put(self._screen.hello(self._told))
+        client.put(self._screen.hello(self._state()))
         client.put(self._feed.reel.recent())
-        plane = Plane((0, 1)) if self._screen.latents > 1 else None
-        if plane is not None:
-            self._wanted[client] = plane
-            if known := self._fields.get(plane.plane):
-                client.put(known)
+        if self._screen.latents > 1:
+            self._show_plane(client, (0, 1))
+
+    def _show_plane(self, client: Client, plane: Plane) -> None:
+        self._wanted[client] = plane
+        if known := self._fields.get(plane):
+            heard, data = known
+            client.put(older(data, time.monotonic() - heard))
 
     def _hear(self, data: bytes) -> None:
         """What the process behind says."""
@@ -150,9 +146,9 @@ class Pages:
             self._feed.reel.tell("evidence", json.loads(data)["evidence"])
             return
         plane = tuple(unpack(data)[0]["plane"])
-        self._fields[plane] = data
+        self._fields[plane] = time.monotonic(), data
         for client, wanted in self._wanted.items():
-            if wanted.plane == plane:
+            if wanted == plane:
                 client.put(data)
 
     async def run(self) -> None:
@@ -165,7 +161,9 @@ class Pages:
                 now = time.monotonic()
                 left = now if len(self._crowd) else left
                 if now - left > LINGER_S:
-                    awake = self._wake(False)
+                    if awake:
+                        awake = self._wake(False)
+                        self._feed.rest()
                     continue
                 try:
                     if not awake:
@@ -196,15 +194,19 @@ class Pages:
             self._crowd.put(self._screen.hello(told))
         if message := self._feed.reel.message():
             self._crowd.put(message)
-        if now - self._asked > ASK_S and self._wanted:
+        # Before the first bin there is nothing to read, not even a plan.
+        if now - self._asked > ASK_S and self._wanted and self._feed.reel.last is not None:
             self._asked = now
             self._behind.ask(self._questions())
 
     def _questions(self) -> list[dict[str, Any]]:
         last = self._feed.reel.last
-        mean = None if last is None else last.mean.tolist()
-        planes = sorted(set(self._wanted.values()), key=str)
-        return [
-            {"plane": plane, "given": at is not None and at, "at": mean if at is None else at}
-            for plane, at in planes
-        ]
+        assert last is not None
+        mean = last.mean.tolist()
+        return [{"plane": plane, "at": mean} for plane in sorted(set(self._wanted.values()))]
+
+
+def older(data: bytes, seconds: float) -> bytes:
+    """The message of a field, so much later than when it was new."""
+    header, arrays = unpack(data)
+    return pack(header | {"seconds_old": header["seconds_old"] + seconds}, arrays)

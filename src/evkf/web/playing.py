@@ -1,5 +1,7 @@
 """What the page is shown of a journal: it is played from its first bin, or still grows."""
 
+import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,21 +10,30 @@ from typing import Any
 
 import numpy as np
 
+from evkf.errors import InputError
 from evkf.live.answers import Told
 from evkf.live.desk import Action, Ask
 from evkf.live.follow import Follower
+from evkf.live.journal import is_written
 from evkf.live.order import Counters
-from evkf.live.ports import Phase, Report
+from evkf.live.plan import CHECKPOINTS
+from evkf.live.ports import Due, Phase, Report
 from evkf.live.records import Bin, Kind, Step, decode
 from evkf.live.segments import Record
-from evkf.web.reel import Reel, Screen
+from evkf.storage import read_meta
+from evkf.web.following import BEHIND
+from evkf.web.reel import MOST, Reel, Screen
 from evkf.web.rows import UNSEEN, of_step, seen
 
 BLOCK = 1 << 18
-"""Bytes that are read at a time while a journal is played."""
+"""Bytes that are read at a time."""
 
-LATE_S = 0.5
-"""Seconds behind, from which on it goes on from where it is rather than catch up."""
+LATE_S, AT_ONCE = 0.5, 2 * MOST
+"""Seconds and bins behind, from which on it goes on from where it is rather than catch up: no turn
+takes longer, at whatever speed."""
+
+QUIET_S = 2.0
+"""A session that has written nothing for so long may have died."""
 
 TELL_S = 0.5
 """Seconds between reports."""
@@ -41,6 +52,7 @@ class Playing:
         reel: What came of it.
         speed: How many times faster than it was recorded.
         ended: Whether the last bin was shown.
+        live: Whether the session that writes to it is there.
         wanted: Whether anybody looks; it stands still otherwise.
     """
 
@@ -52,10 +64,11 @@ class Playing:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._screen, self._grows, self._clock = screen, grows, clock
-        self._follower = Follower(journal)
+        self._journal, self._follower = journal, Follower(journal)
         self.speed = screen.speed or 1.0
-        self.reel, self.wanted = Reel(screen), False
+        self.reel, self.wanted, self.live = Reel(screen), False, True
         self._rewind()
+        self._heard = clock()
 
     def _rewind(self) -> None:
         self._records: deque[Record] = deque()
@@ -72,8 +85,26 @@ class Playing:
         """Go on: of a journal that grows, from what is newest."""
         self._since, self._base = self._clock(), self._shown
         if self._grows:
-            self._follower.skip()
             self._phase, self._why = Phase.READY, "shown from its journal"
+            self._frozen = self._was_frozen()
+            self._catch_up()
+
+    def rest(self) -> None:
+        """Nobody looks any more: what grows will be old when somebody does."""
+        if self._grows:
+            self.reel.clear()
+
+    def _catch_up(self) -> None:
+        """Leave out what came, but not what it says of the session."""
+        for record in self._follower.skip((Kind.PHASE, Kind.ACTION)):
+            self._take(record)
+
+    def _was_frozen(self) -> bool:
+        """Whether learning was frozen at the newest checkpoint: that may be long ago."""
+        files = sorted((self._journal.parent / CHECKPOINTS).glob("[0-9]*.safetensors"))
+        with contextlib.suppress(OSError, InputError, LookupError, TypeError, ValueError):
+            return Due(*json.loads(read_meta(files[-1])["metadata"]["due"])).frozen
+        return False
 
     def ask(self, action: Action) -> str:
         """Do what is asked for; why that cannot be, or nothing."""
@@ -88,22 +119,33 @@ class Playing:
 
     def turn(self) -> None:
         """Show what is due."""
-        if self._grows:
-            for record in self._follower.read():
-                self._take(record)
-        else:
-            self._play()
         now = self._clock()
+        if self._grows:
+            self._grow(now)
+        else:
+            self._play(now)
         if now - self._told >= TELL_S:
             self.reel.tell("report", self._report(now))
             self._told, self._told_shown = now, self._shown
 
-    def _play(self) -> None:
-        now = self._clock()
+    def _grow(self, now: float) -> None:
+        if self._follower.behind > BEHIND:
+            self._catch_up()
+        records = self._follower.read(BLOCK)
+        for record in records:
+            self._take(record)
+        if records:
+            self._heard, self.live = now, True
+        elif self.live and now - self._heard > QUIET_S:
+            # Asked only as long as it is there: to ask is to hold the lock, were it not.
+            self._heard, self.live = now, is_written(self._journal)
+
+    def _play(self, now: float) -> None:
         pace = self.speed / self._screen.bin_width
         due = self._base + int((now - self._since) * pace)
-        if due - self._shown > LATE_S * pace:
-            due = self._shown + max(int(LATE_S * pace), 1)
+        most = max(min(int(LATE_S * pace), AT_ONCE), 1)
+        if due - self._shown > most:
+            due = self._shown + most
             self._since, self._base = now, due
         while self._shown < due:
             if not self._records:

@@ -144,11 +144,17 @@ class Reel:
         """A report, or evidence."""
         self._said[name] = self._known[name] = finite(what)
 
+    def forget(self) -> None:
+        """What is kept is no longer recent; time goes on."""
+        self._recent.clear()
+        self._marks.clear()
+        self._new, self._skipped = [], 0
+        self._said.pop("marks", None)
+
     def clear(self) -> None:
         """Begin anew."""
-        self._recent.clear()
-        self._new, self._seq, self._offset = [], None, 0.0
-        self._marks.clear()
+        self.forget()
+        self._seq, self._offset = None, 0.0
 
     def message(self) -> bytes | None:
         """What is new since the last call; None if nothing is."""

@@ -12,15 +12,16 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
-from evkf.live.desk import Action
+from evkf.live.desk import Action, Ask
 from evkf.live.plan import JOURNAL
 from evkf.web.access import read_token
-from evkf.web.app import Part, acting, build, paging, sending, watching
-from evkf.web.clients import ROOM, Crowd
+from evkf.web.app import Part, Unable, acting, build, paging, sending, watching
+from evkf.web.clients import DIED, OVER, ROOM, Crowd
 from evkf.web.doors import Door, Socket
 from evkf.web.download import Download
 from evkf.web.following import Following
@@ -45,6 +46,14 @@ PING_S = 20.0
 DRAIN_S = 3.0
 """Seconds that clients have for the last messages of a session."""
 
+UNABLE = {
+    Ask.STOP: "nothing stimulates in this session",
+    Ask.ARM: "nothing stimulates in this session",
+    Ask.SPEED: "the pace of its bins is that of the rig",
+    Ask.RESET: "the pace of its bins is that of the rig",
+}
+"""Why a session cannot do what is asked."""
+
 
 async def serve(settings: Settings, log: Measured) -> None:
     """Serve until the session ends; where a journal is shown, until this process is told to end."""
@@ -57,9 +66,10 @@ async def serve(settings: Settings, log: Measured) -> None:
     if settings.desk is not None:
         desk = Link(socket.socket(fileno=settings.desk), shown.take)
         links.append(desk)
-        parts.append(acting(lambda action: _to_session(desk, action), refusals))
+        can = None if feed is None else Screen.read(settings.screen).can
+        parts.append(acting(lambda action: _to_session(desk, can, action), refusals))
     elif isinstance(feed, Playing):
-        parts.append(acting(feed.ask, refusals))
+        parts.append(acting(lambda action: _to_journal(feed, action), refusals))
     if settings.frames is not None:
         frames = Link(socket.socket(fileno=settings.frames), gateway.senders.put)
         links.append(frames)
@@ -79,7 +89,8 @@ async def serve(settings: Settings, log: Measured) -> None:
     listener = socket.socket(fileno=settings.listener)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     if links:
-        ways.append(asyncio.ensure_future(_end(links, [crowd, viewers, gateway.senders], pages)))
+        crowds = [crowd, viewers, gateway.senders]
+        ways.append(asyncio.ensure_future(_end(links, server, shown, crowds, pages)))
     await asyncio.wait([serving, *ways], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
@@ -112,25 +123,42 @@ def _shown(crowd: Crowd, feed: Following | Playing | None) -> Shown:
     return Shown(publish, tell=lambda report: feed.reel.tell("report", report))
 
 
-def _to_session(desk: Link, action: Action) -> str:
-    return "" if desk.send_now(action.encode()) else "the session does not listen"
+def _to_session(desk: Link, can: Sequence[str] | None, action: Action) -> Unable | None:
+    """Hand on what is asked for, if the session can do it; with no page, it is not known what."""
+    if can is not None and action.ask not in can:
+        return Unable(409, UNABLE.get(action.ask, f"this session cannot {action.ask}"))
+    return None if desk.send_now(action.encode()) else Unable(503, "the session does not listen")
+
+
+def _to_journal(feed: Playing, action: Action) -> Unable | None:
+    why = feed.ask(action)
+    return Unable(409, why) if why else None
 
 
 def _state(shown: Shown, feed: Following | Playing) -> State:
     """What the page is told when it changes."""
     if isinstance(feed, Playing):
-        return State(True, "", feed.speed)
+        return State(feed.live, "", feed.speed)
     return State(shown.live, "" if shown.report is None else shown.report["why"], feed.speed)
 
 
-async def _end(links: list[Link], crowds: list[Crowd], pages: Pages | None) -> None:
+async def _end(
+    links: list[Link],
+    server: uvicorn.Server,
+    shown: Shown,
+    crowds: list[Crowd],
+    pages: Pages | None,
+) -> None:
     """Wait for the end of the session, and until clients know of it."""
     for link in links:
         await link.ended.wait()
+    # The session may be taken up again at once, and wants to listen here then.
+    for each in getattr(server, "servers", ()):
+        each.close()
     if pages is not None:
         pages.flush()
     for crowd in crowds:
-        crowd.finish()
+        crowd.finish(OVER if shown.closed else DIED)
     until = time.monotonic() + DRAIN_S
     while any(map(len, crowds)) and time.monotonic() < until:
         await asyncio.sleep(0.02)

@@ -73,9 +73,15 @@ class Shown:
     @property
     def live(self) -> bool:
         """Whether the session goes on, as far as is known."""
-        if self.report is None:
-            return True
-        return self.report["phase"] not in (Phase.CLOSED, Phase.FAILED) and self.age < STALE_S
+        phase = Phase.STARTING if self.report is None else self.report["phase"]
+        # While it compiles it does not report; were it to die, this process would be told.
+        fresh = phase == Phase.STARTING or self.age < STALE_S
+        return phase not in (Phase.CLOSED, Phase.FAILED) and fresh
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session said that it ended in good order."""
+        return self.report is not None and self.report["phase"] == Phase.CLOSED
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 const PROTOCOL = "evkf";
 const CARRIER = "evkf.token.";
 const KEPT = "evkf.token";
+const ENDED = 1001;
+const DIED = 4000;
 const FIRST_MS = 250;
 const LONGEST_MS = 5000;
 const QUIET_MS = 2000;
@@ -30,10 +32,11 @@ export class Connection {
     this.hello = null;
     this.waits = FIRST_MS;
     this.trouble = "Connecting…";
+    this.farewell = null; // what the session said last
     this.needsToken = false;
     this.newest = -Infinity;
     this.passing = null;
-    this.report = null;
+    this.report = this.before = null; // the last, and the last of a session that had begun
     setInterval(() => this.tell(), 250);
   }
 
@@ -85,7 +88,7 @@ export class Connection {
     this.newest = performance.now();
     if (before?.live === false && hello.live !== false) this.say("The session was resumed.", "good");
     else if (this.trouble !== null && before !== null) this.say("Connected again.", "good");
-    this.trouble = null;
+    this.trouble = this.farewell = null;
     this.needsToken = false;
     this.onHello(hello);
     this.tell();
@@ -93,8 +96,10 @@ export class Connection {
 
   /** Take note of a report: of a process that took the session up anew, too. */
   heed(report) {
-    const before = this.report;
+    const before = this.before;
     this.report = report;
+    if (report.phase === "starting") return;
+    this.before = report;
     if (before && report.taken < before.taken && report.bins >= before.bins) {
       this.say(`The session was resumed at bin ${(report.bins - report.taken).toLocaleString("en")}.`, "good");
     }
@@ -113,13 +118,15 @@ export class Connection {
 
   /** Why it was closed. A browser does not say why a socket was refused, so something else is asked for. */
   async diagnose(code, reason) {
-    if (code === 1001 && reason) return `${sentence(reason)} Waiting for it to be resumed…`;
+    if (code === DIED) this.farewell = `${this.died()} This page then goes on by itself.`;
+    if (code === ENDED && reason) this.farewell = `${sentence(reason)} Waiting for it to be resumed…`;
+    if (code === DIED || (code === ENDED && reason)) return this.farewell;
     if (code === 1013 && reason) return `${sentence(reason)} Trying again…`;
     let answer;
     try {
       answer = await fetch("health", { headers: this.headers, cache: "no-store" });
     } catch {
-      return "The server does not answer: it has ended, or the network is down. Trying again…";
+      return this.farewell ?? "The server does not answer: it has ended, or the network is down. Trying again…";
     }
     if (answer.status === 401) {
       this.needsToken = true;
@@ -170,6 +177,11 @@ export class Connection {
     this.onWords(text, tone, this.needsToken);
   }
 
+  died() {
+    const why = this.report?.phase === "failed" ? this.report.why : "";
+    return `The engine has died${why ? `: ${why}` : ""}. Go on with “evkf resume”.`;
+  }
+
   words() {
     const now = performance.now();
     if (this.passing && now < this.passing.until && this.passing.tone === "bad") {
@@ -179,8 +191,7 @@ export class Connection {
     if (this.passing && now < this.passing.until) return [this.passing.text, this.passing.tone];
     const { hello, report } = this;
     if (report?.phase === "failed" || (hello.live === false && report?.phase !== "closed")) {
-      const why = hello.why || report?.why;
-      return [`The engine has died${why ? `: ${why}` : ""}. Go on with “evkf resume”.`, "bad"];
+      return [this.died(), "bad"];
     }
     if (hello.live === false || report?.phase === "closed") return ["The session has ended; this is how it stood.", "wait"];
     if (report?.phase === "starting") return ["The session is starting.", "wait"];
