@@ -280,7 +280,7 @@ def peer_lsl_rows(seconds: float, log: Path) -> dict[str, Any]:
 def peer_lsl_out(seconds: float) -> dict[str, Any]:
     """Estimates out to a real inlet."""
     name, rng = f"evkf-check-out-{os.getpid()}", np.random.default_rng(3)
-    sink = LslSink(name, channels(3, UNITS, 5, True), WIDTH)
+    sink = LslSink(name, channels(3, UNITS, 5, True), WIDTH, print)
     reader = pylsl.StreamInlet(pylsl.resolve_byprop("name", name, 1, WAIT_S)[0])
     reader.open_stream(WAIT_S)
     time.sleep(0.2)

@@ -83,8 +83,8 @@ def _tls(plan: Plan) -> Tls | None:
     return Tls(plan.tls_cert, plan.tls_key)
 
 
-def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
-    """Where estimates go."""
+def open_sinks(plan: Plan, made: Parts, log: Callable[[str], None]) -> list[Sink]:
+    """Where estimates go; what is wrong with that is logged."""
     sinks: list[Sink] = []
     if plan.publish is not None:
         from evkf.live.zeromq import ZmqSink
@@ -94,7 +94,7 @@ def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
         need("pylsl", "--lsl-out", "lsl")
         latents = made.model.family.dim
         layout = channels(latents, made.units, plan.horizon, made.counts)
-        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width))
+        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width, log))
     return sinks
 
 

@@ -379,13 +379,15 @@ def _run(
     json_file: Path | None,
 ) -> Report:
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    web = open_web(plan, folder, made, Logger(folder / LOG, say.print))
-    opened = open_loop(plan, folder, made.model, wanted)
+    log = Logger(folder / LOG, say.print)
+    web = open_web(plan, folder, made, log)
+    model = engine.state.model if plan.stimulates else made.model
+    opened = open_loop(plan, folder, model, wanted)
     rig = None if opened is None else opened.stimulation
     due = Due() if player is None else player.due
     with real_time(wanted) as refused:
         source, feed = open_source(plan, folder, made, due, web, rig, wanted)
-        sinks = open_sinks(plan, made)
+        sinks = open_sinks(plan, made, log)
     if web is not None:
         say.print(f"the page is at {page_address(web.address, web.token)}")
         sinks.append(web.desk)
