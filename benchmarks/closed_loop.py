@@ -88,7 +88,7 @@ def serve(folder: Path, ends: tuple, how: Any, tell: Any, resumes: bool) -> None
     own, other = pair()
     limits = rig_limits(PLAN.latents)
     start_guard(other, folder, limits, PLAN.period, PipeStimulator(stimulation), real_time=True)
-    closed = Closed(Steer.of(made.model, TARGET), limits, own)
+    closed = Closed(Steer.of(engine.state.model, TARGET), own)
     source = PipeSource(frames)
     become_real_time()
     if journal is not None:

@@ -235,7 +235,7 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
     Args:
         plan: Of the session.
         folder: Its folder, where the guard has its door.
-        model: That the session began with.
+        model: As it is when the session begins, or is taken up again.
         real_time: Whether the guard takes real-time priority.
     """
     if not plan.stimulates:
@@ -259,7 +259,7 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
         stimulator = plan.stimulator
         load(stimulator)
     guard = start_guard(other, folder, limits, plan.period, stimulator, real_time)
-    return Opened(Closed(controller, limits, own), guard, rig)
+    return Opened(Closed(controller, own), guard, rig)
 
 
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
