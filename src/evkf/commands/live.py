@@ -2,8 +2,10 @@
 
 import secrets
 import time
+from datetime import datetime
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -403,6 +405,8 @@ def _run(
             each(report)
 
     if player is None:
+        began = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        plan = plan._replace(began=began)
         plan.write(folder)
     try:
         session = open_session(
