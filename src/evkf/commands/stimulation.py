@@ -78,7 +78,7 @@ def read_loop(
         raise InputError(f"--source {source}", "--controller", remedy)
     if (source != "rig" or some) and not all(given):
         remedy = "pass --max-amplitude, --max-rate and --max-charge"
-        what = "some limits" if some else "stimulation without limits"
+        what = "some limits, not all" if some else "stimulation without limits"
         raise InputError(what, "--charge-window, --max-..." if some else "--controller", remedy)
     target = None if steer is None else _numbers(steer, "--steer")
     if target is not None and len(target) != latents:
