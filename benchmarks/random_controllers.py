@@ -94,7 +94,7 @@ def try_one(rng: np.random.Generator, steps: int) -> list[str]:
     limits = Limits(
         *(each.tolist() for each in bounds), window=float(rng.choice([0.005, 0.1, 1.0]))
     )
-    guard, now, hold = Guard(limits, period), 0, int(1.5e9 * period)
+    guard, now, hold = Guard(limits, period, -int(1e9 * limits.window)), 0, int(1.5e9 * period)
     guard.heed(say(Word.ARM), 0)
     segments: list[Segment] = []
     found, numbers, stopped = [], [-1], False

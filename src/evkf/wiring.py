@@ -83,8 +83,8 @@ def _tls(plan: Plan) -> Tls | None:
     return Tls(plan.tls_cert, plan.tls_key)
 
 
-def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
-    """Where estimates go."""
+def open_sinks(plan: Plan, made: Parts, log: Callable[[str], None]) -> list[Sink]:
+    """Where estimates go; what is wrong with that is logged."""
     sinks: list[Sink] = []
     if plan.publish is not None:
         from evkf.live.zeromq import ZmqSink
@@ -94,7 +94,7 @@ def open_sinks(plan: Plan, made: Parts) -> list[Sink]:
         need("pylsl", "--lsl-out", "lsl")
         latents = made.model.family.dim
         layout = channels(latents, made.units, plan.horizon, made.counts)
-        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width))
+        sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width, log))
     return sinks
 
 
@@ -235,7 +235,7 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
     Args:
         plan: Of the session.
         folder: Its folder, where the guard has its door.
-        model: That the session began with.
+        model: As it is when the session begins, or is taken up again.
         real_time: Whether the guard takes real-time priority.
     """
     if not plan.stimulates:
@@ -259,7 +259,7 @@ def open_loop(plan: Plan, folder: Path, model: Model, real_time: bool) -> Opened
         stimulator = plan.stimulator
         load(stimulator)
     guard = start_guard(other, folder, limits, plan.period, stimulator, real_time)
-    return Opened(Closed(controller, limits, own), guard, rig)
+    return Opened(Closed(controller, own), guard, rig)
 
 
 def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:

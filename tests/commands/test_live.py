@@ -3,19 +3,27 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from rich.console import Console
 
 from evkf.cli import main
+from evkf.commands.journal import _began, _write_nwb
+from evkf.commands.live import _end
+from evkf.data import Recording
 from evkf.errors import InputError
-from evkf.live.plan import new_folder
+from evkf.live.plan import Plan, new_folder
 from evkf.live.zeromq import ZmqSink
+from evkf.units import Inferred
 from tests.quick import quick_environment
 from tests.test_cli import invoke
 
 BINS = 40
+LIMITS = ("--max-amplitude", "1,1", "--max-rate", "1,1", "--max-charge", "1,1")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +44,9 @@ def test_a_session_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
     # A busy machine may not hold the rate, and learns less then; the results are the same.
     asked = ("--channels", "8", "--bins", str(BINS), "--no-real-time", "--overload")
+    before = datetime.now(UTC)
     live = run("live", str(folder), *asked, "--web", "127.0.0.1:0")
+    assert before < datetime.fromisoformat(Plan.read(folder).began) < datetime.now(UTC)
     assert (live["phase"], live["bins"], live["acknowledged"]) == ("closed", BINS, BINS - 1)
     assert live["counters"]["lost"] == 0
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
@@ -67,6 +77,12 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--steer", "1,0", "--controller", "a:b"], "without another"),
         (["live", "{}", "--max-rate", "1"], "pass --controller"),
         (["live", "{}", "--steer", "1,0", "--max-rate", "1,1"], "pass --max-amplitude"),
+        (["live", "{}", "--charge-window", "2"], "pass --controller"),
+        (["live", "{}", "--steer", "1,0", "--charge-window", "2"], "pass --max-amplitude"),
+        (
+            ["live", "{}", "--steer", "1,0", *LIMITS, "--charge-window", "0"],
+            "pass 0.001 s or more",
+        ),
         (["live", "{}", "--controller", "a:b", "--stimulator", "a:b"], "except for the rig"),
         (["stop", "{}"], "no guard"),
         (["arm", "{}/nowhere"], "name that of a session"),
@@ -127,6 +143,59 @@ def test_a_beginning_that_failed_can_be_begun_again(tmp_path):
     (folder / "session.json").write_text("{}")
     with pytest.raises(InputError, match="something already"):
         new_folder(folder)
+
+
+class Stubborn:
+    """A process that ends when it is killed, or not even then."""
+
+    name = "evkf-guard"
+
+    def __init__(self, mortal: bool):
+        self._mortal, self._lives = mortal, True
+
+    def terminate(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self._lives = not self._mortal
+
+    def join(self, timeout: float) -> None:
+        assert timeout > 0
+
+    def is_alive(self) -> bool:
+        return self._lives
+
+
+@pytest.mark.parametrize(("mortal", "how"), [(True, "was killed"), (False, "is still there")])
+def test_a_process_that_does_not_end_is_killed_and_told_of(
+    mortal: bool, how: str, capsys: pytest.CaptureFixture
+):
+    _end(Stubborn(mortal), Console())
+    assert f"evkf-guard did not end within 5 s, and {how}" in capsys.readouterr().out
+
+
+RECORDING = Recording(np.ones((4, 3), int), bin_width=0.01)
+FOUND = Inferred(
+    np.zeros((4, 2)), np.zeros((4, 2, 2)), np.ones((4, 3)), np.ones((4, 3)), np.ones(4)
+)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_export_knows_when_the_session_began(tmp_path: Path, counts: bool):
+    began = "2026-05-04T10:30:00.250+02:00"
+    for said, due in ((began, began), ("", "2000-01-01T00:00:00+00:00")):
+        when = _began(Plan("rig", 0.01, began=said), tmp_path)
+        _write_nwb(tmp_path / "out.nwb", RECORDING, FOUND, counts, when, force=True)
+        with h5py.File(tmp_path / "out.nwb") as file:
+            found = file["session_start_time"].asstr()[()]
+            unknown = "not known" in file["session_description"].asstr()[()]
+        assert datetime.fromisoformat(found) == datetime.fromisoformat(due)
+        assert unknown == (said == "")
+
+
+def test_a_beginning_that_is_no_time_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match=r"began = 'noon' .*session.json"):
+        _began(Plan("rig", 0.01, began="noon"), tmp_path)
 
 
 def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):

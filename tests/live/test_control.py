@@ -12,9 +12,11 @@ from evkf.live.answers import Estimate, Told
 from evkf.live.control import Steer, input_weight, load
 from evkf.live.limits import Delivered, Limiter, Limits, readable
 from evkf.live.rig import Subject, rig_model, start_model
+from evkf.model import Model
 from tests.quick import quick_compilation  # noqa: F401
 
 PERIOD, HOLD = 0.01, 0.015
+WEIGHT = np.array([[1.0, 0.0], [0.5, 1.0]])
 LIMITS = Limits([1.0, 2.0], [30.0, 500.0], [0.05, 0.15], window=0.1)
 
 asked = st.one_of(
@@ -69,6 +71,14 @@ def test_charge_that_is_spent_comes_back_when_the_window_has_passed():
     assert max(passed[20:]) > 0.5
 
 
+def test_what_stays_on_too_long_is_counted_until_it_ends():
+    limiter = Limiter(LIMITS._replace(charge=[0.05, 0.04]), PERIOD, HOLD)
+    limiter.limit([0.0, 0.5], 0)
+    limiter.rest(10**9)
+    assert limiter.limit([0.0, 0.1], 10**9 + 10**7).tolist() == [0.0, 0.0]
+    assert limiter.limit([0.0, 0.1], 10**9 + 11 * 10**7).tolist() == [0.0, 0.1]
+
+
 @pytest.mark.parametrize("bad", [[1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, 1e300]])
 def test_limits_that_are_none_are_refused(bad: list):
     for name in ("amplitude", "rate", "charge"):
@@ -108,6 +118,22 @@ def test_steering_brings_the_simulated_rig_to_a_target():
         subject.step(u)
         distances.append(np.linalg.norm(subject.z - target))
     assert np.mean(distances[50:]) < 0.3
+
+
+def test_steering_goes_by_the_model_as_it_is_learned():
+    plain = ResidualMLP(2, 0.04, jax.random.key(0))
+    readout = rig_model(2, 20, 0.01).likelihood
+    before, after = (Model(Driven(plain, weight), readout) for weight in (0.3 * WEIGHT, WEIGHT))
+    steer, fixed = Steer.of(before, [1, 0]), Steer([1, 0], 0.3 * WEIGHT)
+    for each in (steer, fixed):
+        np.testing.assert_allclose(each.weight, 0.3 * WEIGHT, rtol=1e-6)
+        each.model_changed(after)
+    np.testing.assert_allclose(steer.weight, WEIGHT, rtol=1e-6)
+    np.testing.assert_allclose(fixed.weight, 0.3 * WEIGHT)
+    latent = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
+    estimate = Estimate(0, Told.NOTHING, *latent, 0, 0, 0)
+    asked = [each.command(estimate, np.zeros(2)) for each in (steer, Steer([1, 0], WEIGHT))]
+    np.testing.assert_allclose(*asked, rtol=1e-6)
 
 
 def test_steering_needs_a_forecast_and_a_target_of_the_right_size():

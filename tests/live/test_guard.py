@@ -1,11 +1,13 @@
 """The guard: what it lets through, and that its process ends stimulation whatever happens."""
 
 import contextlib
+import gc
 import os
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +22,13 @@ from evkf.live.pipes import pair
 from evkf.live.plan import PLAN
 from evkf.live.warden import STOPPED, PipeStimulator, Warden, start_guard, tell_guard
 
-LIMITS = Limits([1.0, 1.0], [1e9, 1e9], [1e3, 1e3])
+LIMITS = Limits([1.0, 1.0], [1e9, 1e9], [1e3, 1e3], window=0.001)
 PERIOD = 10_000_000
 FAR = 1 << 60
 
 
 def armed() -> Guard:
-    guard = Guard(LIMITS, PERIOD / 1e9)
+    guard = Guard(LIMITS, PERIOD / 1e9, -PERIOD)
     output = guard.heed(say(Word.ARM, "so"), 0)
     assert output is not None
     assert (output.state, output.values) == (State.ARMED, (0.0, 0.0))
@@ -38,7 +40,7 @@ def command(number: int, expires_ns: int = FAR, values: tuple = (0.5, -0.5)) -> 
 
 
 def test_nothing_is_on_before_it_is_armed():
-    guard = Guard(LIMITS, 0.01)
+    guard = Guard(LIMITS, 0.01, -PERIOD)
     assert guard.heed(command(1), 0) is None
     assert guard.now(0).values == (0.0, 0.0)
 
@@ -111,6 +113,35 @@ def test_a_stop_holds_until_it_is_lifted_and_the_session_arms():
     assert guard.heed(command(4), 2 * PERIOD) is not None
 
 
+def test_what_was_on_before_it_began_counts_as_charge():
+    guard = Guard(LIMITS._replace(window=0.5), PERIOD / 1e9, begun_ns=7)
+    last = int(0.5e9) + 6
+    output = guard.heed(say(Word.ARM), last - 100_000_000)
+    assert output is not None
+    assert (output.state, output.values) == (State.HELD, (0.0, 0.0))
+    assert output.why == "what was on before counts as charge for 0.1 s more"
+    assert guard.heed(command(1), last) is None
+    assert guard.obey(Word.ARM, "", last) is not None
+    assert guard.state == State.HELD
+    guard.heed(say(Word.ARM), last + 1)
+    assert guard.state == State.ARMED
+
+
+def test_a_guard_that_is_late_counts_what_stayed_on():
+    # On for a whole window it is all the charge; until it should have ended, a sixth of that.
+    limits = Limits([1.0], [1e9], [0.05], window=0.1)
+    guard = Guard(limits, PERIOD / 1e9, begun_ns=-(10**9))
+    guard.heed(say(Word.ARM), 0)
+    assert guard.heed(command(1, values=(0.5,)), 0).values == (0.5,)
+    late = 10**9
+    assert guard.tick(late).state == State.HELD
+    guard.heed(say(Word.ARM), late)
+    assert guard.heed(command(2, values=(0.5,)), late + PERIOD).values == (0.0,)
+    guard.heed(say(Word.HALT), late + PERIOD)
+    guard.heed(say(Word.ARM), late + 2 * 10**8)
+    assert guard.heed(command(3, values=(0.5,)), late + 2 * 10**8).values == (0.5,)
+
+
 class Ends(NamedTuple):
     """The ends that lead to a guard in a process or thread of its own."""
 
@@ -126,7 +157,9 @@ class Ends(NamedTuple):
     def turn_on(self, number: int) -> None:
         """Have it armed, and something on."""
         self.session.send(say(Word.ARM))
-        assert self.heard().state == State.ARMED
+        while self.heard().state != State.ARMED:
+            time.sleep(LIMITS.window)
+            self.session.send(say(Word.ARM))
         self.session.send(command(number))
         output = self.heard()
         assert (output.number, output.values) == (number, (0.5, -0.5))
@@ -158,7 +191,8 @@ def process(folder: Path, period: float) -> Iterator[tuple[Ends, int]]:
 @contextlib.contextmanager
 def thread(folder: Path, period: float = LONG, why: str | None = None) -> Iterator[Ends]:
     (session, other), (near, rig) = pair(), pair()
-    made = Warden(Guard(LIMITS, period, why), other, folder, PipeStimulator(near))
+    guard = Guard(LIMITS, period, time.monotonic_ns(), why)
+    made = Warden(guard, other, folder, PipeStimulator(near))
     runs = threading.Thread(target=made.run)
     runs.start()
     ends = Ends(session, rig, folder)
@@ -224,6 +258,49 @@ def test_a_stop_outlives_the_guard(tmp_path: Path):
     with thread(tmp_path, why="smoke") as ends:
         output = ends.heard()
         assert (output.state, output.why) == (State.STOPPED, "smoke")
+
+
+class Ring:
+    """What only a collection of garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Littering:
+    """A stimulator that leaves garbage."""
+
+    def __init__(self) -> None:
+        self.left: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+    def apply(self, output: Output) -> None:
+        self.left.add(Ring())
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_garbage_is_collected_although_collection_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool
+):
+    monkeypatch.setattr(warden, "TIDY_NS", 0)
+    session, other = pair()
+    littering = Littering()
+    guard = Guard(LIMITS, LONG, -(10**9))
+    made = Warden(guard, other, tmp_path, littering)
+    gc.disable()
+    try:
+        for number in range(20):
+            session.send(say(Word.ARM) if on else b"nonsense")
+            session.send(command(number + 1))
+            assert made._turn()
+            assert (guard.until_ns is not None) == on
+            assert len(littering.left) == 0
+    finally:
+        gc.enable()
+        for each in (session, other, made._door):
+            each.close()
 
 
 def test_visitors_who_talk_nonsense_are_told_what_is_on(tmp_path: Path):

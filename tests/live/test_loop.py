@@ -74,14 +74,16 @@ class Rig(NamedTuple):
 
 
 @contextlib.contextmanager
-def guarded(folder: Path, controller: Controller, why: str | None = None) -> Iterator[Rig]:
+def guarded(folder: Path, controller: Controller, window: float = 1.0) -> Iterator[Rig]:
     own, other = pair()
     told = Stimulator(folder)
-    warden = Warden(Guard(LIMITS, PERIOD, why), other, folder, told)
+    # It began long enough ago, unless the window is longer.
+    guard = Guard(LIMITS._replace(window=window), PERIOD, time.monotonic_ns() - 10**9)
+    warden = Warden(guard, other, folder, told)
     runs = threading.Thread(target=warden.run)
     runs.start()
     try:
-        yield Rig(told, Closed(controller, LIMITS, own))
+        yield Rig(told, Closed(controller, own))
     finally:
         own.close()
         runs.join(20)
@@ -113,6 +115,7 @@ class Sized(NamedTuple):
 
     num_inputs: int = 2
     dtype: np.dtype = np.dtype(np.float32)
+    steps: int = 0
 
 
 class Bench:
@@ -123,6 +126,8 @@ class Bench:
         self.lines, self.controller, self.rig = [], controller, rig
         self.loop = Loop(rig.closed, Sized(), PERIOD, self.journal, self.lines.append)
         self.seq, self.folder = 0, folder
+        # How far the sender's clock is behind ours.
+        self.sent = self.behind_ns = 0
         assert wait_for(lambda: self.loop._hear() or self.loop.state == State.HELD)
 
     def give(
@@ -134,8 +139,9 @@ class Bench:
     ) -> None:
         """A bin, and what comes of it."""
         now, mean = time.monotonic_ns(), np.full(2, 0.01 * self.seq)
+        self.sent = now - self.behind_ns
         latent = mean, np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
-        estimate = Estimate(self.seq, flags, *latent, now, now, now)._replace(**parts)
+        estimate = Estimate(self.seq, flags, *latent, self.sent, now, now)._replace(**parts)
         self.loop.input(now)
         self.seq += 1
         self.loop.after(estimate, self.seq, phase, behind)
@@ -229,8 +235,106 @@ def test_two_bins_without_an_update_end_stimulation(bench: Bench, poor: dict):
 def test_bins_that_come_late_end_stimulation(bench: Bench):
     bench.turn_on()
     late = int(2 * PERIOD * 1e9)
-    bench.give(sent_ns=time.monotonic_ns() - late)
+    bench.loop._clock = lambda: time.monotonic_ns() + late
+    bench.give(received_ns=bench.loop._clock(), sent_ns=bench.sent + 1)
     assert "ms old" in bench.held()
+
+
+@pytest.mark.parametrize("seconds", [-100.0, 100.0])
+def test_a_step_of_the_senders_clock_passes_by_itself(bench: Bench, seconds: float):
+    bench.behind_ns = 10**12
+    bench.turn_on()
+    bench.behind_ns -= int(seconds * 1e9)
+    bench.give()
+    if seconds < 0:
+        assert bench.held().startswith("the sender's clock ran back by 99.")
+        bench.turn_on()
+    bench.give()
+    assert wait_for(lambda: bench.rig.told[-1].number == bench.seq)
+    assert bench.on == (0.5, 0.0)
+
+
+def test_a_clock_that_is_not_steady_keeps_it_held(bench: Bench):
+    bench.turn_on()
+    for step in range(3 * SOUND):
+        bench.behind_ns = 10**11 * (step % 2)
+        bench.give()
+    assert "ran back" in bench.held()
+
+
+class Attentive(Half):
+    """A controller that is told of models."""
+
+    def __init__(self) -> None:
+        self.models: list = []
+
+    def model_changed(self, model: object) -> None:
+        if isinstance(model, Exception):
+            raise model
+        self.models.append(model)
+
+
+class Known(NamedTuple):
+    """As much of what is known as a loop needs."""
+
+    steps: int
+    model: object
+
+
+def test_a_controller_is_told_of_models_that_were_learned(tmp_path: Path):
+    controller = Attentive()
+    with guarded(tmp_path, controller) as rig:
+        bench = Bench(tmp_path, rig, controller)
+        bench.loop.offer(Known(0, "as it began"))
+        assert not bench.loop.has_news
+        for steps, model in ((3, "old"), (4, "new")):
+            bench.loop.offer(Known(steps, model))
+        assert bench.loop.has_news
+        bench.loop.tell_controller()
+        assert controller.models == ["new"]
+        assert not bench.loop.has_news
+        bench.turn_on()
+        bench.loop.offer(Known(5, ZeroDivisionError("no")))
+        bench.loop.tell_controller()
+        assert bench.held() == "the controller failed at a new model: ZeroDivisionError: no"
+        bench.loop.close()
+        bench.journal.close()
+
+
+def test_controllers_need_not_care_for_models(bench: Bench):
+    bench.loop.offer(Known(3, "learned"))
+    assert not bench.loop.has_news
+
+
+def test_the_end_is_written_down(bench: Bench):
+    bench.turn_on()
+    bench.loop.close()
+    bench.journal.wait(bench.journal.position, 10)
+    last = records(bench.folder, Kind.LOOP)[-1]
+    assert last == {"state": "held", "why": "the session ends", "seq": bench.seq - 1}
+
+
+def test_the_end_without_an_answer_of_the_guard_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("evkf.live.loop.ANSWER_S", 0.05)
+    own, other = pair()
+    with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
+        Loop(Closed(Half(), own), Sized(), PERIOD, journal, print).close()
+    other.close()
+    assert records(tmp_path, Kind.LOOP)[-1]["state"] == GONE
+
+
+def test_a_guard_that_does_not_arm_says_why(tmp_path: Path):
+    controller = Half()
+    with guarded(tmp_path, controller, window=1e3) as rig:
+        bench = Bench(tmp_path, rig, controller)
+        for _ in range(SOUND):
+            bench.give()
+        assert wait_for(lambda: bench.loop._hear() or "counts as charge" in bench.loop.told)
+        assert bench.loop.state == State.HELD
+        bench.loop.close()
+        bench.journal.close()
 
 
 @pytest.mark.parametrize(
@@ -277,7 +381,7 @@ def test_the_operator_stops_and_arms(bench: Bench):
 def test_a_guard_that_is_gone_is_told_of(tmp_path: Path):
     own, other = pair()
     journal, lines = Journal.open(tmp_path / JOURNAL, "process-crash"), []
-    loop = Loop(Closed(Half(), LIMITS, own), Sized(), PERIOD, journal, lines.append)
+    loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, lines.append)
     other.close()
     assert loop.input(time.monotonic_ns()).tolist() == [0.0, 0.0]
     assert loop.state == GONE
@@ -345,6 +449,23 @@ def take(session: Session, source: Given, counts: np.ndarray, *seqs: int) -> Non
         session.turn()
 
 
+def test_a_controller_gets_the_model_of_every_checkpoint(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    source, controller = Given(), Attentive()
+    with guarded(tmp_path, controller) as rig:
+        session = opened(tmp_path, engine, source, rig)
+        take(session, source, counts, *range(40))
+        assert session.report().learned > 0
+        assert controller.models == []
+        session._save_soon()
+        due = engine.state.model
+        assert wait_for(lambda: session.turn() or controller.models)
+        session.close()
+    jax.tree.map(np.testing.assert_array_equal, controller.models[0], due)
+
+
 def steering(engine: Engine) -> Steer:
     return Steer.of(engine.state.model, [1.0, 0.0])
 
@@ -366,6 +487,7 @@ def test_a_closed_loop_is_computed_again_bit_for_bit(
         session.close()
     assert rig.told.unknown == []
     assert rig.told[-1].values == (0.0, 0.0)
+    assert records(tmp_path, Kind.LOOP)[-1]["why"] == "the session ends"
     kept = [said["values"] for said in records(tmp_path, Kind.INPUT)]
     assert len({tuple(each) for each in kept}) > 3
     assert session.report().learned > 10

@@ -43,7 +43,6 @@ def test_a_drift_is_measured_and_told_of(ppm: float, flags: list[Flag]):
     later = 120 * SECOND
     true = 123 * SECOND + round(later * (1 + ppm * 1e-6))
     assert abs(clock.to_source(456 * SECOND + later) - true) < 10 * MS
-    assert abs(clock.to_host(true) - (456 * SECOND + later)) < 10 * MS
 
 
 @pytest.mark.parametrize("size", [-1.0, 1.0, -0.2, 3600.0])

@@ -94,7 +94,7 @@ class Running(threading.Thread):
             player: Recalled | None = recall(folder, engine, made.counts)
         due = Due() if player is None else player.due
         source, _ = open_source(plan, folder, made, due)
-        sinks = open_sinks(plan, made)
+        sinks = open_sinks(plan, made, print)
         given = (folder, plan, engine, COSTS, made.counts, source, sinks, journal, player)
         self._session = open_session(*given)
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def test_estimates_are_streamed_with_the_time_of_their_bins():
     name, rng = named("out"), np.random.default_rng(0)
     layout = channels(2, UNITS, 2, True)
     assert len(layout) == 4 + 2 + 3 + 3 + 2 * 2 * 2
-    sink = LslSink(name, layout, 0.01)
+    sink = LslSink(name, layout, 0.01, print)
     reader = inlet(name)
     reader.open_stream(WAIT_S)
     info = reader.info(WAIT_S)
@@ -166,6 +167,36 @@ def test_estimates_are_streamed_with_the_time_of_their_bins():
         assert stamp == each.sent_ns / 1e9
     del reader
     sink.close()
+
+
+def test_an_outlet_that_has_ended_is_told_of_and_the_session_goes_on():
+    lines: list[str] = []
+    sink = LslSink(named("gone"), channels(2, UNITS, 0, True), 0.01, lines.append)
+    sink._process.kill()
+    sink._process.join(WAIT_S)
+    ahead = np.zeros((0, 2))
+    parts = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, ahead, ahead
+    for seq in range(9):
+        sink.publish(Estimate(seq, Told.NOTHING, *parts, 1, 1, 2))
+    sink.close()
+    assert len(lines) == 1
+    assert "the process of --lsl-out has ended" in lines[0]
+    assert sink._notes.counts == {"lsl_gone": 9}
+
+
+def test_estimates_that_an_outlet_has_no_room_for_are_counted():
+    lines: list[str] = []
+    sink = LslSink(named("full"), channels(2, UNITS, 0, True), 0.01, lines.append)
+    os.kill(sink._process.pid, signal.SIGSTOP)
+    ahead = np.zeros((0, 2))
+    parts = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, ahead, ahead
+    seq = 0
+    while not lines and seq < 1_000_000:
+        sink.publish(Estimate(seq, Told.NOTHING, *parts, 1, 1, 2))
+        seq += 1
+    os.kill(sink._process.pid, signal.SIGKILL)
+    sink.close()
+    assert "no room" in lines[0]
 
 
 ODD = [math.nan, math.inf, -math.inf, -1.0, 0.5, 1e300, 3.0, 2**31, -0.5]

@@ -124,6 +124,54 @@ def test_missing_messages_are_counted_and_their_bins_masked():
     assert notes.counts == {"lost_message": 4}
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_every_bin_that_may_miss_a_spike_is_masked(seed: int):
+    """Messages out of order by as much as bins wait, some of them lost."""
+    rng, wait = np.random.default_rng(seed), 0.025
+    times = np.sort(rng.integers(0, 200 * BIN, 400))
+    sent = times + rng.uniform(0, wait * RATE - 1, len(times))
+    order, lost = np.argsort(sent), rng.random(len(times)) < 0.03
+    rig, _, _ = opened(lateness=wait)
+    frames = fed(rig, (0, continuous(1, 0, 0)))
+    for number, k in enumerate(order.tolist(), start=2):
+        if not lost[k]:
+            frames += fed(rig, (int(sent[k]), spike(number, "a", int(times[k]))))
+    due = np.bincount(times // BIN, minlength=200)
+    whole = [frame for frame in frames if frame.mask is None]
+    assert [frame.y[0] for frame in whole] == [due[frame.seq] for frame in whole]
+    assert 0 < len(whole) < len(frames)
+
+
+def test_a_loss_told_of_by_a_stray_message_masks_too():
+    rig, notes, _ = opened()
+    frames = fed(
+        rig,
+        (0, continuous(1, 0, 0)),
+        (350, spike(2, "a", 350)),
+        (400, spike(7, "a", 10**8)),
+        (950, spike(8, "a", 950)),
+        (1600, continuous(9, 1300, 300)),
+    )
+    assert [frame.mask is None for frame in frames] == [True, False, False, False, True]
+    assert notes.counts == {"lost_message": 4, "stray": 1}
+
+
+def test_a_loss_at_a_step_of_the_clock_masks_too():
+    rig, notes, lines = opened()
+    frames = []
+    for k in range(2000):
+        jump, missing = (RATE, 5) if k >= 1000 else (0, 0)
+        if k != 1000:
+            frames += fed(rig, (k * 30, spike(k + 1 + missing, "a", k * 30 + jump)))
+    assert any("stepped by +1.000 s" in line for line in lines)
+    assert notes.counts == {"lost_message": 6}
+    masked = [frame.seq for frame in frames if frame.mask is not None]
+    short = [frame.seq for frame in frames if frame.y[0] < 10]
+    assert set(short) <= set(masked)
+    assert 100 in masked
+    assert len(masked) < 20
+
+
 def test_numbers_that_begin_anew_are_no_loss():
     rig, notes, _ = opened()
     fed(rig, (0, spike(1000, "a", 0)), (10, spike(1, "a", 10)), (20, spike(2, "a", 20)))

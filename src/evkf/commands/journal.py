@@ -1,6 +1,7 @@
 """Commands on sessions that were run: compute one again, write one as a recording."""
 
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Latent
 from evkf.live.frames import Frame
-from evkf.live.plan import JOURNAL, Parts, Plan, build, keep_compiled, parts
+from evkf.live.plan import JOURNAL, PLAN, Parts, Plan, build, keep_compiled, parts
 from evkf.live.recall import Player
 from evkf.live.run import replay as replay_session
 from evkf.live.segments import read
@@ -109,7 +110,7 @@ def export(
     recording, found = _recalled(folder, plan, made)
     claim([target], force)
     if target.suffix == ".nwb":
-        _write_nwb(target, recording, found, made.counts, force)
+        _write_nwb(target, recording, found, made.counts, _began(plan, folder), force)
     else:
         arrays = to_estimates(recording, recording.fresh, found)
         write_estimates(target, recording, arrays, force)
@@ -162,14 +163,31 @@ def _recalled(folder: Path, plan: Plan, made: Parts) -> tuple[Recording, Inferre
     return recording, found
 
 
+def _began(plan: Plan, folder: Path) -> datetime | None:
+    """When the session began, if its plan knows."""
+    if not plan.began:
+        return None
+    try:
+        return datetime.fromisoformat(plan.began).astimezone()
+    except ValueError:
+        remedy = "write a time such as 2026-05-04T10:30:00+02:00, or nothing"
+        raise InputError(f"began = {plan.began!r}", str(folder / PLAN), remedy) from None
+
+
 def _write_nwb(
-    target: Path, recording: Recording, found: Inferred, counts: bool, force: bool
+    target: Path,
+    recording: Recording,
+    found: Inferred,
+    counts: bool,
+    began: datetime | None,
+    force: bool,
 ) -> None:
     results = Results(found.mean, found.cov, found.rates, found.elbo)
     if not counts:
-        write_nwb(target, recording, results._replace(rates_unit="a.u."), overwrite=force)
+        results = results._replace(rates_unit="a.u.")
+        write_nwb(target, recording, results, overwrite=force, began=began)
         return
     with tempfile.TemporaryDirectory(dir=target.parent) as made:
         spikes = Path(made) / "spikes.nwb"
-        recording_to_nwb(spikes, recording)
+        recording_to_nwb(spikes, recording, began=began)
         write_nwb(target, recording, results, into=spikes, overwrite=force)

@@ -4,12 +4,15 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator
+from datetime import datetime
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from evkf.commands import live_options as asked
 from evkf.commands.console import (
     FELL_SHORT,
     Config,
@@ -38,7 +41,7 @@ from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import MOST, Load, become_real_time, real_time, reckon
+from evkf.live.machine import Load, become_real_time, real_time, reckon
 from evkf.live.plan import (
     LOG,
     Parts,
@@ -57,7 +60,6 @@ from evkf.live.status import Status, line
 from evkf.units import UnitModel
 from evkf.web.process import WebProcess, page_address
 from evkf.wiring import (
-    WEB,
     listening,
     open_loop,
     open_sinks,
@@ -66,129 +68,48 @@ from evkf.wiring import (
     read_blank,
 )
 
-SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
-POLICIES = get_args(Policy)
-ADDRESS = "tcp://127.0.0.1:5555"
-ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
-AHEAD = 25
-"""Bins that the page looks ahead, unless told."""
-
-Publish = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Publish here by ZeroMQ, say tcp://127.0.0.1:5556."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help=f"Of zeromq and open-ephys, such as {ADDRESS}."),
-]
-Open = Annotated[
-    bool,
-    typer.Option("--open", help="Let ZeroMQ listen to other machines: no token, no encryption."),
-]
-Web = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve it over the web, say at {WEB}.")
-]
-TlsCert = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), to encrypt --web.")
-]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")]
-NoTls = Annotated[
-    bool, typer.Option("--no-tls", help="Let --web listen to other machines unencrypted.")
-]
-RealTime = Annotated[
-    bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
-]
-Overload = Annotated[
-    bool, typer.Option("--overload", help=f"Begin even if filtering takes over {MOST:.0%} of bins.")
-]
+END_S = 5.0
+"""Seconds that the processes of a session have to end."""
 
 
 def live(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="Of the session.", show_default="out/live/TIME"),
-    ] = None,
-    source: Annotated[
-        str, typer.Option(metavar="NAME", help=f"Of bins: {', '.join(SOURCES)}.")
-    ] = "rig",
-    model_file: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")
-    ] = None,
-    recording: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="That --source replay sends.")
-    ] = None,
-    speed: Annotated[
-        float,
-        typer.Option(min=0, help="Of rig and replay; 2 is twice real time, 0 as fast as can be."),
-    ] = 1.0,
-    address: Address = None,
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="That --source lsl takes in.")
-    ] = None,
-    sample_rate: Annotated[
-        float | None,
-        typer.Option(min=1, metavar="HZ", help="Of open-ephys.", show_default="as it tells"),
-    ] = None,
-    lateness: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="Time that a bin waits for late spikes."),
-    ] = 0.025,
-    blank: Annotated[
-        str | None,
-        typer.Option(metavar="LINE:SECONDS", help="Mask around edges of a line of open-ephys."),
-    ] = None,
-    publish: Publish = None,
-    lsl_out: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL under this name.")
-    ] = None,
-    open_to_all: Open = False,
-    web: Web = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    no_tls: NoTls = False,
-    bin_width: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
-    ] = None,
-    latents: Annotated[int, typer.Option(min=2, help="Of the rig.")] = 2,
-    channels: Annotated[int, typer.Option(min=1, help="Of the rig.")] = 100,
-    bins: Annotated[
-        int | None, typer.Option(min=1, help="End the rig or the replay after so many.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
-    ] = None,
-    horizon: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="BINS",
-            help="Look so far ahead in every estimate.",
-            show_default=f"0, with --web {AHEAD}",
-        ),
-    ] = None,
+    folder: asked.NewFolder = None,
+    source: asked.SourceName = "rig",
+    model_file: asked.ModelFile = None,
+    recording: asked.Replayed = None,
+    speed: asked.Speed = 1.0,
+    address: asked.Address = None,
+    stream: asked.Stream = None,
+    sample_rate: asked.SampleRate = None,
+    lateness: asked.Lateness = 0.025,
+    blank: asked.Blank = None,
+    publish: asked.Publish = None,
+    lsl_out: asked.LslOut = None,
+    open_to_all: asked.Open = False,
+    web: asked.Web = None,
+    tls_cert: asked.TlsCert = None,
+    tls_key: asked.TlsKey = None,
+    no_tls: asked.NoTls = False,
+    bin_width: asked.BinWidth = None,
+    latents: asked.Latents = 2,
+    channels: asked.Channels = 100,
+    bins: asked.Bins = None,
+    seconds: asked.Seconds = None,
+    horizon: asked.Horizon = None,
     steer: Steered = None,
     controller: Controlled = None,
     stimulator: Stimulated = None,
     max_amplitude: Amplitude = None,
     max_rate: Rate = None,
     max_charge: Charge = None,
-    charge_window: Window = 1.0,
-    learn: Annotated[bool, typer.Option(help="Learn in the time that bins leave.")] = True,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
-    ] = "process-crash",
-    reorder: Annotated[
-        int, typer.Option(min=1, help="Give up a missing bin when one so many ahead is there.")
-    ] = 8,
-    patience: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Give it up after so long.")
-    ] = 0.1,
-    checkpoint_every: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between checkpoints.")
-    ] = 5.0,
-    real_time: RealTime = True,
-    overload: Overload = False,
+    charge_window: Window = None,
+    learn: asked.Learn = True,
+    policy: asked.Durable = "process-crash",
+    reorder: asked.Reorder = 8,
+    patience: asked.Patience = 0.1,
+    checkpoint_every: asked.Every = 5.0,
+    real_time: asked.RealTime = True,
+    overload: asked.Overload = False,
     seed: Seed = 0,
     force: Force = False,
     quiet: Quiet = False,
@@ -239,7 +160,7 @@ def live(
         recording=None if recording is None else str(recording.resolve()),
         speed=speed if source in ("rig", "replay") else 1.0,
         bins=bins,
-        address=(address or ADDRESSES[source]) if source in ADDRESSES else None,
+        address=(address or asked.ADDRESSES[source]) if source in asked.ADDRESSES else None,
         publish=publish,
         horizon=_horizon(horizon, page=web is not None, loop=bool(loop)),
         stream=stream,
@@ -265,16 +186,16 @@ def live(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")],
-    address: Address = None,
-    publish: Publish = None,
-    open_to_all: Open = False,
-    web: Web = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    no_tls: NoTls = False,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many.")] = None,
-    real_time: RealTime = True,
+    folder: asked.Folder,
+    address: asked.Address = None,
+    publish: asked.Publish = None,
+    open_to_all: asked.Open = False,
+    web: asked.Web = None,
+    tls_cert: asked.TlsCert = None,
+    tls_key: asked.TlsKey = None,
+    no_tls: asked.NoTls = False,
+    seconds: asked.Seconds = None,
+    real_time: asked.RealTime = True,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -324,7 +245,10 @@ def _check(
     stream: str | None,
 ) -> Policy:
     """Refuse what does not go together; the policy, which is known then."""
-    for name, given, known in (("--source", source, SOURCES), ("--policy", policy, POLICIES)):
+    for name, given, known in (
+        ("--source", source, asked.SOURCES),
+        ("--policy", policy, asked.POLICIES),
+    ):
         if given not in known:
             raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
     if source != "rig" and model_file is None:
@@ -345,7 +269,7 @@ def _horizon(given: int | None, page: bool, loop: bool) -> int:
     """Bins to look ahead: a page shows some, and a controller needs one."""
     if given is not None:
         return max(given, 1) if loop else given
-    return AHEAD if page else int(loop)
+    return asked.AHEAD if page else int(loop)
 
 
 def _check_width(unit: UnitModel | None, bin_width: float | None) -> None:
@@ -403,12 +327,13 @@ def _run(
     json_file: Path | None,
 ) -> Report:
     status = None if say.quiet else Status(err=str(json_file) == "-")
-    opened = open_loop(plan, folder, made.model, wanted)
+    model = engine.state.model if plan.stimulates else made.model
+    opened = open_loop(plan, folder, model, wanted)
     rig = None if opened is None else opened.stimulation
     due = Due() if player is None else player.due
     with real_time(wanted) as refused:
         source, feed = open_source(plan, folder, made, due, web, rig, wanted)
-        sinks = open_sinks(plan, made)
+        sinks = open_sinks(plan, made, Logger(folder / LOG, say.print))
     if web is not None:
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
@@ -423,6 +348,8 @@ def _run(
             each(report)
 
     if player is None:
+        began = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        plan = plan._replace(began=began)
         plan.write(folder)
     try:
         session = open_session(
@@ -450,14 +377,24 @@ def _run(
             status.close()
         for process in (feed, None if opened is None else opened.guard):
             if process is not None:
-                process.terminate()
-                process.join()
+                _end(process, say)
     say.print(line(report.plain))
     again = f"evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
     say.print(f"kept in {folder}: `{again}")
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report
+
+
+def _end(process: BaseProcess, say: Console) -> None:
+    """End a process; one that does not is killed, and that is told."""
+    process.terminate()
+    process.join(END_S)
+    if process.is_alive():
+        process.kill()
+        process.join(END_S)
+        how = "is still there" if process.is_alive() else "was killed"
+        say.print(f"{process.name} did not end within {END_S:g} s, and {how}")
 
 
 def _told(folder: Path, report: Report) -> dict[str, Any]:

@@ -40,7 +40,10 @@ Charge = Annotated[
     str | None,
     typer.Option("--max-charge", metavar="A,B", help="Integral of |u| over --charge-window."),
 ]
-Window = Annotated[float, typer.Option("--charge-window", metavar="SECONDS", help="Sliding.")]
+Window = Annotated[
+    float | None,
+    typer.Option("--charge-window", metavar="SECONDS", help="Sliding.", show_default="1.0"),
+]
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")]
 
@@ -52,28 +55,31 @@ def read_loop(
     controller: str | None,
     stimulator: str | None,
     limits: Sequence[str | None],
-    window: float,
+    window: float | None,
 ) -> dict[str, Any]:
     """What a plan is to know of a closed loop; refuses what does not go together.
 
     Example:
-        >>> read_loop("rig", 2, "1,0", None, None, (None, None, None), 1.0)["steer"]
+        >>> read_loop("rig", 2, "1,0", None, None, (None, None, None), None)["steer"]
         [1.0, 0.0]
     """
     given = [text is not None for text in limits]
+    some = any(given) or window is not None
     if steer is None and controller is None:
-        if stimulator is not None or any(given):
+        if stimulator is not None or some:
+            where = "--stimulator, --max-..., --charge-window"
             remedy = "pass --controller, or --steer for the rig"
-            raise InputError("nothing that stimulates", "--stimulator, --max-...", remedy)
+            raise InputError("nothing that stimulates", where, remedy)
         return {}
     if steer is not None and (controller is not None or source != "rig"):
         raise InputError("--steer", f"--source {source}", "pass it for the rig, without another")
     if (source == "rig") != (stimulator is None):
         remedy = "pass --stimulator, except for the rig, which is one"
         raise InputError(f"--source {source}", "--controller", remedy)
-    if (source != "rig" or any(given)) and not all(given):
+    if (source != "rig" or some) and not all(given):
         remedy = "pass --max-amplitude, --max-rate and --max-charge"
-        raise InputError("stimulation without limits", "--controller", remedy)
+        what = "some limits, not all" if some else "stimulation without limits"
+        raise InputError(what, "--charge-window, --max-..." if some else "--controller", remedy)
     target = None if steer is None else _numbers(steer, "--steer")
     if target is not None and len(target) != latents:
         raise InputError(steer or "", "--steer", f"pass {latents} numbers, one a latent")
@@ -81,7 +87,7 @@ def read_loop(
     if all(given):
         names = ("--max-amplitude", "--max-rate", "--max-charge")
         read = [_numbers(text or "", name) for text, name in zip(limits, names, strict=True)]
-        bounds = [*Limits(*read, window=window).check(len(read[0]))]
+        bounds = [*Limits(*read, window=1.0 if window is None else window).check(len(read[0]))]
     return {
         "steer": target,
         "controller": controller,

@@ -35,9 +35,10 @@ def finished(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
             raise InputError(what, str(path), "report it; nothing was written")
 
 
-def new_file(recording: Recording) -> Any:
-    """Nothing but where it came from."""
+def new_file(recording: Recording, began: datetime | None = None) -> Any:
+    """Nothing but where it came from, and when it began if that is known."""
     source = Path(recording.source).name
+    unknown = "" if began else "; when it began is not known"
     return need("pynwb").NWBFile(
         subject=need("pynwb.file").Subject(
             subject_id="unknown",
@@ -45,9 +46,9 @@ def new_file(recording: Recording) -> Any:
             age="P0D/",
             description="Nothing is known of the subject.",
         ),
-        session_description=f"Written by evkf {VERSION} from {source}; when it began is not known.",
+        session_description=f"Written by evkf {VERSION} from {source}{unknown}.",
         identifier=str(uuid.uuid4()),
-        session_start_time=datetime(2000, 1, 1, tzinfo=UTC),
+        session_start_time=began or datetime(2000, 1, 1, tzinfo=UTC),
     )
 
 

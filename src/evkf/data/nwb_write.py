@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ def write_nwb(
     results: Results,
     into: str | os.PathLike | None = None,
     overwrite: bool = False,
+    began: datetime | None = None,
 ) -> None:
     """Write estimates to an NWB file, as a processing module "evkf".
 
@@ -55,6 +57,7 @@ def write_nwb(
         results: What came of it.
         into: The NWB file to add to a copy of, in place of the recording's source.
         overwrite: Replace a file that is there, and estimates of an earlier run within it.
+        began: When second 0 of the recording was, with its zone, for a new file.
 
     Example:
         >>> import tempfile
@@ -71,7 +74,7 @@ def write_nwb(
     with finished(path, overwrite, new=source is None) as part:
         pynwb = need("pynwb")
         if source is None:
-            file = new_file(recording)
+            file = new_file(recording, began)
             add_trials(file, recording)
             _add_results(file, recording, results)
             with pynwb.NWBHDF5IO(part, "w") as io:
@@ -129,6 +132,7 @@ def recording_to_nwb(
     recording: Recording,
     seed: int | None = None,
     overwrite: bool = False,
+    began: datetime | None = None,
 ) -> None:
     """Write a recording, such as a simulated one, as an NWB file with units, trials and behaviour.
 
@@ -141,6 +145,7 @@ def recording_to_nwb(
         recording: Counts are whole numbers; trials follow one another, from 0 or later on.
         seed: Spread the spikes of a bin at random with this seed; evenly by default.
         overwrite: Replace a file that is there.
+        began: When second 0 of the recording was, with its zone, if that is known.
 
     Example:
         >>> import tempfile
@@ -154,7 +159,7 @@ def recording_to_nwb(
     counts = _whole(recording)
     with finished(path, overwrite, new=True) as part:
         pynwb = need("pynwb")
-        file = new_file(recording)
+        file = new_file(recording, began)
         add_trials(file, recording)
         _add_units(file, recording, counts, seed)
         if recording.behaviour:

@@ -5,19 +5,26 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import ArrayLike
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.live.answers import Estimate
 from evkf.model import Model
+from evkf.types import Vector
 
 
 class Controller(Protocol):
-    """What closes the loop: called once a bin, after the estimate was published."""
+    """What closes the loop: called once a bin, after the estimate was published.
+
+    One that has a method `model_changed(model)` is handed the model as it has been learned: that of
+    every checkpoint, between two bins that leave time for it.
+    """
 
     def command(self, estimate: Estimate, u: np.ndarray) -> ArrayLike:
         """The stimulation that is wanted now, one number a channel.
@@ -53,19 +60,30 @@ class Steer:
     """
 
     def __init__(self, target: ArrayLike, weight: ArrayLike, reluctance: float = 1.0):
-        self.target, self.weight = np.asarray(target, float), np.asarray(weight, float)
-        latents, inputs = self.weight.shape
+        self.target, self._reluctance = np.asarray(target, float), reluctance
+        self._follows = False
+        self._take_up(np.asarray(weight, float))
+        latents = len(self.weight)
         if self.target.shape != (latents,):
             what = f"a target of shape {self.target.shape}"
             raise InputError(what, "target", f"pass {latents} numbers, one a latent")
-        gram = self.weight.T @ self.weight
-        gram = gram + reluctance * np.trace(gram) / inputs * np.eye(inputs)
-        self._gain = np.linalg.pinv(gram) @ self.weight.T
+
+    def _take_up(self, weight: np.ndarray) -> None:
+        gram, inputs = weight.T @ weight, weight.shape[1]
+        gram = gram + self._reluctance * np.trace(gram) / inputs * np.eye(inputs)
+        self.weight, self._gain = weight, np.linalg.pinv(gram) @ weight.T
 
     @staticmethod
     def of(model: Model, target: ArrayLike, reluctance: float = 1.0) -> "Steer":
-        """With B as the model has it, around the target."""
-        return Steer(target, input_weight(model, target), reluctance)
+        """With B as the model has it, around the target, and has it as it is learned."""
+        steer = Steer(target, input_weight(model, target), reluctance)
+        steer._follows = True
+        return steer
+
+    def model_changed(self, model: Model) -> None:
+        """Go by B as a model has it, if this was made of a model."""
+        if self._follows:
+            self._take_up(input_weight(model, self.target))
 
     def command(self, estimate: Estimate, u: np.ndarray) -> np.ndarray:
         """The stimulation for the next bin."""
@@ -89,9 +107,13 @@ def input_weight(model: Model, at: ArrayLike) -> np.ndarray:
     if not isinstance(dynamics, GaussianDynamics) or not dynamics.num_inputs:
         remedy = "fit a model with inputs, or pass the weight"
         raise InputError("dynamics that no input moves", "model", remedy)
-    dtype = jnp.result_type(float)
-    z, u = jnp.asarray(at, dtype), jnp.zeros(dynamics.num_inputs, dtype)
-    return np.asarray(jax.jacobian(dynamics.mean, argnums=1)(z, u), float)
+    return np.asarray(_push(dynamics, jnp.asarray(at, jnp.result_type(float))), float)
+
+
+@eqx.filter_jit
+def _push(dynamics: GaussianDynamics, z: Vector) -> Array:
+    """Compiled once for dynamics of a kind: a session has no time to do it again."""
+    return jax.jacobian(dynamics.mean, argnums=1)(z, jnp.zeros(dynamics.num_inputs, z.dtype))
 
 
 def load(path: str) -> Callable[..., Any]:

@@ -125,6 +125,11 @@ class Engine:
         return self._input if self.num_inputs else None
 
     @property
+    def steps(self) -> int:
+        """Gradient steps since the stream began."""
+        return self._steps
+
+    @property
     def due(self) -> bool:
         """Whether there is something to learn after this bin."""
         enough = self.bins > self.learner.window or not self.learner.ring

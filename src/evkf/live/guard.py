@@ -98,9 +98,13 @@ class Output(NamedTuple):
 class Guard:
     """Decides what is on, given what it is told and when.
 
+    What was on before it began is not known, and counts as charge: it is not armed before that has
+    passed out of the window.
+
     Args:
         limits: For every channel.
         period: Seconds from one bin to the next.
+        begun_ns: When it begins; nothing is on then.
         stopped: Why it begins stopped, if it does.
 
     Attributes:
@@ -108,7 +112,7 @@ class Guard:
         until_ns: When `tick` is to be called at the latest; None if nothing is awaited.
 
     Example:
-        >>> guard = Guard(Limits([1.0], [1000.0], [10.0]), period=0.01)
+        >>> guard = Guard(Limits([1.0], [1000.0], [10.0]), period=0.01, begun_ns=-1_000_000_000)
         >>> _ = guard.heed(say(Word.ARM), 0)
         >>> guard.heed(Command(1, 0, 12_000_000, (0.5,)).encode(), 1_000_000).values
         (0.5,)
@@ -118,8 +122,9 @@ class Guard:
         (<State.HELD: 'held'>, 1, (0.0,))
     """
 
-    def __init__(self, limits: Limits, period: float, stopped: str | None = None):
+    def __init__(self, limits: Limits, period: float, begun_ns: int, stopped: str | None = None):
         self._limiter = Limiter(limits, period, HOLD * period)
+        self._ready_ns = begun_ns + int(limits.window * 1e9)
         self._hold_ns = int(HOLD * period * 1e9)
         self._number, self._now_ns = -1, -(1 << 62)
         self.until_ns: int | None = None
@@ -150,6 +155,9 @@ class Guard:
         if word == Word.HALT:
             return self._fall(why, now_ns)
         if word == Word.ARM and self.state == State.HELD:
+            if (left := self._ready_ns - now_ns) > 0:
+                self._why = f"what was on before counts as charge for {left / 1e9:.1f} s more"
+                return self.now(now_ns)
             # Nothing is on yet: the first command may take a little longer.
             self.state, self._why, self.until_ns = State.ARMED, why, now_ns + 2 * self._hold_ns
             return self.now(now_ns)

@@ -84,13 +84,14 @@ def readable(values: Any, num: int) -> np.ndarray | None:
 class Limiter:
     """Lets through what the limits allow; what comes out never exceeds them, whatever goes in.
 
-    What comes out is on until the next call, but for `hold` at most. Where the charge that is left
-    asks for less than the rate allows to go down to, a channel goes to zero.
+    What comes out is to be on until the next call, but for `hold` at most; if that call is late, it
+    was on until then. Where the charge that is left asks for less than the rate allows to go down
+    to, a channel goes to zero.
 
     Args:
         limits: For every channel.
         period: Seconds from one command to the next.
-        hold: Seconds after which an output ends in any case.
+        hold: Seconds after which an output is to end in any case.
 
     Example:
         >>> limiter = Limiter(Limits([1.0], [20.0], [5.0]), period=0.01, hold=0.015)
@@ -144,9 +145,8 @@ class Limiter:
             self._now_ns = now_ns
             return self._period_ns
         now_ns = max(now_ns, last)
-        end = min(now_ns, last + self._hold_ns)
-        if end > last and self._out.any():
-            self._count(last, end)
+        if now_ns > last and self._out.any():
+            self._count(max(last, now_ns - self._window_ns), now_ns)
         if now_ns >= last + self._hold_ns:
             self._out = np.zeros(self.num)
         self._now_ns = now_ns

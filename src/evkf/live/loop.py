@@ -5,6 +5,7 @@ durable, so that neither learning nor the disk is in the way, and only if it is 
 """
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -14,15 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evkf.learning import LearnerState
 from evkf.live.answers import Estimate, Told
 from evkf.live.control import Controller
 from evkf.live.desk import Ask
 from evkf.live.engine import Engine
 from evkf.live.guard import HOLD, Command, Output, State, Word, say
 from evkf.live.journal import Journal
-from evkf.live.limits import Delivered, Limiter, Limits, readable
+from evkf.live.limits import Delivered, readable
 from evkf.live.ports import Phase
 from evkf.live.records import Kind, encode_words
+from evkf.model import Model
 from evkf.types import Status
 
 SOUND = 5
@@ -40,18 +43,19 @@ LEAK = 2e-4
 GONE = "gone"
 """State of a guard whose end is closed."""
 
+ANSWER_S = 0.5
+"""Seconds that the end of a session waits to hear that nothing is on."""
+
 
 class Closed(NamedTuple):
     """What closes the loop of a session.
 
     Attributes:
-        controller: Gives the commands.
-        limits: What they are kept to, here and by the guard.
+        controller: Gives the commands; it is the guard that keeps them to limits.
         own: End of a pair of sockets whose other is the guard's.
     """
 
     controller: Controller
-    limits: Limits
     own: socket.socket
 
 
@@ -59,7 +63,7 @@ class Loop:
     """The closed loop of a session.
 
     Args:
-        closed: Controller, limits and the way to the guard.
+        closed: Controller, and the way to the guard.
         engine: Of the session; its dynamics have an input for every channel.
         period: Seconds from one bin to the next.
         journal: That of the session, to which it begins to write; it is told of what is durable.
@@ -81,12 +85,10 @@ class Loop:
         log: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ):
-        self._controller, limits, self._own = closed
+        self._controller, self._own = closed
         self._num, self._dtype = engine.num_inputs, engine.dtype
-        limits.check(self._num)
         self._journal, self._log, self._clock = journal, log, clock
         self._period, self._hold = int(period * 1e9), int(HOLD * period * 1e9)
-        self._limiter = Limiter(limits, period, HOLD * period)
         self._delivered = Delivered(self._num, 10 * self._period)
         self._own.setblocking(False)
         self.state: str | None = None
@@ -95,7 +97,12 @@ class Loop:
         self._sound = self._poor = 0
         self._asked = Word.HALT
         self._offset: int | None = None
+        self._sent_ns = 0
         self._before: tuple[bytes, bytes] | None = None
+        # The newest model that the controller has not been told of, and gradient steps behind it.
+        self._tell_model = getattr(self._controller, "model_changed", None)
+        self._news: deque[Model] = deque(maxlen=1)
+        self._steps = engine.steps
         # Commands that are not durable yet, with their place in the journal.
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, Command, bytes]] = deque()
@@ -126,8 +133,9 @@ class Loop:
         """
         self._seq = estimate.seq
         self._hear()
+        back = self._ran_back(estimate)
         born_ns = estimate.received_ns - max(self._delay(estimate), behind * self._period)
-        if doubt := self._doubt(estimate, phase, born_ns):
+        if doubt := back or self._doubt(estimate, phase, born_ns):
             self._halt(doubt)
         elif self.state == State.ARMED:
             self._command(estimate, number, born_ns + self._hold)
@@ -154,6 +162,16 @@ class Loop:
         age = self._clock() - born_ns
         return f"the estimate is {age / 1e6:.1f} ms old" if age >= self._hold else None
 
+    def _ran_back(self, estimate: Estimate) -> str | None:
+        """Whether the sender's clock ran back, which no delay does; delays are measured anew."""
+        if not estimate.sent_ns or Told.BRIDGED in estimate.flags:
+            return None
+        back, self._sent_ns = self._sent_ns - estimate.sent_ns, estimate.sent_ns
+        if back <= 0:
+            return None
+        self._offset = None
+        return f"the sender's clock ran back by {back / 1e9:.3f} s or more"
+
     def _delay(self, estimate: Estimate) -> int:
         """How much longer than others the bin was on its way, in nanoseconds."""
         if not estimate.sent_ns:
@@ -177,8 +195,7 @@ class Loop:
         elif self._period and now - begin > OVERRUN * self._period:
             self._halt(f"the controller took {(now - begin) / 1e6:.1f} ms")
         else:
-            values = tuple(self._limiter.limit(read, now).tolist())
-            command = Command(number, estimate.seq, expires_ns, values)
+            command = Command(number, estimate.seq, expires_ns, tuple(read.tolist()))
             data = command.encode()
             with self._lock:
                 position = self._journal.append(Kind.COMMAND, data)
@@ -219,6 +236,25 @@ class Loop:
             self._offset = None
             self._say(Word.LIFT, f"the operator {text}".rstrip())
 
+    def offer(self, known: LearnerState) -> None:
+        """In the thread that keeps checkpoints: what is known at one, for the controller."""
+        if self._tell_model is not None and int(known.steps) != self._steps:
+            self._steps = int(known.steps)
+            self._news.append(known.model)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the model has been learned on, and the controller is to be told."""
+        return bool(self._news)
+
+    def tell_controller(self) -> None:
+        """Hand the newest model to the controller."""
+        assert self._tell_model is not None
+        try:
+            self._tell_model(self._news.pop())
+        except Exception as error:
+            self._halt(f"the controller failed at a new model: {type(error).__name__}: {error}")
+
     def _hear(self) -> None:
         """What the guard has told since."""
         with contextlib.suppress(BlockingIOError):
@@ -236,12 +272,14 @@ class Loop:
                 self._delivered.add(output.at_ns, output.until_ns, output.values)
                 if output.state != self.state:
                     self._change(output.state, output.why)
+                elif output.state == State.HELD:
+                    # It was not armed, and says why.
+                    self.why = output.why
 
     def _change(self, state: str, why: str) -> None:
         self._sound, self.state, self.why = 0, state, why
         if state != State.ARMED:
             self._asked = Word.HALT
-            self._limiter.rest(self._clock())
             with self._lock:
                 self._pending.clear()
         self._journal.append(Kind.LOOP, encode_words(state=state, why=why, seq=self._seq))
@@ -253,6 +291,13 @@ class Loop:
         return f"{self.state or 'starting'}: {self.why}"
 
     def close(self) -> None:
-        """End stimulation, and the guard with it."""
+        """End stimulation, and the guard with it; how that ended is written down."""
         self._say(Word.HALT, "the session ends")
+        until = time.monotonic() + ANSWER_S
+        while self.state in (None, State.ARMED) and (left := until - time.monotonic()) > 0:
+            select.select([self._own], [], [], left)
+            self._hear()
+        if self.state in (None, State.ARMED):
+            why = "the session ends; the guard does not answer, and is cut off"
+            self._change(GONE, why)
         self._own.close()

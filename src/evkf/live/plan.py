@@ -68,6 +68,7 @@ class Plan(NamedTuple):
         blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
         lsl_out: Name of the stream that estimates go out as, if they do.
         id: Name of the session, the same whenever it is taken up again.
+        began: When it began by the clock on the wall, in ISO 8601 with its zone; empty of old ones.
         open_to_all: Whether ZeroMQ may listen where other machines reach it.
         web: HOST:PORT of the web process, if there is one.
         tls_cert: File of its certificate.
@@ -104,6 +105,7 @@ class Plan(NamedTuple):
     blank: str | None = None
     lsl_out: str | None = None
     id: str = ""
+    began: str = ""
     open_to_all: bool = False
     web: str | None = None
     tls_cert: str | None = None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from evkf.learning import LearnerState
 from evkf.live.answers import Estimate, Told
 from evkf.live.checkpoint import Checkpoint, load_newest, save
 from evkf.live.desk import Action
@@ -34,10 +35,19 @@ class CheckpointSaver:
         journal: That of the session.
         log: Told when the disk refuses.
         disk: To use.
+        show: Shown what is known at each, in that thread.
     """
 
-    def __init__(self, folder: Path, journal: Journal, log: Log, disk: Disk = DISK):
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        log: Log,
+        disk: Disk = DISK,
+        show: Callable[[LearnerState], None] | None = None,
+    ):
         self._folder, self._journal, self._log, self._disk = folder, journal, log, disk
+        self._show = show
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._busy = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evkf-checkpoints", daemon=True)
@@ -55,11 +65,14 @@ class CheckpointSaver:
         while (item := self._queue.get()) is not None:
             take, bins, position, due = item
             try:
+                state = take()
+                if self._show is not None:
+                    self._show(state)
                 # After a hole it never is; what follows can only begin from here then.
                 self._journal.wait(position, timeout=10)
                 if self._journal.settled >= position:
                     note = {"position": str(position), "due": json.dumps(due)}
-                    save(self._folder, bins, take(), note, self._disk)
+                    save(self._folder, bins, state, note, self._disk)
             except Exception as error:
                 # The session goes on; the next may succeed.
                 self._log(f"no checkpoint: {error}")
@@ -169,7 +182,7 @@ def open_session(
         costs,
         counts,
         due=Due() if player is None else player.due,
-        saver=CheckpointSaver(folder / CHECKPOINTS, journal, log, disk),
+        saver=CheckpointSaver(folder / CHECKPOINTS, journal, log, disk, loop and loop.offer),
         tell=tell,
         actions=actions,
         loop=loop,

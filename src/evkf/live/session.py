@@ -91,7 +91,7 @@ class Session:
         self._save_ns = int(settings.checkpoint_every * 1e9)
         learning, at_most = int(costs.learn * 1e9), int(costs.learn_p99 * 1e9)
         self._learning = Budget([learning] * 98 + [at_most] * 2)
-        self._tidying, self._saving = Budget([learning]), Budget([learning])
+        self._tidying, self._saving, self._telling = (Budget([learning]) for _ in range(3))
         self._latencies = Latencies()
         self._key = engine.key
         # Bins that are not durable yet: position in the journal, number, and who to tell.
@@ -286,6 +286,9 @@ class Session:
             self.journal.append(Kind.LEARN, kept.encode())
             self._learned += 1
             self._has_learned = self._tried = True
+        elif self._loop is not None and self._loop.has_news and self._telling.fits(left, now):
+            self._loop.tell_controller()
+            self._telling.spent(self._clock() - now)
         elif self._may(self._tidying, now - self._tidied_ns, TIDY_NS, left, now):
             gc.collect()
             self._tidied_ns = self._clock()

@@ -25,6 +25,7 @@ from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
 from evkf.live.machine import PRIORITY, become_real_time
 from evkf.live.plan import PLAN
+from evkf.live.slack import Budget
 
 DOOR, STOPPED = "guard", "stopped"
 """Names in the folder of a session: the operator's way in, and a file that is there while a stop
@@ -35,6 +36,9 @@ LONGEST = 1 << 16
 
 ANSWER_S = 2.0
 """Seconds within which a guard answers; one that does not is ended."""
+
+TIDY_NS, TIDYING_NS = 5_000_000_000, 1_000_000
+"""Time between collections of garbage, and what the first is taken to take."""
 
 
 class Stimulator(Protocol):
@@ -92,6 +96,7 @@ class Warden:
         self._visitors: list[socket.socket] = []
         self._kept: State | None = None
         self._broken = False
+        self._tidying, self._tidied_ns = Budget([TIDYING_NS]), time.monotonic_ns()
 
     def run(self) -> None:
         """Until the session is gone."""
@@ -129,7 +134,18 @@ class Warden:
             elif end is not self._own:
                 self._serve(end)
         self._apply(self._guard.tick(time.monotonic_ns()))
+        self._tidy()
         return there
+
+    def _tidy(self) -> None:
+        """Collect garbage now and then, while nothing is on or well before what is on ends."""
+        now_ns, until_ns = time.monotonic_ns(), self._guard.until_ns
+        if now_ns - self._tidied_ns < TIDY_NS:
+            return
+        if until_ns is None or self._tidying.fits((until_ns - now_ns) // 2, now_ns):
+            gc.collect()
+            self._tidied_ns = time.monotonic_ns()
+            self._tidying.spent(self._tidied_ns - now_ns)
 
     def _hear(self) -> bool:
         """What the session says; false when its end is closed."""
@@ -197,7 +213,8 @@ def _main(
     marker = folder / STOPPED
     why = marker.read_text(encoding="utf-8").strip() if marker.exists() else None
     made = load(stimulator)() if isinstance(stimulator, str) else stimulator
-    warden = Warden(Guard(limits, period, why), own, folder, made)
+    guard = Guard(limits, period, time.monotonic_ns(), why)
+    warden = Warden(guard, own, folder, made)
     if real_time:
         become_real_time(PRIORITY + 1)
     gc.collect()

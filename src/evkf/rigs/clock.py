@@ -139,13 +139,6 @@ class Clock:
         """What the source's clock shows when the host's shows that, by the quickest messages."""
         return host - self._base - self._expected(host)
 
-    def to_host(self, source: int) -> int:
-        """What the host's clock shows when a message of that time arrives, at the soonest."""
-        host = source + self._base + self._floor
-        for _ in range(3):
-            host = source + self._base + self._expected(host)
-        return host
-
     def _expected(self, host: int) -> int:
         """The smallest difference at a time, beyond the first."""
         return self._floor + round(self._slope * (host - (self._begun or 0)))

@@ -55,7 +55,11 @@ class Intake:
         self.clock = Clock(notes.flag, self._quiet)
         given = setup.lateness, setup.first, setup.since_ns
         self.binner = Binner(len(setup.units), setup.bin_width, self._rate, *given)
+        # Messages are so many samples out of order at most; later ones are late.
+        self._disorder = int(setup.lateness * self._rate)
         self._last: int | None = None
+        """The latest sample that was told of, on the clock as it is now."""
+        self._loss = False
         self._heard = 0
         self._counted = (0, 0, 0, 0)
         self._away = self.paced = False
@@ -66,24 +70,31 @@ class Intake:
         silent = self._heard > 0 and host_ns - self._heard > self._quiet
         self._away |= silent and not self.paced
         self._heard = host_ns
-        found = []
-        for each in self.clock.take(self._ns(told.sample), host_ns, told):
+        self._loss |= told.lost > 0
+        found, items = [], self.clock.take(self._ns(told.sample), host_ns, told)
+        for each in items:
             if isinstance(each, Step):
-                self.binner.step(round(each.size_ns * self._rate / SECOND))
-                self._last = None
+                step = round(each.size_ns * self._rate / SECOND)
+                self.binner.step(step)
+                self._last = None if self._last is None else self._last + step
             else:
                 found += self._put(each)
+        # One that waits, or is left out as a stray, leaves the loss to the next.
+        self._loss &= not items
         self._tell()
         return found
 
     def _put(self, told: Told) -> list[Frame]:
-        if told.lost and self._last is not None:
-            self.binner.blank(min(self._last, told.sample), max(self._last, told.sample))
+        last = max(told.sample, self._last or 0)
+        if self._loss:
+            # What was lost came after one message and before the other, give or take the disorder.
+            begin = told.sample if self._last is None else self._last - self._disorder
+            self.binner.blank(begin, last + self._disorder)
         if told.blank:
             self.binner.blank(told.sample - told.blank, told.sample + told.blank)
         if told.unit is not None:
             self.binner.spike(told.unit, told.sample)
-        self._last, away, self._away = told.sample, self._away, False
+        self._last, away, self._away = last, self._away, False
         return self.binner.seen(told.sample, away)
 
     def idle(self, host_ns: int) -> list[Frame]:

@@ -8,13 +8,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from evkf.live.answers import Estimate
-from evkf.live.desk import Desk, read_shown
 from evkf.live.pipes import ROOM, pair
 from evkf.rigs.gateway import Notes, spawn
 
@@ -68,27 +67,37 @@ def flatten(estimate: Estimate) -> list[float]:
 
 
 class LslSink:
-    """Estimates to an outlet of Lab Streaming Layer; it never waits, and leaves out what the
-    process of the outlet has no room for.
+    """Estimates to an outlet of Lab Streaming Layer; it never waits. What the process of the outlet
+    has no room for is left out, and all if that has ended; both are counted and told of.
 
     Args:
         name: Of the stream; its source id is `evkf-NAME`, the same whenever it is opened.
         layout: What `channels` gave.
         bin_width: Seconds.
+        log: Told a line.
     """
 
-    def __init__(self, name: str, layout: Sequence[Channel], bin_width: float):
-        own, other = pair()
-        self._desk = Desk(own)
+    def __init__(
+        self, name: str, layout: Sequence[Channel], bin_width: float, log: Callable[[str], None]
+    ):
+        self._own, other = pair()
+        self._own.setblocking(False)
+        self._notes = Notes(log)
         self._process = spawn(_main, other, other, name, tuple(layout), bin_width)
 
     def publish(self, estimate: Estimate) -> None:
         """Hand on an estimate."""
-        self._desk.publish(estimate)
+        try:
+            self._own.send(estimate.encode())
+        except BlockingIOError:
+            self._notes.count("lsl_left_out", "estimates not streamed: no room")
+        except OSError:
+            text = "estimates not streamed: the process of --lsl-out has ended; the session goes on"
+            self._notes.count("lsl_gone", text)
 
     def close(self) -> None:
         """Let the outlet send what it has, and end."""
-        self._desk.close()
+        self._own.close()
         self._process.join(timeout=10.0)
         if self._process.is_alive():
             self._process.kill()
@@ -112,16 +121,10 @@ def _main(own: socket.socket, name: str, layout: Sequence[Channel], bin_width: f
         channel.append_child_value("unit", each.unit)
         channel.append_child_value("type", each.kind)
     outlet = pylsl.StreamOutlet(info)
-    notes = Notes(lambda line: print(line, file=sys.stderr, flush=True))
-    notes.tell(f"lsl: streaming {name!r}, to all who can reach this machine")
-    last = None
+    told = f"lsl: streaming {name!r}, to all who can reach this machine"
+    print(told, file=sys.stderr, flush=True)
     while data := own.recv(ROOM):
-        said = read_shown(data)
-        if not isinstance(said, Estimate):
-            continue
-        if last is not None and said.seq > last + 1:
-            notes.count("left_out", "estimates not streamed: no room", said.seq - last - 1)
-        last = said.seq
+        said = Estimate.decode(data)
         # Zero has LSL stamp it: the time of the bin is not known.
         outlet.push_sample(flatten(said), max(said.sent_ns, 0) / 1e9)
     if outlet.have_consumers():
