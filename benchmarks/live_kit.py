@@ -18,7 +18,7 @@ from evkf.latency import low_latency
 from evkf.live.answers import Estimate, Told
 from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
-from evkf.live.machine import real_time
+from evkf.live.machine import real_time, rehearse
 from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.zeromq import ZmqSink, ZmqSource
@@ -99,7 +99,7 @@ def _serve(folder: Path, how: str, plan: Plan) -> None:
         plan = Plan.read(folder)._replace(address=plan.address, publish=plan.publish)
         made = parts(plan, folder)
         engine = build(plan, made)
-        costs = engine.rehearse()
+        costs = rehearse(engine)
         journal = open_journal(folder, plan)
         player = recall(folder, engine, made.counts)
     assert plan.address is not None

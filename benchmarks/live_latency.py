@@ -29,7 +29,7 @@ from evkf.live.plan import Plan
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
-ABOVE_MS, LEARNED, TAPE, WARM = 5.0, 0.9, 6000, 100
+ABOVE_MS, LEARNED, TAPE, WARM_S = 5.0, 0.9, 6000, 2.0
 PARTS = {
     "10ms": (Plan("zeromq", 0.01, latents=10, channels=200), (600.0, 60.0), (10.0, 3.0)),
     "1ms": (Plan("zeromq", 0.001, latents=4, channels=100), (60.0, 20.0), (8.0, 2.0)),
@@ -110,7 +110,7 @@ def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, A
 
     def empty(end: bool) -> np.ndarray:
         # Where a process has waited for long, its memory may have to be fetched first.
-        drive(echoes, tape, plan.period, WARM, end=False)
+        drive(echoes, tape, plan.period, int(WARM_S / plan.period), end=False)
         return drive(echoes, tape, plan.period, num_empty, end)[0]
 
     before = empty(end=False)
@@ -118,13 +118,13 @@ def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, A
     report = server.end()
     after = empty(end=True)
     echo.end()
-    floor = quantiles(np.concatenate([before, after]))
+    both = np.concatenate([before, after])
     return {
         "bins": num,
         "lost": int(np.isinf(found).sum()) + report["counters"]["lost"],
         "acknowledged": last + 1,
         "session": quantiles(found),
-        "floor": floor,
+        "floor": quantiles(both[np.isfinite(both)]) | {"lost": int(np.isinf(both).sum())},
         "learned": report["learned"] / num,
         "windows": report["windows"],
         "backlog": report["backlog"],

@@ -22,7 +22,7 @@ from evkf.commands.options import load_model, result
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Engine
-from evkf.live.machine import MOST, may_be_real_time, measure_hiccups, reckon
+from evkf.live.machine import MOST, may_be_real_time, measure_hiccups, reckon, rehearse
 from evkf.live.plan import Plan, parts
 
 
@@ -64,7 +64,7 @@ def doctor(
     say.print("measuring, for half a minute or so")
     hiccups = measure_hiccups(width, seconds)
     engine = _engine(model_file, latents, channels, width)
-    costs = engine.rehearse(500)
+    costs = rehearse(engine, num=500)
     load, refused = reckon(costs, width), may_be_real_time()
     table = Table(box=None, show_header=False, pad_edge=False)
     ms = [f"{each * 1e3:.2f}" for each in hiccups]

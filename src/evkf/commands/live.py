@@ -41,7 +41,7 @@ from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal, Policy
-from evkf.live.machine import Load, become_real_time, real_time, reckon
+from evkf.live.machine import Load, become_real_time, real_time, reckon, rehearse
 from evkf.live.plan import (
     LOG,
     Parts,
@@ -178,7 +178,7 @@ def live(
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
     with _web(folder, plan, made, say) as page:
-        plan, made, engine, costs = fitted(plan, folder, made)
+        plan, made, engine, costs = fitted(plan, folder, made, real_time)
         _check_load(plan, costs, overload, say)
         ready = plan, made, engine, costs, None, None
         report = _run(folder, *ready, page, real_time, seconds, say, json_file)
@@ -220,7 +220,7 @@ def resume(
     made = parts(plan, folder)
     with _web(folder, plan, made, say) as page:
         engine = build(plan, made)
-        costs = engine.rehearse()
+        costs = rehearse(engine, real_time)
         _tell_costs(costs, reckon(costs, plan.period), say)
         journal = open_journal(folder, plan)
         player = recall(folder, engine, made.counts)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evkf.live.engine import Costs
+from evkf.live.engine import Costs, Engine
 
 MOST = 0.7
 """Share of a bin that filtering may take."""
@@ -47,6 +47,18 @@ def measure_hiccups(period: float, seconds: float = 3.0) -> Hiccups:
             time.sleep(left)
         late.append(max(time.perf_counter() - due, 0.0))
     return Hiccups(*(float(np.quantile(late, share)) for share in (0.5, 0.99, 0.999, 1.0)))
+
+
+def rehearse(engine: Engine, wanted: bool = True, num: int = 200) -> Costs:
+    """What calls of an engine cost at the priority that a session has for learning.
+
+    Args:
+        engine: Whose state is afterwards as before.
+        wanted: Whether real-time priority is.
+        num: Bins to try it on.
+    """
+    with real_time(wanted), aside(LOWEST):
+        return engine.rehearse(num)
 
 
 class Load(NamedTuple):

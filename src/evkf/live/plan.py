@@ -16,6 +16,7 @@ from evkf.errors import InputError
 from evkf.learning import Learner
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Policy
+from evkf.live.machine import rehearse
 from evkf.live.ports import Settings
 from evkf.live.rig import rig_model, start_model
 from evkf.model import Model
@@ -223,11 +224,20 @@ def build(plan: Plan, made: Parts) -> Engine:
     return Engine(made.learner, made.model, jax.random.key(plan.seed), plan.horizon)
 
 
-def fitted(plan: Plan, folder: Path, made: Parts) -> tuple[Plan, Parts, Engine, Costs]:
-    """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed."""
+def fitted(
+    plan: Plan, folder: Path, made: Parts, real_time: bool = True
+) -> tuple[Plan, Parts, Engine, Costs]:
+    """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed.
+
+    Args:
+        plan: With gradient steps as they are wanted.
+        folder: Of the session.
+        made: Its parts.
+        real_time: Whether the session is to have real-time priority.
+    """
     while True:
         engine = build(plan, made)
-        costs = engine.rehearse()
+        costs = rehearse(engine, real_time)
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
         fits = costs.learn <= FITS * plan.period or not plan.period
