@@ -36,7 +36,7 @@ from evkf.rigs.intake import Told as At
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
 RATE, WIDTH, UNITS = 30_000, 0.01, tuple(f"unit {n}" for n in range(20))
-FUZZ, QUICK = 1_000_000, 10_000
+FUZZ, QUICK = 1_000_000, 20_000
 THROUGH, QUICK_THROUGH = 50_000, 3000
 """Odd messages for what decodes them, and through real sockets."""
 
@@ -375,7 +375,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     quick, missed = options.quick, []
-    seconds, through = (1.0, QUICK_THROUGH) if quick else (30.0, THROUGH)
+    seconds, through = (2.0, QUICK_THROUGH) if quick else (30.0, THROUGH)
     found: dict[str, Any] = {"clocks": clocks(quick, missed)}
     found["fuzz"] = fuzzed(QUICK if quick else FUZZ, missed)
     with TemporaryDirectory() as folder:
@@ -386,7 +386,7 @@ def main() -> int:
             if found["lsl_spikes_in"]["held_up_s"] < SILENT_S:
                 break
         found["lsl_bins_in"] = peer_lsl_rows(seconds, logs / "rows")
-        found["stepping"] = peer_stepping(4.0 if quick else 40.0, logs / "stepping")
+        found["stepping"] = peer_stepping(6.0 if quick else 40.0, logs / "stepping")
     found["lsl_out"] = peer_lsl_out(seconds)
     found["oldest_first"] = oldest_first()
     for name in ("open_ephys_in", "lsl_spikes_in", "lsl_bins_in", "lsl_out"):
