@@ -91,6 +91,7 @@ figures: dev ## draw the figures of the tutorials anew, into docs/img/
 	@cd docs/img && for script in ../../examples/*.py; do echo "$$script"; ../../$(BIN)/python $$script || exit 1; done
 
 release: dev ## build wheel and sdist, and try them in clean environments, extra by extra
+	@test -x $(BIN)/uv || $(PIP) install uv
 	@$(BIN)/python benchmarks/release.py
 
 lint: dev ## check style, format, types and architecture

@@ -41,10 +41,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to where the site has the same file."""
-    inside = page.file.generated_by is None
-    here = dirname(join("docs", page.file.src_uri) if inside else page.file.src_uri)
-    if page.file.src_uri.startswith("tutorials/"):
-        here = "docs/tutorials"
+    uri = page.file.src_uri
+    if page.file.generated_by is None:
+        here = dirname(join("docs", uri))
+    else:
+        here = "examples" if uri.startswith("tutorials/") else dirname(uri)
 
     def lead(link: re.Match) -> str:
         target = normpath(join(here, link[1]))
@@ -53,7 +54,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
             site = f"tutorials/{Path(target).stem}.md"
         if files.get_file_from_path(site) is None:
             return link[0]
-        return relpath(site, dirname(page.file.src_uri) or os.curdir)
+        return relpath(site, dirname(uri) or os.curdir)
 
     return LINK.sub(lead, text)
 
