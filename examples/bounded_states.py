@@ -64,7 +64,7 @@ switched, switch_beliefs = follow(switching, 1)
 
 # ## States between 0 and 1 with narrow beliefs: Beta
 #
-# A share that swings between 0.05 and 0.95, and its lagging companion. The network gives logits
+# A share that swings between 0.1 and 0.9, and its lagging companion. The network gives logits
 # of the mean; the concentration says how far states scatter about it.
 
 
@@ -76,7 +76,7 @@ class Swing(eqx.Module):
     def __call__(self, z):
         logit = jnp.log(z) - jnp.log1p(-z)
         turned = self.turn @ logit
-        return 2.0 * turned / jnp.maximum(jnp.linalg.norm(turned), 0.5)
+        return 2.0 * turned / jnp.sqrt(0.1 + jnp.sum(turned**2))
 
 
 cos, sin = np.cos(0.15), np.sin(0.15)
@@ -97,7 +97,7 @@ class Relax(eqx.Module):
     pull: jax.Array
 
     def __call__(self, z):
-        mean = 0.15 + 0.9 * z - 0.25 * jnp.tanh(z[::-1] - 1) * jnp.array([1.0, -1.0])
+        mean = 0.1 + 0.9 * z - 0.25 * jnp.tanh(z[::-1] - 1) * jnp.array([1.0, -1.0])
         return jnp.log(jnp.expm1(jnp.maximum(self.pull * mean, 0.05)))
 
 

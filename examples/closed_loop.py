@@ -10,10 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 
-from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
 from evkf.latency import low_latency
 from evkf.live.answers import Estimate
 from evkf.live.control import Controller, input_weight
@@ -118,6 +116,11 @@ def main() -> None:
 
 def draw(alone: np.ndarray, steered: np.ndarray) -> None:
     """Both paths, over time and in the plane."""
+    # Here, so that the processes of guard and rig, which import this file, need not load it.
+    import matplotlib.pyplot as plt
+
+    from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
+
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9.6, 3.3), layout="constrained")
         axes = figure.subplot_mosaic([["first", "plane"], ["second", "plane"]],

@@ -12,7 +12,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from evkf.colours import by_condition
 from evkf.data import Results, open_recording, read_results, recording_to_nwb, write_nwb
 from evkf.decoding import decode, r2
 from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
@@ -80,7 +79,6 @@ print("stored:", read_results(folder / "latents.nwb").latent_mean.shape)
 # ## Look at it
 
 conditions = judged.trials["condition"]
-colours = by_condition(conditions, judged.num_trials)
 first = slice(0, judged.lengths[0])
 with plt.rc_context(STYLE):
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained",
