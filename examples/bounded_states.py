@@ -31,10 +31,10 @@ def follow(model, seed):
     states, ys = simulate(model, jax.random.key(seed), BINS)
     _, trace = scan_filter(filter, model, ys)
     means = jax.vmap(model.family.mean)(trace.belief)
-    fell_back = int(np.sum(np.asarray(trace.info.status) & 2 > 0))
+    odd = int(np.sum(np.asarray(trace.info.status) > 0))
     error = float(jnp.sqrt(jnp.mean((means - states) ** 2)))
     name, spread = type(model.family).__name__, float(jnp.std(states))
-    print(f"{name}: error {error:.3f}, spread of states {spread:.3f}, {fell_back} bins fell back")
+    print(f"{name}: error {error:.3f}, spread of states {spread:.3f}, {odd} bins with a status")
     return np.asarray(states), np.asarray(trace.belief)
 
 
@@ -69,19 +69,19 @@ switched, switch_beliefs = follow(switching, 1)
 
 
 class Swing(eqx.Module):
-    """Logits that turn by 0.15 rad a bin, on a circle of radius 2."""
+    """Logits that turn by 0.15 rad a bin, and are drawn to a circle of radius 2."""
 
     turn: jax.Array
 
     def __call__(self, z):
         logit = jnp.log(z) - jnp.log1p(-z)
         turned = self.turn @ logit
-        return 2.0 * turned / jnp.sqrt(0.1 + jnp.sum(turned**2))
+        return 1.25 * turned / (1 + 0.25 * jnp.sum(turned**2) / 2.0**2)
 
 
 cos, sin = np.cos(0.15), np.sin(0.15)
 share = BetaDynamics(Swing(jnp.array([[cos, -sin], [sin, cos]])), 2, concentration=200.0)
-sharing = Model(share, Gaussian(rng.normal(size=(8, 2)), noise=0.3))
+sharing = Model(share, Gaussian(rng.normal(size=(8, 2)), noise=0.2))
 shared, share_beliefs = follow(sharing, 2)
 
 # ## Positive states: Gamma, seen through spikes
@@ -103,7 +103,7 @@ class Relax(eqx.Module):
 
 drive = GammaDynamics(Relax(jnp.array(1.0)), 2, precision=60.0)
 weights = rng.uniform(0.0, 0.8, size=(40, 2))
-driving = Model(drive, Poisson(weights, np.full(40, np.log(8.0)), bin_width=0.02))
+driving = Model(drive, Poisson(weights, np.full(40, np.log(15.0)), bin_width=0.02))
 driven, drive_beliefs = follow(driving, 3)
 
 # ## Look at them
@@ -135,7 +135,7 @@ rows = [
 with plt.rc_context(STYLE):
     figure, axes = plt.subplots(3, 1, figsize=(8.4, 4.8), layout="constrained", sharex=True)
     for ax, (title, model, states, beliefs, band) in zip(axes, rows, strict=True):
-        bins = np.arange(min(BINS, 150))
+        bins = np.arange(min(BINS, 120))
         low, high = (np.asarray(edge)[bins] for edge in band(beliefs))
         means = np.asarray(jax.vmap(model.family.mean)(beliefs))[bins, 0]
         ax.fill_between(bins, low, high, color=BAND, lw=0, label="95 % interval")
@@ -143,7 +143,7 @@ with plt.rc_context(STYLE):
         ax.plot(bins, states[bins, 0], color=TRUTH, lw=0.8, label="truth")
         ax.set(title=title, ylabel="$z_1$")
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
-    axes[-1].set(xlabel="bin", xlim=(0, min(BINS, 150) - 1))
+    axes[-1].set(xlabel="bin", xlim=(0, min(BINS, 120) - 1))
     figure.savefig("bounded_states.png", dpi=110)
 
 # ![Three states with their intervals](../docs/img/bounded_states.png)

@@ -19,7 +19,7 @@ from evkf.phase import grid, limit_cycle, velocity_field
 
 QUICK = "--quick" in sys.argv
 BIN, NEURONS = 0.01, 100
-LEARNED, AHEAD = (400, 20) if QUICK else (4000, 60)
+LEARNED, AHEAD = (400, 20) if QUICK else (4000, 80)
 
 # ## A population to look at
 #
@@ -30,7 +30,7 @@ rng = np.random.default_rng(0)
 C = 0.6 * rng.normal(size=(NEURONS, 2))
 b = np.log(rng.uniform(5, 20, NEURONS))
 truth = Model(VanDerPol(tau=(0.2, 0.2), dt=BIN), Poisson(C, b, bin_width=BIN))
-states, counts = simulate(truth, jax.random.key(0), LEARNED + 500)
+states, counts = simulate(truth, jax.random.key(0), LEARNED + 600)
 states, counts = np.asarray(states), np.asarray(counts)
 print(f"{len(counts)} bins, {counts.mean() / BIN:.0f} spikes per second and neuron")
 
@@ -57,7 +57,7 @@ print(f"R² of the true state, unseen bins: {affine_r2(found[LEARNED:], states[L
 
 # A forecast has mean, covariance and expected counts of the bins that follow.
 
-ahead = model.forecast(AHEAD, counts[: LEARNED + 300])
+ahead = model.forecast(AHEAD, counts[: LEARNED + 400])
 mean = ahead.mean @ weight + offset
 std = np.sqrt(np.einsum("tij,ik,jk->tk", ahead.cov, weight, weight))
 
@@ -67,7 +67,7 @@ std = np.sqrt(np.einsum("tij,ik,jk->tk", ahead.cov, weight, weight))
 # and limit cycle can be had. Drawn in the coordinates of the truth.
 
 learned, back = model.model_.dynamics, np.linalg.inv(weight)
-points = grid(-3.2, 3.2, 17)
+points = grid([-3, -4.5], [3, 4.5], 17)
 field = velocity_field(learned, (points - offset) @ back, bin_width=BIN) @ weight
 cycle = limit_cycle(learned, found[-1], max_bins=3000)
 true_cycle = limit_cycle(truth.dynamics, states[-1], max_bins=3000)
@@ -79,11 +79,11 @@ with plt.rc_context(STYLE):
     figure = plt.figure(figsize=(9.6, 4.0), layout="constrained")
     axes = figure.subplot_mosaic([["spikes", "plane"], ["first", "plane"], ["second", "plane"]],
                                  width_ratios=[1.7, 1], height_ratios=[1.4, 1, 1])  # fmt: skip
-    shown = np.arange(LEARNED + 100, LEARNED + 300)
-    later = np.arange(LEARNED + 300, LEARNED + 300 + AHEAD)
+    shown = np.arange(LEARNED, LEARNED + 400)
+    later = np.arange(LEARNED + 400, LEARNED + 400 + AHEAD)
     order = np.argsort(np.arctan2(C[:, 1], C[:, 0]))
     bins, neurons = np.nonzero(counts[shown[0] : later[-1]][:, order])
-    axes["spikes"].plot(BIN * (shown[0] + bins), neurons, ",", color=TRUTH)
+    axes["spikes"].plot(BIN * (shown[0] + bins), neurons, "|", color=TRUTH, ms=1.2, mew=0.5)
     axes["spikes"].set(ylabel="neuron", title="Spikes, neurons by preferred direction")
     for i, name in enumerate(("first", "second")):
         ax = axes[name]
@@ -104,9 +104,9 @@ with plt.rc_context(STYLE):
         if each is not None:
             path = each.points if colour == TRUTH else each.points @ weight + offset
             plane.plot(*np.vstack([path, path[:1]]).T, color=colour, lw=1.4, label=name)
-    plane.set(xlabel="$z_1$", ylabel="$z_2$", title="Learned dynamics", aspect="equal")
+    plane.set(xlabel="$z_1$", ylabel="$z_2$", title="Learned dynamics")
     if plane.get_legend_handles_labels()[0]:
-        plane.legend(loc="upper right")
+        plane.legend(loc="lower right", framealpha=0.9, frameon=True, edgecolor="white")
     figure.savefig("simulate_and_learn.png", dpi=110)
 
 # ![Spikes, filtered and forecast state, learned field with true and learned

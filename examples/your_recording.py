@@ -88,12 +88,12 @@ with plt.rc_context(STYLE):
     latent_paths(axes[1], found.mean, judged.lengths, conditions)
     times = 0.02 * np.arange(judged.lengths[0])
     for i, name in enumerate(("x", "y")):
-        level = 400 * (1 - i)
+        level = 600 * (1 - i)  # mm/s between the two
         axes[2].plot(times, level + judged.behaviour["hand_vel"][first, i], color=TRUTH, lw=1)
         axes[2].plot(times, level + velocity[first, i], color=ESTIMATE, lw=1.2)
         axes[2].axhline(level, color=MUTED, lw=0.5, ls=":")
         axes[2].annotate(name, (0, level), (-14, 0), textcoords="offset points", va="center")
-    axes[2].set(xlabel="time (s)", yticks=[], title="Hand velocity: true (black), decoded")
+    axes[2].set(xlabel="time (s)", yticks=[], title="Hand velocity: true, decoded")
     axes[2].spines["left"].set_visible(False)
     figure.savefig("your_recording.png", dpi=110)
 
