@@ -108,24 +108,25 @@ assert info.channel_count() == len(layout)
 """,
     "web": """
 import tempfile
+import time
 from pathlib import Path
 from urllib.request import urlopen
 from evkf.web.access import Place
-from evkf.web.process import WebProcess, check_installed
+from evkf.web.process import WebProcess
+from evkf.web.reel import Screen
 from evkf.web.settings import describe_stream
-if __name__ == "__main__":
-    check_installed()
-    hello = describe_stream("check", latents=2, channels=["a"], bin_width=0.01)
-    web = WebProcess(Place("127.0.0.1", 0), Path(tempfile.mkdtemp()), hello, takes_frames=True)
-    import time
-    for _ in range(100):
-        try:
-            page = urlopen(web.address, timeout=5).read().decode()
-            break
-        except OSError:
-            time.sleep(0.2)
-    web.close()
-    assert "<html" in page
+hello = describe_stream("check", latents=2, channels=["a"], bin_width=0.01)
+screen = Screen("check", "rig", 0.01, 2, ["a"], 0, True, False, [], None)
+web = WebProcess(Place("127.0.0.1", 0), Path(tempfile.mkdtemp()), hello, screen=screen)
+page = ""
+for _ in range(100):
+    try:
+        page = urlopen(web.address, timeout=10).read().decode()
+        break
+    except OSError:
+        time.sleep(0.2)
+web.close()
+assert "<html" in page
 """,
 }
 """What must work with an extra, and without it say which is missing."""
