@@ -35,7 +35,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test long numbers lint format lock clean
+.PHONY: help setup dev demo test long numbers docs figures release lint format lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -83,6 +83,17 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 numbers: setup ## put the numbers of results/ into README.md and docs/
 	@$(BIN)/python docs/fill_in.py
 
+docs: dev ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+figures: dev ## draw the figures of the tutorials anew, into docs/img/
+	@cd docs/img && for script in ../../examples/*.py; do echo "$$script"; ../../$(BIN)/python $$script || exit 1; done
+
+release: dev ## build wheel and sdist, and try them in clean environments, extra by extra
+	@test -x $(BIN)/uv || $(PIP) install uv
+	@$(BIN)/python benchmarks/release.py
+
 lint: dev ## check style, format, types and architecture
 	@echo "== ruff check"
 	@$(BIN)/ruff check
@@ -105,7 +116,7 @@ lock: $(VENV)/pyvenv.cfg ## resolve the locks in requirements/ again
 	@grep -c '==' requirements/run.txt requirements/dev.txt | sed 's/:/: /; s/$$/ packages/'
 
 clean: ## remove .venv, caches and build products
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:

@@ -1,9 +1,12 @@
-"""Hold the state of a simulated rig at a target by stimulation: `python examples/closed_loop.py`.
+"""A live session with a controller.
 
 A rig of 100 simulated neurons sends spikes; a session estimates the state that drives them and
-learns how it moves; a controller answers every estimate; a guard keeps that to the limits.
+learns how it moves; a controller answers every estimate and holds the state at a target; a guard
+keeps what it asks for to the limits. In the shell, with the controller that is ready:
+`evkf live --steer 1,0`.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,16 +23,27 @@ from evkf.live.ports import Due
 from evkf.live.run import open_session
 from evkf.wiring import open_loop, open_source
 
+# ## The plan
+#
+# What `evkf live` makes of its options: bins of 10 ms from the simulated rig, every estimate with
+# a forecast of one bin, and a stimulator, whose two channels push the state.
+
+QUICK = "--quick" in sys.argv
 TARGET = np.array([1.0, 0.0])
 PLAN = Plan(
     "rig",
     bin_width=0.01,
-    bins=500,
+    bins=250 if QUICK else 800,
     num_windows=2,
     window=4,
     horizon=1,
     steer=[1.0, 0.0],
 )
+
+# ## The controller
+#
+# Anything with a method `command`: called once a bin with its estimate and with what was on, it
+# gives a number for every channel of the stimulator. This one asks for what will be missing.
 
 
 class Push:
@@ -51,15 +65,23 @@ class Rest:
         return np.zeros_like(u)
 
 
-def run(folder: Path, made: Parts, engine: Engine, costs: Costs, controller: Controller) -> float:
-    """The mean distance of the state from the target, by its estimates."""
+# ## A session
+#
+# The guard and the rig are processes of their own. The session filters, publishes, journals, asks
+# the controller, and learns in the time that is left; a sink is handed every estimate.
+
+
+def run(
+    folder: Path, made: Parts, engine: Engine, costs: Costs, controller: Controller
+) -> np.ndarray:
+    """The estimated state in every bin."""
     folder.mkdir()
     opened = open_loop(PLAN, folder, made.model, real_time=True)
     assert opened is not None
     rig_end = opened.stimulation
     source, rig = open_source(PLAN, folder, made, Due(), stimulation=rig_end, real_time=True)
-    distances: list[float] = []
-    sink = Callback(lambda said: distances.append(float(np.linalg.norm(said.mean - TARGET))))
+    states: list[np.ndarray] = []
+    sink = Callback(lambda said: states.append(np.array(said.mean)))
     closed = opened.closed._replace(controller=controller)
     session = open_session(
         folder, PLAN, engine, costs, made.counts, source, [sink], closed=closed, log=print
@@ -68,11 +90,14 @@ def run(folder: Path, made: Parts, engine: Engine, costs: Costs, controller: Con
     for process in (rig, opened.guard):
         if process is not None:
             process.join(10)
-    return float(np.mean(distances[100:]))
+    return np.stack(states)
+
+
+# ## Once without stimulation, once with
 
 
 def main() -> None:
-    """Once without stimulation, once with."""
+    """Run both, and compare."""
     low_latency()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -84,8 +109,49 @@ def main() -> None:
         engine.state = start
         push = Push(input_weight(made.model, TARGET))
         steered = run(folder / "steered", made, engine, costs, push)
-    print(f"mean distance from the target: {alone:.2f} alone, {steered:.2f} when steered")
+    far = [float(np.linalg.norm(path[100:] - TARGET, axis=1).mean()) for path in (alone, steered)]
+    print(f"mean distance from the target: {far[0]:.2f} alone, {far[1]:.2f} when steered")
+    draw(alone, steered)
+
+
+def draw(alone: np.ndarray, steered: np.ndarray) -> None:
+    """Both paths, over time and in the plane."""
+    # Here, so that the processes of guard and rig, which import this file, need not load it.
+    import matplotlib.pyplot as plt
+
+    from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
+
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(9.6, 3.3), layout="constrained")
+        axes = figure.subplot_mosaic([["first", "plane"], ["second", "plane"]],
+                                     width_ratios=[1.9, 1])  # fmt: skip
+        for path, colour, name in ((alone, MUTED, "alone"), (steered, ESTIMATE, "steered")):
+            for i, place in enumerate(("first", "second")):
+                axes[place].plot(PLAN.bin_width * np.arange(len(path)), path[:, i], color=colour,
+                                 lw=1.1, label=name)  # fmt: skip
+                axes[place].axhline(TARGET[i], color=TRUTH, lw=0.8, ls=":")
+                axes[place].set_ylabel(f"$z_{i + 1}$")
+            axes["plane"].plot(*path[100:].T, color=colour, lw=0.9)
+        axes["plane"].plot(*TARGET, "o", mfc="none", mec=TRUTH, ms=9, mew=1.6)
+        axes["first"].set_title("Estimated state; dotted: the target")
+        axes["first"].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
+        axes["second"].set_xlabel("time (s)")
+        axes["plane"].set(xlabel="$z_1$", ylabel="$z_2$", title="After the first second",
+                          aspect="equal")  # fmt: skip
+        figure.savefig("closed_loop.png", dpi=110)
 
 
 if __name__ == "__main__":
     main()
+
+# ![The state alone runs round its cycle; steered it stays at the
+# target](../docs/img/closed_loop.png)
+#
+# Stimulation begins after five sound estimates in a row, and pauses whenever one is not: on a
+# busy machine without real-time priority now and then, on an idle one hardly ever.
+#
+# ## Go on
+#
+# - Limits, stimulators of your own, how it stops: [closed loop](../docs/closed_loop.md).
+# - Bins from a rig: [rigs](../docs/rig.md), [frames](../docs/live_protocol.md).
+# - What is promised, and what shows it: [reliability](../docs/reliability.md).

@@ -17,8 +17,8 @@ import evkf
 from tests.quick import quick_environment
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 
 LABELS = [
     "eq:kalman_predict",
@@ -104,7 +104,7 @@ def script(page: Path) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("page", [p for p in DOCS if script(p).strip()], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in DOCS if script(p).strip()], ids=lambda p: p.stem)
 def test_python_blocks_run_in_order(page: Path):
     code = f"exec(compile({script(page)!r}, {page.name!r}, 'exec'), {{'__name__': 'page'}})"
     done = in_float32(code)

@@ -60,7 +60,8 @@ def test_core_dependencies_are_pinned(pyproject: dict):
 
 
 def test_development_tools_are_pinned(pyproject: dict):
-    declared = {requirement_name(r) for r in pyproject["dependency-groups"]["dev"]}
+    groups = pyproject["dependency-groups"]
+    declared = {requirement_name(r) for r in groups["dev"] + groups["docs"] if isinstance(r, str)}
     assert declared <= pins("dev.txt").keys()
 
 
@@ -73,3 +74,10 @@ def test_dev_lock_contains_run_lock():
 
 def test_installed_version_is_the_source_version():
     assert importlib.metadata.version("evkf") == evkf.__version__, "run `make setup`"
+
+
+def test_the_changelog_tells_of_this_version_and_the_citation_names_it():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(evkf.__version__)}\] - \d{{4}}-\d\d-\d\d$", changes, re.M)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {evkf.__version__}\n" in citation

@@ -17,7 +17,7 @@ from evkf.model import Model, simulate
 from evkf.smoothing import smooth
 from evkf.types import Status
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if getattr(jax.config, "jax_default_matmul_precision", None) is None:
     # Accelerators round products to a few digits unless told otherwise; updates would not converge.

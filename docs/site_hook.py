@@ -1,0 +1,90 @@
+"""What the site needs beyond Markdown: files from outside docs/, tutorials from scripts, formulas.
+
+MkDocs calls the functions named `on_...`. Pages link to one another, and to files of the
+repository, as they lie there, so that links work wherever the files are read; here they are led to
+where the site has the same things.
+"""
+
+import html
+import os
+import re
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+TAKEN = ("*.md", "results/*/*.md", "results/*/*.png", "results/bench/*.json")
+"""Files outside docs/ that the site has too, under the same path; not the README, whose place
+index.md has."""
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
+FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
+)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what lies outside docs/, and a page for every tutorial."""
+    for pattern in TAKEN:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT).as_posix()
+            if name != "README.md":
+                files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text = tutorial(path.read_text(encoding="utf-8"), path.name)
+        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
+    return files
+
+
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to where the site has the same file."""
+    uri = page.file.src_uri
+    if page.file.generated_by is None:
+        here = dirname(join("docs", uri))
+    else:
+        here = "examples" if uri.startswith("tutorials/") else dirname(uri)
+
+    def lead(link: re.Match) -> str:
+        target = normpath(join(here, link[1]))
+        site = "index.md" if target == "README.md" else target.removeprefix("docs/")
+        if target.startswith("examples/") and target.endswith(".py"):
+            site = f"tutorials/{Path(target).stem}.md"
+        if files.get_file_from_path(site) is None:
+            return link[0]
+        return relpath(site, dirname(uri) or os.curdir)
+
+    return LINK.sub(lead, text)
+
+
+def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, which browsers draw by themselves."""
+
+    def draw(formula: re.Match) -> str:
+        display = "block" if formula["tag"] == "div" else "inline"
+        return convert(html.unescape(formula["tex"]).strip(), display=display)
+
+    return FORMULA.sub(draw, text)
+
+
+def tutorial(script: str, name: str) -> str:
+    """A page from a script: comments at the start of a line are its prose, the rest its code.
+
+    The docstring comes first, its first line the title. Lines of prose are separated from code by
+    an empty line; a comment right above code belongs to it.
+    """
+    title, body = script.removeprefix('"""').split('"""\n', 1)
+    heading, _, lead = title.partition("\n")
+    parts = [f"# {heading.rstrip('.')}", lead.strip()]
+    for block in re.split(r"\n{2,}(?=# |\S)", body.strip("\n")):
+        lines = block.splitlines()
+        if all(line.startswith("#") for line in lines):
+            parts.append("\n".join(line[1:].removeprefix(" ") for line in lines))
+        elif parts[-1].startswith("```python"):
+            parts[-1] = parts[-1].removesuffix("\n```") + f"\n\n{block}\n```"
+        else:
+            parts.append(f"```python\n{block}\n```")
+    parts.append(f"The whole script is `examples/{name}`; the tests run it.")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,107 @@
+"""Your NWB file.
+
+From an NWB file with spikes, trials and behaviour to latents, a judgement of them on trials that
+were left out, and an NWB file that holds the results. The same in the shell: `evkf fit`, `score`,
+`filter`, `plot`.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from evkf.data import Results, open_recording, read_results, recording_to_nwb, write_nwb
+from evkf.decoding import decode, r2
+from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
+from evkf.recording_figures import latent_paths, raster
+from evkf.simulation import simulate_recording
+from evkf.spike_metrics import bits_per_spike
+from evkf.units import fit_recording, infer
+
+QUICK = "--quick" in sys.argv
+TRIALS, BINS, PASSES = (8, 40, 2) if QUICK else (48, 75, None)
+
+# ## Open it
+#
+# Put the path of your file in place of this simulated one. `align` names the column of the trials
+# table at which every trial begins; `behaviour` what is to be read beside the spikes. Files of
+# Kilosort, Phy, npz, HDF5 and CSV are opened by the same function.
+
+folder = Path(tempfile.mkdtemp())
+made = simulate_recording(neurons=40, trials=TRIALS, bins=BINS, seed=3)
+recording_to_nwb(folder / "reach.nwb", made, seed=3)
+
+recording = open_recording(
+    folder / "reach.nwb", align="start_time", bin_width=0.02, behaviour=["hand_vel"]
+)
+print(f"{recording.num_trials} trials, {recording.num_units} units, {recording.num_bins} bins")
+
+# ## Learn from some trials, judge on the others
+#
+# Every third trial is left out. `fit_recording` learns readout, dynamics, noise and initial state
+# from the rest, and the model remembers which units it is of. How many latents? Raise the number
+# while the bits per spike below go up, or ask `evkf.dimension.suggest_latents`.
+
+left_out = np.arange(recording.num_trials) % 3 == 2
+learned = recording.take(np.flatnonzero(~left_out))
+judged = recording.take(np.flatnonzero(left_out))
+model = fit_recording(learned, latents=2, hidden=8 if QUICK else 32, passes=PASSES)
+model.save(folder / "model.safetensors")
+
+# `infer` filters: what it says of a bin rests on that bin and those before it. `predicted` rests
+# on those before alone, and so can be judged: bits per spike above the mean rates of the learned
+# trials.
+
+found = infer(model, judged)
+bits = bits_per_spike(judged.counts, found.predicted, reference=learned.counts.mean(axis=0))
+print(f"{bits:.3f} bits per spike, one bin ahead, on trials left out")
+
+# Behaviour is decoded from rates by ridge regression, fitted to the learned trials.
+
+seen = infer(model, learned)
+trial = np.repeat(np.arange(learned.num_trials), learned.lengths)
+velocity = decode(seen.rates, learned.behaviour["hand_vel"], trial, found.rates)
+print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on trials left out")
+
+# ## Write it back
+#
+# A copy of the file gets a processing module with latents, covariances and rates, which any
+# reader of NWB shows; `read_results` gives arrays.
+
+everything = infer(model, recording)
+results = Results(everything.mean, everything.cov, everything.rates, everything.elbo,
+                  {"counts": everything.predicted})  # fmt: skip
+write_nwb(folder / "latents.nwb", recording, results)
+print("stored:", read_results(folder / "latents.nwb").latent_mean.shape)
+
+# ## Look at it
+
+conditions = judged.trials["condition"]
+first = slice(0, judged.lengths[0])
+with plt.rc_context(STYLE):
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained",
+                                width_ratios=[1.5, 1, 1.1])  # fmt: skip
+    order = np.argsort(np.argmax(found.rates[first], axis=0))
+    raster(axes[0], judged.counts[first][:, order], found.rates[first][:, order], 0.02)
+    latent_paths(axes[1], found.mean, judged.lengths, conditions)
+    times = 0.02 * np.arange(judged.lengths[0])
+    for i, name in enumerate(("x", "y")):
+        level = 600 * (1 - i)  # mm/s between the two
+        axes[2].plot(times, level + judged.behaviour["hand_vel"][first, i], color=TRUTH, lw=1)
+        axes[2].plot(times, level + velocity[first, i], color=ESTIMATE, lw=1.2)
+        axes[2].axhline(level, color=MUTED, lw=0.5, ls=":")
+        axes[2].annotate(name, (0, level), (-14, 0), textcoords="offset points", va="center")
+    axes[2].set(xlabel="time (s)", yticks=[], title="Hand velocity: true, decoded")
+    axes[2].spines["left"].set_visible(False)
+    figure.savefig("your_recording.png", dpi=110)
+
+# ![A trial's spikes and rates, latents of single trials by condition, decoded
+# velocity](../docs/img/your_recording.png)
+#
+# ## Go on
+#
+# - Units, trials, blanking, long sessions, other days: [recordings](../docs/recordings.md).
+# - Beside other methods on the same trials: `evkf score`.
+# - The model in a live session: `evkf live --model model.safetensors`.
