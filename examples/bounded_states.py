@@ -64,8 +64,8 @@ switched, switch_beliefs = follow(switching, 1)
 
 # ## States between 0 and 1 with narrow beliefs: Beta
 #
-# A share that swings between 0.1 and 0.9, and its lagging companion. The network gives logits
-# of the mean; the concentration says how far states scatter about it.
+# A share that swings between 0.1 and 0.9, and its lagging companion. The network gives logits of
+# the mean; the concentration says how far states scatter about it.
 
 
 class Swing(eqx.Module):
@@ -147,6 +147,10 @@ with plt.rc_context(STYLE):
     figure.savefig("bounded_states.png", dpi=110)
 
 # ![Three states with their intervals](../docs/img/bounded_states.png)
+#
+# Beliefs of these families are products: latents are independent in them. Where every neuron sees
+# both drives, as in the last row, what is known is their mixture, and intervals of the single
+# drives come out too narrow now and then; Gaussian beliefs hold such correlations.
 #
 # ## Learn them
 #
