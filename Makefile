@@ -101,6 +101,7 @@ lint: dev ## check style, format, types and architecture
 	@$(BIN)/ruff format --check
 	@echo "== pyright"
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --project pyright.core.json
 	@echo "== lint-imports"
 	@$(BIN)/lint-imports --no-logo
 

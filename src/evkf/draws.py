@@ -53,7 +53,7 @@ def _large_shape_slope(shape_param: Real, log_draw: Real) -> Real:
     safe, one = jnp.where(excess == 0, 1, excess), jnp.ones_like(excess)
     chord = jnp.where(excess == 0, 1, jnp.sqrt(2 * log_gap(one, one + safe, safe)) / jnp.abs(safe))
     eta = chord * excess  # chord = eta / excess
-    start = eta
+    start, shift = eta, [jnp.zeros_like(eta)]
     for _ in range(2):
         shift = [horner(start, c) / shape_param**n for n, c in enumerate(_QUANTILE, 1)]
         start = eta - sum(shift)

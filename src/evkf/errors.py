@@ -1,5 +1,7 @@
 """The exceptions of the package: what is wrong, where, and what to do about it."""
 
+from typing import Any
+
 
 class EvkfError(Exception):
     """Base of every exception this package raises on purpose."""
@@ -24,6 +26,6 @@ class InputError(EvkfError, ValueError):
         self.what, self.where, self.remedy = what, where, remedy
         super().__init__(f"{what} (in {where}): {remedy}")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Processes hand exceptions to one another by their arguments.
         return type(self), (self.what, self.where, self.remedy)

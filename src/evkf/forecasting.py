@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def _forecast(
     belief: Belief,
     us: Float[Array, "H U"],
 ) -> Forecast:
-    def body(belief: Belief, u: Input) -> tuple[Belief, tuple]:
+    def body(belief: Belief, u: Input) -> tuple[Belief, tuple[Any, ...]]:
         new, _, capped, failed = filter.predict(model, State(belief), u=u)
         status = jnp.where(capped, int(Status.CAPPED), 0)
         status = status + jnp.where(failed, int(Status.FELL_BACK), 0)
@@ -181,7 +181,7 @@ def expected_counts(
     """
     none = jnp.zeros(model.dynamics.num_inputs)
 
-    def each(bins: tuple) -> tuple[Array, Array, Array | None]:
+    def each(bins: tuple[Any, ...]) -> tuple[Array, Array, Array | None]:
         now, before, begins = bins
         before = tree_where(begins, model.prior, before)
         ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
@@ -349,7 +349,7 @@ def _log_prob(
 
 
 def _check_belief(model: Model, belief: Belief) -> None:
-    def shapes(tree: Belief) -> tuple:
+    def shapes(tree: Belief) -> tuple[Any, ...]:
         return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
 
     if shapes(belief) != shapes(model.prior):

@@ -6,7 +6,7 @@ written out, so that XLA fuses them with their surroundings.
 
 from functools import reduce
 from operator import add, or_
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -77,10 +77,10 @@ def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
     size = matrix.shape[-1]
     if size > UNROLL:
         return lapack_cholesky(matrix, symmetrize_input=False)
-    rows: list[list] = []
-    pivots: list = []
+    rows: list[list[Any]] = []
+    pivots: list[Any] = []
     for i in range(size):
-        row: list = []
+        row: list[Any] = []
         for j in range(i):
             dot = sum(row[k] * rows[j][k] for k in range(j))
             # Products of reciprocals, which XLA fuses; a quotient that is used twice it does not.
@@ -97,7 +97,7 @@ def inverse_lower(root: Float[Array, "L L"]) -> Float[Array, "L L"]:
     size = root.shape[-1]
     if size > UNROLL:
         return triangular_solve(root, jnp.eye(size, dtype=root.dtype), left_side=True, lower=True)
-    rows: list[list] = []
+    rows: list[list[Any]] = []
     for i in range(size):
         row = []
         for j in range(i):
@@ -156,7 +156,7 @@ def solve_lower(
     return solved[:, 0] if right.ndim == 1 else solved
 
 
-def _lower(rows: list[list]) -> Float[Array, "L L"]:
+def _lower(rows: list[list[Any]]) -> Float[Array, "L L"]:
     zero = jnp.zeros_like(rows[0][0])
     size = len(rows)
     return jnp.stack([jnp.stack(row + [zero] * (size - len(row))) for row in rows])

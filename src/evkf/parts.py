@@ -1,6 +1,6 @@
 """Which numbers of a model are learned, and under which name a user can freeze them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -67,7 +67,7 @@ def free(model: Model, parts: tuple[str, ...]) -> Free:
     return Free(model, FreePrior(mean, FullCovariance(jnp.log(jnp.diagonal(root)), lower)))
 
 
-def part_of(path: tuple) -> str | None:
+def part_of(path: tuple[Any, ...]) -> str | None:
     """The part a leaf of `Free` belongs to, by the names on the way to it."""
     names = [key.name for key in path if isinstance(key, GetAttrKey)]
     if names[0] == "prior":
@@ -107,7 +107,7 @@ class Thawed(NamedTuple):
 def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
     """One or zero for every learned number, in the order of `ravel_pytree`."""
 
-    def spread(path: tuple, leaf: Array) -> Array:
+    def spread(path: tuple[Any, ...], leaf: Array) -> Array:
         part = part_of(path)
         assert part is not None
         return jnp.full(leaf.size, getattr(thawed, part), leaf.dtype)
@@ -120,7 +120,7 @@ def bound_noise(tree: Free, smallest: float) -> Free:
     where they make a difference.
     """
 
-    def raise_floor(path: tuple, leaf: Array) -> Array:
+    def raise_floor(path: tuple[Any, ...], leaf: Array) -> Array:
         names = [key.name for key in path if isinstance(key, GetAttrKey)]
         held = part_of(path) in ("noise", "observation", "prior")
         if held and names[-1] in ("log_std", "log_diagonal", "log_scale"):

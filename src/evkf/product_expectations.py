@@ -129,7 +129,7 @@ def _tilt_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
     return jax.nn.softplus(nat[:, 0] + C) - jax.nn.softplus(nat[:, 0])
 
 
-_TILT = {
+_TILT: dict[type[fam.Family], Callable[[Nat, Array], Array]] = {
     fam.Gamma: _tilt_gamma,
     fam.ContinuousBernoulli: _tilt_continuous_bernoulli,
     fam.Bernoulli: _tilt_bernoulli,

@@ -12,7 +12,7 @@ variance $P$ also where the filter's prediction forgets it (`correct=False`). Co
 of products of roots, and so stay positive definite in float32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -117,7 +117,7 @@ def _smooth(
 ) -> Smoothed:
     start = filter.init(model)
 
-    def forward(state: State, inputs: tuple) -> tuple[State, tuple]:
+    def forward(state: State, inputs: tuple[Any, ...]) -> tuple[State, tuple[Any, ...]]:
         y, mask, u, new, t = inputs
         state = tree_where(new, start, state)
         own = None if key is None else jax.random.fold_in(key, t)
@@ -127,7 +127,9 @@ def _smooth(
         state, info = filter.update(model, prediction, y, mask, update_key)
         return state, (_moments(model.family, state.belief), kernel, info)
 
-    def backward(later: GaussianBelief, inputs: tuple) -> tuple[GaussianBelief, tuple]:
+    def backward(
+        later: GaussianBelief, inputs: tuple[Any, ...]
+    ) -> tuple[GaussianBelief, tuple[Any, ...]]:
         filtered, kernel, last = inputs
         belief = tree_where(last, filtered, later)
         before = _back(kernel, belief)

@@ -5,6 +5,7 @@ natural parameters, whatever the output is.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,7 +26,9 @@ def _is_module(value: object) -> bool:
     return isinstance(value, eqx.Module)
 
 
-def _check_length(network: Callable, family: Family, num_inputs: int, length: int) -> None:
+def _check_length(
+    network: Callable[..., Any], family: Family, num_inputs: int, length: int
+) -> None:
     if not _is_module(network):
         raise InputError(
             f"network is a {type(network).__name__}",
@@ -66,10 +69,10 @@ class NaturalDynamics(Dynamics):
     """
 
     family: Family
-    network: Callable
+    network: Callable[..., Any]
     num_inputs: int = eqx.field(static=True)
 
-    def __init__(self, family: Family, network: Callable, num_inputs: int = 0):
+    def __init__(self, family: Family, network: Callable[..., Any], num_inputs: int = 0):
         _check_length(network, family, num_inputs, family.num_raw)
         self.family, self.network, self.num_inputs = family, network, num_inputs
 
@@ -97,12 +100,14 @@ class GammaDynamics(Dynamics):
         0.04
     """
 
-    network: Callable
+    network: Callable[..., Any]
     log_precision: Scalar
     family: Gamma
     num_inputs: int = eqx.field(static=True)
 
-    def __init__(self, network: Callable, dim: int, precision: float, num_inputs: int = 0):
+    def __init__(
+        self, network: Callable[..., Any], dim: int, precision: float, num_inputs: int = 0
+    ):
         self.family = Gamma(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs
@@ -133,12 +138,14 @@ class BetaDynamics(Dynamics):
         48.0
     """
 
-    network: Callable
+    network: Callable[..., Any]
     log_concentration: Scalar
     family: Beta
     num_inputs: int = eqx.field(static=True)
 
-    def __init__(self, network: Callable, dim: int, concentration: float, num_inputs: int = 0):
+    def __init__(
+        self, network: Callable[..., Any], dim: int, concentration: float, num_inputs: int = 0
+    ):
         self.family = Beta(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs

@@ -135,7 +135,7 @@ class LowRankGaussian(Family):
         var = jnp.diagonal(cov)
         scale = jnp.sqrt(var)
         correlation = cov / scale / scale[:, None]
-        share = jnp.ones_like(var)
+        share, factor = jnp.ones_like(var), jnp.zeros((self.dim, self.rank), var.dtype)
         for _ in range(FACTOR_STEPS):
             values, vectors = jnp.linalg.eigh(correlation - jnp.diag(share))
             values = jnp.maximum(values[-self.rank :], 0)

@@ -5,7 +5,7 @@ next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `s
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -194,7 +194,7 @@ def check_filter(filter: Filter) -> None:
 def check_state(state: State, like: State, where: str = "state") -> State:
     """Refuse a state of another filter or of another model."""
 
-    def shapes(tree: State) -> list:
+    def shapes(tree: State) -> list[Any]:
         return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
     if jax.tree.structure(state) != jax.tree.structure(like) or shapes(state) != shapes(like):
@@ -218,7 +218,7 @@ def _scan(
     key: Key | None,
     first: Int[Array, ""],
 ) -> tuple[State, Trace]:
-    def body(carry: tuple[State, Int[Array, ""]], inputs: tuple) -> tuple:
+    def body(carry: tuple[State, Int[Array, ""]], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         state, t = carry
         y, mask, u, begins = inputs
         if begins is not None:

@@ -7,6 +7,7 @@ few arguments and one result.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def packing(
         return (*small, *(parts[i] for i in large))
 
     def unpack(packed: Sequence[Array | np.ndarray]) -> PyTree:
-        parts: list = [None] * len(leaves)
+        parts: list[Any] = [None] * len(leaves)
         for group, vector in zip(groups, packed, strict=False):
             end = 0
             for i in group:
@@ -104,7 +105,12 @@ class CompiledStep:
         dtype = self._dtype = self._state.dtype
 
         def step(
-            parameters: tuple, carry: Carry, y: Observation, mask: Mask, u: Input, key: Key | None
+            parameters: tuple[Any, ...],
+            carry: Carry,
+            y: Observation,
+            mask: Mask,
+            u: Input,
+            key: Key | None,
         ):
             state = self._unravel_state(carry[: self._size])
             state, info = filter.step(unravel(parameters), state, y, mask, key, u)
@@ -212,6 +218,6 @@ class CompiledStep:
         return said._replace(**whole)
 
 
-def _signature(model: Model) -> tuple:
+def _signature(model: Model) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(model)
     return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -11,7 +11,7 @@ a share of all at a time.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def step_many(
     new = State(GaussianBelief(found[0].T, _square(found[1], dim).transpose(2, 0, 1)))
     some = max(num // AGAIN, 1)
 
-    def body(carry: tuple) -> tuple:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         new, info, left = carry
         which = jnp.nonzero(left, size=some, fill_value=num)[0]
 
@@ -157,7 +157,7 @@ def _step(
     rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
     expect: Callable[..., Site] = jax.vmap(likelihood.each_site, 1, 1)  # pyright: ignore
     begin = jax.vmap(likelihood.each_start, 1, 1)
-    tolerance = filter._tolerance(mean.dtype)
+    tolerance = filter._tolerance(mean.dtype)  # pyright: ignore[reportPrivateUsage]
 
     def look(here: Place, start: bool = False) -> Place:
         a = likelihood.C @ here.at + likelihood.b[:, None]
@@ -191,12 +191,12 @@ def _step(
     # The bound of a tamed first site is not one to climb from.
     here = look(first._replace(elbo=none))
 
-    def go_on(carry: tuple) -> Bool[Array, ""]:
+    def go_on(carry: tuple[Any, ...]) -> Bool[Array, ""]:
         here, looks = carry
         many = jnp.sum(unsettled(here) & inside) > len(inside) // AGAIN
         return (looks < LOOKS) | (many & (looks < MOST_LOOKS))
 
-    def body(carry: tuple) -> tuple:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         here, looks = carry
         return look(here), looks + 1
 
@@ -243,7 +243,7 @@ def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
     return jnp.sum(product * product.transpose(1, 0, 2), axis=(0, 1))
 
 
-def _by_rows(kernel: Callable, rows: Rows, dim: int) -> tuple[Rows, Each]:
+def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Each]:
     """A factorisation written out for rows, as one kernel where there is an accelerator."""
     num = rows.shape[1]
 

@@ -10,7 +10,7 @@ step by conjugate gradients.
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ class Channelled(NamedTuple):
     C: Readout
     b: Channels
 
-    def pieces(self, *arrays: Channels) -> Iterator[tuple]:
+    def pieces(self, *arrays: Channels) -> Iterator[tuple[Any, ...]]:
         """Every model with its channels of the arrays."""
         return zip(self.joint.parts, *map(self.joint.split, arrays), strict=True)
 
@@ -186,11 +186,11 @@ def update_low_rank(
         foretold = jnp.where(gain < NEAR, gain * ratio, gain)
         return Point(belief, elbo, step, gain, foretold, diagonal, factor, readout, shift, loads)
 
-    def keep_going(carry: tuple) -> Bool[Array, ""]:
+    def keep_going(carry: tuple[Any, ...]) -> Bool[Array, ""]:
         here, _, evaluations = carry
         return (here.foretold > tolerance) & (evaluations < max_evaluations)
 
-    def body(carry: tuple) -> tuple:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         here, rate, evaluations = carry
         mean = here.belief.mean + rate * here.step
         readout = here.readout + rate * here.shift
@@ -248,11 +248,11 @@ def _newton(
     def near(x: Vector) -> Vector:
         return diagonal * x + factor @ (factor.T @ x)
 
-    def keep_going(carry: tuple) -> Bool[Array, ""]:
+    def keep_going(carry: tuple[Any, ...]) -> Bool[Array, ""]:
         *_, size, num = carry
         return (size > LEFT * whole) & (num < GRADIENTS)
 
-    def body(carry: tuple) -> tuple:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         x, readout, rest, along, size, num = carry
         seen = C @ along
         pushed = before.times(along) + (weights * seen) @ C

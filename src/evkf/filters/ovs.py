@@ -3,7 +3,7 @@
 Campbell, Shi, Rainforth & Doucet 2021.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -246,7 +246,7 @@ class OnlineVariationalSmoother(Filter):
             log_q = log_normal((z - now.mean) / now.std - still, narrow)
             return jnp.mean(log_q - reward(now, kernel, z, noise[1])[0])
 
-        def body(carry: tuple, noise: Array) -> tuple:
+        def body(carry: tuple[Any, ...], noise: Array) -> tuple[Any, ...]:
             numbers, moments = carry
             updates, moments = adam.update(jax.grad(loss)(numbers, noise), moments)
             return (numbers + moves * jnp.asarray(updates), moments), None
@@ -267,7 +267,7 @@ class OnlineVariationalSmoother(Filter):
         z, own = mean + std * points, 1 + len(mean)
         vector, build = learned_vector(now.model, self.parts)
 
-        def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple]:
+        def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple[Any, ...]]:
             # Opposite draws of the kernel: what is linear in them cancels.
             both = jnp.broadcast_to(z, (2, len(z)))
             gain, last, value = reward(now, kernel, both, jnp.stack([noise, -noise]))

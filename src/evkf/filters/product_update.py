@@ -7,7 +7,7 @@ small enough rate, is taken.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +132,7 @@ def product_update(
 
 
 def _slope(
-    family: Univariate | Product, unravel: Callable, nat: Flat, cvi: Flat, step: Flat
+    family: Univariate | Product, unravel: Callable[..., Any], nat: Flat, cvi: Flat, step: Flat
 ) -> Scalar:
     """Derivative of the bound along a step: $(F d_{CVI})^\\top d$, with $F d$ the change of
     $\\mu$.

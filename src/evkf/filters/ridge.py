@@ -1,6 +1,6 @@
 """Kernel ridge regression onto draws of a standard normal, its width tuned on held-out draws."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def fit(
         found = _gram(across, log_width) @ solved(inside, log_width, chosen[:half])
         return jnp.mean((found - chosen[half:]) ** 2)
 
-    def body(step: Array, carry: tuple) -> tuple:
+    def body(step: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         log_width, best, least = carry
         value, slope = jax.jvp(error, (log_width,), (jnp.ones_like(log_width),))
         better = value < least

@@ -256,7 +256,7 @@ def _scan_one(
     state: State,
     key: Key | None,
 ) -> tuple[State, Trace]:
-    def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
+    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
         state, past = carry
         state, info = _step(filter, model, state, *bins, length - past, first + past, key)
         return (state, past + 1), Trace(state.belief, info)
@@ -279,7 +279,7 @@ def _scan_many(
 ) -> tuple[State, Trace]:
     step = partial(_step, filter, model)
 
-    def body(carry: tuple, bins: tuple[Array, Array, Array]) -> tuple:
+    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
         states, past = carry
         if quick:
             new, infos = lean.step_many(filter, model, states, *bins[:2])

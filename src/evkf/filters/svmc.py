@@ -5,7 +5,7 @@ Zhao, Nassar, Jordan, Bugallo & Park 2022.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -207,7 +207,7 @@ class StreamingVMC(Filter):
         sound = all_finite(elbo, cloud, *jax.tree.leaves(belief))
         keep = sound & seen
 
-        def predicted(_: None) -> tuple:
+        def predicted(_: None) -> tuple[Any, ...]:
             """The cloud as the dynamics move it."""
             cloud, status = move(model, ancestors, u, spare_key)
             flat = jnp.zeros_like(log_w)
@@ -233,7 +233,7 @@ class StreamingVMC(Filter):
         )
         return optax.adam(self.rate), optax.adam(falling)
 
-    def _adapt(self, state: SVMCState, told: tuple, key: Key) -> SVMCState:
+    def _adapt(self, state: SVMCState, told: tuple[Any, ...], key: Key) -> SVMCState:
         """Gradient steps on the proposal, and on the model if it is learned."""
         weights, unravel = ravel_pytree(state.proposal)
         vector, build = learned_vector(state.model, self.parts)
@@ -241,17 +241,17 @@ class StreamingVMC(Filter):
         used = slice(2 if self.learn else 1)
         optimisers = self._optimisers()[used]
 
-        def read(vectors: tuple) -> tuple[Layers, Model]:
+        def read(vectors: tuple[Any, ...]) -> tuple[Layers, Model]:
             return unravel(vectors[0]), build(vectors[1]) if self.learn else state.model
 
-        def loss(vectors: tuple, key: Key) -> Scalar:
+        def loss(vectors: tuple[Any, ...], key: Key) -> Scalar:
             pick_key, move_key = jax.random.split(key)
             ancestors = _chosen(state, pick_key, self.num_ancestors)
             proposal, model = read(vectors)
             _, log_w = _move(model, proposal, ancestors, told, move_key)
             return math.log(self.num_ancestors) - logsumexp(log_w)
 
-        def body(carry: tuple, key: Key) -> tuple:
+        def body(carry: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
             vectors, moments = carry
             slopes = jax.grad(loss)(vectors, key)
             updates = _both(lambda own, *x: own.update(*x), optimisers, slopes, moments, vectors)
@@ -269,7 +269,7 @@ class StreamingVMC(Filter):
         return state._replace(model=model, proposal=proposal, optimiser=moments)
 
 
-def _both(function: Callable, *pairs: tuple) -> tuple:
+def _both(function: Callable[..., Any], *pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A function of what belongs to the proposal, and of what belongs to the model."""
     return tuple(function(*own) for own in zip(*pairs, strict=True))
 
@@ -287,7 +287,7 @@ def _belief(model: Model, cloud: Points, log_weights: Weights) -> Belief:
 
 
 def _move(
-    model: Model, proposal: Layers, ancestors: Points, told: tuple, key: Key
+    model: Model, proposal: Layers, ancestors: Points, told: tuple[Any, ...], key: Key
 ) -> tuple[Points, Weights]:
     """Draw from the proposal; log weights $\\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
     y, mask, u = told

@@ -1,6 +1,6 @@
 """Variational joint filtering: an amortised filter that learns its model as it goes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -215,7 +215,7 @@ class VJF(Filter):
         chosen, held = self._split(model)
         flat, unravel = ravel_pytree((state.recognition, chosen))
 
-        def loss(flat: Array) -> tuple[Scalar, tuple]:
+        def loss(flat: Array) -> tuple[Scalar, tuple[Any, ...]]:
             recognition, chosen = unravel(flat)
             moved = eqx.combine(chosen, held)
             belief = from_free(family, recognition(filled, before))

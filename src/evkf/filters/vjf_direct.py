@@ -1,6 +1,6 @@
 """Variational joint filtering without a recognition network: every bin is optimised by itself."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -171,7 +171,7 @@ class DirectVJF(Filter):
         def loss(free: Array, given: PyTree, key: Key) -> Scalar:
             return -_bound(model, free, given, y, mask, key, self.num_samples)
 
-        def body(carry: tuple[Array, PyTree], inputs: tuple) -> tuple:
+        def body(carry: tuple[Array, PyTree], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             free, optimiser = carry
             change, optimiser = adam.update(jax.grad(loss)(free, *inputs), optimiser)
             return (free + jnp.asarray(change), optimiser), None

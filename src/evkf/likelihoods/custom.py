@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -43,29 +43,29 @@ class Custom(Likelihood):
     """
 
     params: PyTree
-    log_prob_fn: Callable = eqx.field(static=True)
+    log_prob_fn: Callable[..., Any] = eqx.field(static=True)
     num_channels: int = eqx.field(static=True)
-    mean_fn: Callable | None = eqx.field(static=True, default=None)
-    cov_fn: Callable | None = eqx.field(static=True, default=None)
-    sample_fn: Callable | None = eqx.field(static=True, default=None)
+    mean_fn: Callable[..., Any] | None = eqx.field(static=True, default=None)
+    cov_fn: Callable[..., Any] | None = eqx.field(static=True, default=None)
+    sample_fn: Callable[..., Any] | None = eqx.field(static=True, default=None)
     fill: float = eqx.field(static=True, default=1.0)
     log_concave: ClassVar[bool] = False
 
     def __init__(
         self,
-        log_prob_fn: Callable,
+        log_prob_fn: Callable[..., Any],
         num_channels: int,
         params: PyTree = None,
-        mean_fn: Callable | None = None,
-        sample_fn: Callable | None = None,
+        mean_fn: Callable[..., Any] | None = None,
+        sample_fn: Callable[..., Any] | None = None,
         fill: float = 1.0,
-        cov_fn: Callable | None = None,
+        cov_fn: Callable[..., Any] | None = None,
     ):
         self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
         self.mean_fn, self.cov_fn = mean_fn, cov_fn
         self.sample_fn, self.fill = sample_fn, fill
 
-    def _with_params(self, function: Callable) -> Callable:
+    def _with_params(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.params is None else partial(function, self.params)
 
     def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
