@@ -101,6 +101,44 @@ def test_what_is_not_acknowledged_is_sent_again(monkeypatch: pytest.MonkeyPatch)
     source.close()
 
 
+def test_a_session_that_comes_and_goes_gets_first_what_it_missed():
+    source = ZmqSource("tcp://127.0.0.1:0")
+    address, rng, over = source.address, np.random.default_rng(0), threading.Event()
+    sender = ZmqSender(address)
+
+    def send() -> None:
+        seq = 0
+        while not over.is_set():
+            sender.send(Frame(seq, TAPE.counts[seq % len(TAPE.counts)]))
+            sender.read()
+            seq += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    decoder, acknowledged = Decoder(TAPE.counts.shape[1]), -1
+    for _ in range(60):
+        last, until, peer = acknowledged, None, None
+        while until is None or time.monotonic() < until:
+            for sent_by, data in source.receive(0.001, 1000):
+                peer = sent_by
+                until = until or time.monotonic() + rng.uniform(0, 0.03)
+                frame = decoder.decode(data)
+                assert frame.seq <= last + 1, f"bin {frame.seq} comes before {last + 1}"
+                last = max(frame.seq, last)
+        if rng.uniform() < 0.5:
+            # It may be lost: then more is sent again than need be.
+            acknowledged = last
+            source.answer(peer, Ack(acknowledged).encode())
+        source.close()
+        source = ZmqSource(address)
+    over.set()
+    thread.join()
+    sender.close()
+    source.close()
+    assert acknowledged > 0
+
+
 def test_estimates_reach_a_subscriber_and_a_stalled_one_holds_up_nothing():
     sink = ZmqSink("tcp://127.0.0.1:0")
     reader, stalled = ZmqReader(sink.address), ZmqReader(sink.address)

@@ -16,14 +16,19 @@ from evkf.live.frames import Frame, encode, encode_end
 
 try:
     import zmq
+    from zmq.utils.monitor import parse_monitor_message
 except ImportError as error:
     raise ImportError('ZeroMQ needs pyzmq: pip install "evkf[live]"') from error
 
 HIGH_WATER, LARGEST = 4096, 1 << 20
 """Messages that may wait in a socket, and bytes of one: a peer that sends more is cut off."""
 
-CONNECT_MS = 1000
-"""A new sender waits so long for its session; later it sends when it can, in `send` and `read`."""
+CONNECT_S, AGAIN_S = 1.0, 0.1
+"""Seconds that a connection may take, for which a new sender waits, and until another is tried when
+one was refused. Later it sends when it can, in `send` and `read`."""
+
+UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
+DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 RESEND_S, SELDOM_S = 2.0, 60.0
 """After so long without an acknowledgement, what was not acknowledged is sent again; twice as long
@@ -137,21 +142,50 @@ class ZmqSender:
     """
 
     def __init__(self, address: str, keep: int = 100_000, name: bytes | None = None):
+        self._address, self._name = address, name
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        # Nothing is queued for a session that is away: what it missed must come before the rest.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        if name is not None:
-            self._socket.setsockopt(zmq.IDENTITY, name)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(address)
-        self._socket.poll(CONNECT_MS, zmq.POLLOUT)
         self._kept: dict[int, bytes] = {}
         self._unsent: deque[int] = deque()
         self._keep, self._heard, self._patience = keep, time.monotonic(), RESEND_S
         self.acknowledged, self.refusals = -1, []
+        self._connect()
+        until = time.monotonic() + CONNECT_S
+        while not self._up and time.monotonic() < until:
+            self._monitor.poll(10)
+            self._look()
+
+    def _connect(self) -> None:
+        """One socket for one connection: over another, what the session missed comes first."""
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        # Nothing is queued for a session that is away, and none is connected to unnoticed.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        if self._name is not None:
+            self._socket.setsockopt(zmq.IDENTITY, self._name)
+        self._monitor = self._socket.get_monitor_socket(UP | DOWN)
+        self._socket.connect(self._address)
+        self._up, self._again = False, time.monotonic() + CONNECT_S
+        self._unsent = deque(self._kept)
+
+    def _disconnect(self, linger_ms: int = 0) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger_ms)
+
+    def _look(self) -> None:
+        """See what became of the connection, and try another if there is none."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            if event & UP:
+                self._up = True
+            elif self._up:
+                self._up, self._again = False, 0.0
+            else:
+                self._again = min(self._again, time.monotonic() + AGAIN_S)
+        if not self._up and time.monotonic() > self._again:
+            self._disconnect()
+            self._connect()
 
     @property
     def unacknowledged(self) -> int:
@@ -170,7 +204,12 @@ class ZmqSender:
 
     def send_raw(self, data: bytes) -> None:
         """Send anything, once; waits for a session."""
-        self._socket.send(data)
+        while True:
+            self._look()
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(data, zmq.NOBLOCK)
+                return
+            self._socket.poll(10, zmq.POLLOUT)
 
     def end(self, seq: int, timeout: float = 10.0) -> bool:
         """Say that no bin follows, when all are acknowledged; whether they were, in that time."""
@@ -183,10 +222,8 @@ class ZmqSender:
 
     def _flush(self) -> None:
         """Send what is to be sent, in order, as far as the socket takes it."""
-        while self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            self._unsent = deque(self._kept)
-        while self._unsent:
+        self._look()
+        while self._up and self._unsent:
             data = self._kept.get(self._unsent[0])
             try:
                 if data is not None:
@@ -221,9 +258,7 @@ class ZmqSender:
 
     def close(self) -> None:
         """Close the socket."""
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
+        self._disconnect(linger_ms=500)
         self._context.term()
 
 
