@@ -61,6 +61,13 @@ def test_aside_lowers_and_restores(lower: int):
         assert priority() == PRIORITY
 
 
+def test_aside_restores_what_there_was():
+    with real_time(), aside(LOWEST):
+        with aside():
+            assert priority() == 0
+        assert priority() == LOWEST
+
+
 def test_nothing_changes_where_it_is_not_wanted(other: int):
     with real_time(wanted=False) as refused, aside(LOWEST):
         assert refused is None

@@ -139,6 +139,35 @@ def test_a_session_that_comes_and_goes_gets_first_what_it_missed():
     assert acknowledged > 0
 
 
+def test_the_end_is_told_to_a_session_that_was_taken_up_again():
+    source = ZmqSource("tcp://127.0.0.1:0")
+    sender = ZmqSender(source.address)
+    sender.send(Frame(0, TAPE.counts[0]))
+    [(peer, _)] = source.receive(5.0, 10)
+    source.answer(peer, Ack(0).encode())
+    assert sender.read(timeout=5.0) == [Ack(0)]
+    source.close()
+    assert not sender.end(1, timeout=0.3)
+    again = ZmqSource(source.address)
+    assert sender.end(1, timeout=5.0)
+    [(_, data)] = again.receive(5.0, 10)
+    assert Decoder(TAPE.counts.shape[1]).decode(data) == End(1)
+    sender.close()
+    again.close()
+
+
+def test_bins_that_were_not_acknowledged_are_not_cut_off_by_an_end():
+    source = ZmqSource("tcp://127.0.0.1:0")
+    sender = ZmqSender(source.address)
+    sender.send(Frame(0, TAPE.counts[0]))
+    assert not sender.end(1, timeout=0.1)
+    [(_, data)] = source.receive(5.0, 10)
+    assert data == encode(Frame(0, TAPE.counts[0]))
+    assert not source.receive(0.2, 10)
+    sender.close()
+    source.close()
+
+
 def test_estimates_reach_a_subscriber_and_a_stalled_one_holds_up_nothing():
     sink = ZmqSink("tcp://127.0.0.1:0")
     reader, stalled = ZmqReader(sink.address), ZmqReader(sink.address)

@@ -308,6 +308,10 @@ def _web(folder: Path, plan: Plan, made: Parts, say: Console) -> Iterator[WebPro
         say.print(f"the page is at {page_address(found.address, found.token)}")
         found.desk.tell(Report.starting("programs are compiled"))
         yield found
+    except (InputError, KeyboardInterrupt) as error:
+        why = f"it did not begin: {error or 'interrupted'}"
+        found.desk.tell(Report.starting(why)._replace(phase=Phase.CLOSED))
+        raise
     finally:
         found.close()
 
@@ -331,9 +335,10 @@ def _run(
     opened = open_loop(plan, folder, model, wanted)
     rig = None if opened is None else opened.stimulation
     due = Due() if player is None else player.due
+    log = Logger(folder / LOG, say.print)
     with real_time(wanted) as refused:
         source, feed = open_source(plan, folder, made, due, web, rig, wanted)
-        sinks = open_sinks(plan, made, Logger(folder / LOG, say.print))
+        sinks = open_sinks(plan, made, log)
     if web is not None:
         sinks.append(web.desk)
     for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):

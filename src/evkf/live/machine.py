@@ -162,9 +162,10 @@ def aside(priority: int = 0) -> Iterator[None]:
     if not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) != os.SCHED_FIFO:
         yield
         return
+    before = os.sched_getparam(0)
     policy = os.SCHED_FIFO if priority else os.SCHED_OTHER
     os.sched_setscheduler(0, policy, os.sched_param(priority))
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_FIFO, before)

@@ -109,6 +109,9 @@ class Warden:
             while not self._broken and self._turn():
                 pass
         finally:
+            # It is ending: nothing may cut short how.
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             now_ns = time.monotonic_ns()
             if self._guard.state != State.STOPPED:
                 self._guard.obey(Word.HALT, "the session is gone", now_ns)

@@ -6,7 +6,7 @@ answers and estimates are left out.
 
 import contextlib
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from evkf.errors import InputError
@@ -144,7 +144,7 @@ class ZmqSender:
     def __init__(self, address: str, keep: int = 100_000, name: bytes | None = None):
         self._address, self._name = address, name
         self._context = zmq.Context()
-        self._kept: dict[int, bytes] = {}
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._unsent: deque[int] = deque()
         self._keep, self._heard, self._patience = keep, time.monotonic(), RESEND_S
         self.acknowledged, self.refusals = -1, []
@@ -178,7 +178,7 @@ class ZmqSender:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if event & UP:
-                self._up = True
+                self._up, self._heard, self._patience = True, time.monotonic(), RESEND_S
             elif self._up:
                 self._up, self._again = False, 0.0
             else:
@@ -203,22 +203,27 @@ class ZmqSender:
         self._flush()
 
     def send_raw(self, data: bytes) -> None:
-        """Send anything, once; waits for a session."""
-        while True:
-            self._look()
-            with contextlib.suppress(zmq.Again):
-                self._socket.send(data, zmq.NOBLOCK)
-                return
+        """Send anything, once, after the bins that are still to be sent; waits for a session."""
+        while not self._try(data):
             self._socket.poll(10, zmq.POLLOUT)
 
-    def end(self, seq: int, timeout: float = 10.0) -> bool:
-        """Say that no bin follows, when all are acknowledged; whether they were, in that time."""
-        until = time.monotonic() + timeout
-        while self._kept and time.monotonic() < until:
-            self.read(timeout=0.05)
+    def _try(self, data: bytes) -> bool:
+        self._flush()
+        if not self._up or self._unsent:
+            return False
         with contextlib.suppress(zmq.Again):
-            self._socket.send(encode_end(seq), zmq.NOBLOCK)
-        return not self._kept
+            self._socket.send(data, zmq.NOBLOCK)
+            return True
+        return False
+
+    def end(self, seq: int, timeout: float = 10.0) -> bool:
+        """Say that no bin follows, when all are acknowledged; whether it was said, in that time."""
+        until = time.monotonic() + timeout
+        while self._kept or not self._try(encode_end(seq)):
+            if time.monotonic() >= until:
+                return False
+            self.read(timeout=0.05)
+        return True
 
     def _flush(self) -> None:
         """Send what is to be sent, in order, as far as the socket takes it."""
@@ -234,11 +239,17 @@ class ZmqSender:
 
     def read(self, timeout: float = 0.0) -> list[Ack | Refusal | Estimate]:
         """Answers that are there; waits for the first so many seconds."""
-        found = []
-        while self._socket.poll(0 if found else int(timeout * 1000)):
-            answer = decode_answer(self._socket.recv())
-            found.append(answer)
-            self._heed(answer)
+        found, until = [], time.monotonic() + timeout
+        while not found:
+            left = max(until - time.monotonic(), 0.0)
+            # Not for long: where the connection is gone, another must be tried.
+            while self._socket.poll(0 if found else int(min(left, AGAIN_S) * 1000)):
+                answer = decode_answer(self._socket.recv())
+                found.append(answer)
+                self._heed(answer)
+            if left <= AGAIN_S:
+                break
+            self._flush()
         if self._kept and time.monotonic() - self._heard > self._patience:
             self._heard, self._unsent = time.monotonic(), deque(self._kept)
             self._patience = min(2 * self._patience, SELDOM_S)

@@ -91,9 +91,11 @@ class LslSink:
             self._own.send(estimate.encode())
         except BlockingIOError:
             self._notes.count("lsl_left_out", "estimates not streamed: no room")
-        except OSError:
+        except ConnectionError:
             text = "estimates not streamed: the process of --lsl-out has ended; the session goes on"
             self._notes.count("lsl_gone", text)
+        except OSError as error:
+            self._notes.count("lsl_left_out", f"estimates not streamed: {error}")
 
     def close(self) -> None:
         """Let the outlet send what it has, and end."""

@@ -34,9 +34,9 @@ class Download:
         if self._busy:
             text = "a file is being written already; ask again when it is done"
             return JSONResponse({"refused": "busy", "text": text}, 503)
-        self._busy = True
         own = f"{BEGUN}{os.getpid()}-"
         made = tempfile.TemporaryDirectory(dir=self._folder, prefix=own)
+        self._busy = True
         target = Path(made.name) / f"{self._folder.resolve().name}.nwb"
         try:
             why = await self._write(target)

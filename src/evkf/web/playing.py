@@ -85,7 +85,8 @@ class Playing:
         """Go on: of a journal that grows, from what is newest."""
         self._since, self._base = self._clock(), self._shown
         if self._grows:
-            self._phase, self._why = Phase.READY, "shown from its journal"
+            if self._phase == Phase.STARTING:
+                self._phase, self._why = Phase.READY, "shown from its journal"
             self._frozen = self._was_frozen()
             self._catch_up()
 

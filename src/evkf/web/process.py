@@ -13,6 +13,7 @@ from typing import Any
 
 from evkf.live.addresses import is_loopback
 from evkf.live.desk import Desk
+from evkf.live.machine import aside
 from evkf.live.pipes import PipeSource, pair
 from evkf.web.access import Place, Tls, check_tls, keep_token, listen
 from evkf.web.reel import Screen
@@ -95,8 +96,6 @@ class WebProcess:
         self._file, self._log = folder / LOG, log
         self._closing = threading.Event()
         self.process: subprocess.Popen | None = None
-        # Of its own, and begun before the session takes real-time priority, which would be
-        # inherited: the web must never be in the way of the filter.
         self._thread = threading.Thread(target=self._run, name="evkf-web", daemon=True)
         self._thread.start()
 
@@ -118,7 +117,8 @@ class WebProcess:
     def _serve(self) -> int:
         """Start it, and wait for its end."""
         command = [sys.executable, "-m", "evkf.web.serve"]
-        with self._file.open("ab") as file:
+        # Priority is inherited: the web must never be in the way of the filter.
+        with self._file.open("ab") as file, aside():
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

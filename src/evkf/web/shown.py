@@ -52,7 +52,7 @@ class Shown:
             return
         report = json.loads(data)
         self._heard = self._clock()
-        if self.report is None:
+        if self.report is None or self.report["phase"] == "starting":
             self._before = report["taken"] - self.estimates
         # Both come the same way, in order: what was taken before and did not come, never will.
         self.missed = report["taken"] - self.estimates - self._before
