@@ -46,6 +46,17 @@ def test_estimates_for_which_there_was_no_room_are_counted():
     assert shown.estimates == 35
 
 
+def test_the_estimate_that_a_resumed_session_repeats_hides_no_miss():
+    shown = Shown(lambda data: None)
+    shown.take(json.dumps(Report.starting("programs are compiled").plain).encode())
+    for seq in (99, 100):
+        shown.take(estimate(seq).encode())
+    shown.take(report(taken=1))
+    assert shown.missed == 0
+    shown.take(report(taken=2))
+    assert shown.missed == 1
+
+
 def test_a_session_that_does_not_report_is_not_well():
     clock = Clock()
     shown = Shown(lambda data: None, clock)
