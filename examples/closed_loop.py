@@ -18,7 +18,7 @@ from evkf.live.control import Controller, input_weight
 from evkf.live.engine import Costs, Engine
 from evkf.live.machine import become_real_time
 from evkf.live.pipes import Callback
-from evkf.live.plan import Parts, Plan, fitted
+from evkf.live.plan import Parts, Plan, fitted, parts
 from evkf.live.ports import Due
 from evkf.live.run import open_session
 from evkf.wiring import open_loop, open_source
@@ -101,7 +101,7 @@ def main() -> None:
     low_latency()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _, made, engine, costs = fitted(PLAN, folder)
+        _, made, engine, costs = fitted(PLAN, folder, parts(PLAN, folder))
         start = engine.state
         if refused := become_real_time():
             print(f"no real-time priority, stimulation will pause now and then: {refused}")
