@@ -12,6 +12,7 @@ With --pin the session and the empty loop stay on one core, to see whether that 
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -29,14 +30,16 @@ from evkf.live.plan import Plan
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
-ABOVE_MS, LEARNED, TAPE, WARM_S = 5.0, 0.9, 6000, 2.0
+ABOVE_MS, LEARNED, TAPE, WARM_S = 5.0, 0.9, 6000, (2.0, 0.2)
 PARTS = {
-    "10ms": (Plan("zeromq", 0.01, latents=10, channels=200), (600.0, 60.0), (10.0, 3.0)),
-    "1ms": (Plan("zeromq", 0.001, latents=4, channels=100), (60.0, 20.0), (8.0, 2.0)),
+    "10ms": (Plan("zeromq", 0.01, latents=10, channels=200), (600.0, 60.0), (8.0, 2.0)),
+    "1ms": (Plan("zeromq", 0.001, latents=4, channels=100), (60.0, 20.0), (5.0, 2.0)),
 }
 """Plan, and seconds of the session and of each of two empty loops; the same with --quick."""
 SMALL = {"num_windows": 2, "window": 4}
 """Gradient steps with --quick, to compile once: else they are made to fit the bin."""
+PLAIN = "--xla_cpu_use_fusion_emitters=false"
+"""With --quick, has XLA compile in half the time."""
 
 LOCAL = "tcp://127.0.0.1:0"
 
@@ -79,8 +82,7 @@ def drive(
     if end:
         sender.send_raw(encode_end(num))
     while end and sender.acknowledged < num - 1 and time.monotonic() < until + 5:
-        if not sender.read(0.1) and np.isinf(found).all():
-            break
+        sender.read(0.1)
     last = sender.acknowledged
     sender.close()
     reader.close()
@@ -108,16 +110,16 @@ def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, A
     tape = Tape(rig_counts(true, TAPE), np.arange(TAPE) == 0)
     where, echoes = server.wait(), echo.wait()
 
-    def empty(end: bool) -> np.ndarray:
+    def empty() -> np.ndarray:
         # Where a process has waited for long, its memory may have to be fetched first.
-        drive(echoes, tape, plan.period, int(WARM_S / plan.period), end=False)
-        return drive(echoes, tape, plan.period, num_empty, end)[0]
+        drive(echoes, tape, plan.period, int(WARM_S[quick] / plan.period), end=False)
+        return drive(echoes, tape, plan.period, num_empty, end=False)[0]
 
-    before = empty(end=False)
+    before = empty()
     found, last = drive(where, tape, plan.period, num)
     report = server.end()
-    after = empty(end=True)
-    echo.end()
+    after = empty()
+    echo.stop()
     both = np.concatenate([before, after])
     return {
         "bins": num,
@@ -132,14 +134,15 @@ def measure(name: str, quick: bool, echo: Server, server: Server) -> dict[str, A
     }
 
 
-def judge(name: str, found: dict[str, Any]) -> list[str]:
-    """What falls short."""
+def judge(name: str, found: dict[str, Any], quick: bool) -> list[str]:
+    """What falls short; of few bins the 99.9th percentile is the worst, and the 99th is taken."""
+    share = "p99" if quick else "p999"
     missed = []
     if found["lost"] or found["acknowledged"] != found["bins"]:
         missed.append(f"{name}: {found['lost']} lost, {found['acknowledged']} acknowledged")
-    above = found["session"]["p999"] - found["floor"]["p999"]
+    above = found["session"][share] - found["floor"][share]
     if name == "10ms" and not above <= ABOVE_MS:
-        missed.append(f"{name}: p99.9 is {above:.2f} ms above the floor, not {ABOVE_MS}")
+        missed.append(f"{name}: {share} is {above:.2f} ms above the floor, not {ABOVE_MS}")
     if name == "10ms" and found["learned"] < LEARNED:
         missed.append(f"{name}: learned after {found['learned']:.1%} of bins, not {LEARNED:.0%}")
     if name == "1ms" and not found["learned"] > 0:
@@ -154,6 +157,8 @@ def main() -> int:
     parser.add_argument("--pin", type=int, metavar="CORE", help="keep the session on this core")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    if options.quick:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PLAIN}"
     result: dict[str, Any] = {"hiccups": measure_hiccups(0.001, 2.0)._asdict()}
     missed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +168,7 @@ def main() -> int:
             with real_time() as refused:
                 found = measure(name, options.quick, *servers[name])
             result[name] = found | {"real_time": refused is None}
-            missed += judge(name, found)
+            missed += judge(name, found, options.quick)
             session, floor = found["session"], found["floor"]
             learned = f"learned {found['learned']:.1%} (windows {found['windows']})"
             p999 = f"{session['p999']:.2f} ms, floor {floor['p999']:.2f}"

@@ -33,7 +33,9 @@ from evkf.live.zeromq import ZmqReader, ZmqSink
 
 BINS, QUICK, TAPE = 2_000_000, 30_000, 2000
 GROWTH, STALLED = 0.02, 0.05
-BLOCK, BLOCKS = 500, (400, 40)
+FILL = 50_000
+"""Estimates after which there is room for none with a subscriber that does not read."""
+BLOCK, BLOCKS = 500, (400, 80)
 """Bins in a row with and without a stalled subscriber, and how often each; how often if quick."""
 
 PLAN = Plan("rig", 0.01, latents=2, channels=100, num_windows=2, window=4)
@@ -93,11 +95,17 @@ def soak(engine: Engine, tape: Tape, num: int, folder: Path) -> dict[str, Any]:
 
 
 def stalled(engine: Engine, tape: Tape, blocks: int) -> dict[str, Any]:
-    """99th percentiles of a step without a subscriber and with a stalled one, block by block."""
+    """99th percentiles of a step without a subscriber and with a stalled one, block by block.
+
+    What counts is the median over pairs of blocks: a hiccup of the machine hits one of the two.
+    """
     frames = [tape.frame(seq) for seq in range(BLOCK)]
     sinks = [ZmqSink("tcp://127.0.0.1:0") for _ in range(2)]
     reader = ZmqReader(sinks[1].address)  # which never reads
     time.sleep(0.5)
+    latent, zero = engine.observe(frames[0].y.astype(engine.dtype)), (0, 0, 0)
+    for _ in range(FILL):
+        sinks[1].publish(Estimate(0, 0, *latent, *zero))  # type: ignore[arg-type]
     spent = np.zeros((blocks, 2, BLOCK))
     with real_time() as refused:
         for block in range(blocks):
@@ -109,14 +117,16 @@ def stalled(engine: Engine, tape: Tape, blocks: int) -> dict[str, Any]:
                     now = time.monotonic_ns()
                     sink.publish(Estimate(frame.seq, 0, *latent, 0, now, now))  # type: ignore[arg-type]
                     spent[block, which, frame.seq] = time.perf_counter_ns() - begin
-    for each in (reader, *sinks):
-        each.close()
+    for end in (reader, *sinks):
+        end.close()
+    each = np.quantile(spent, 0.99, axis=2)
     alone, stuck = np.quantile(spent, 0.99, axis=(0, 2)) / 1e6
     return {
         "steps": blocks * BLOCK,
         "alone_p99_ms": float(alone),
         "stalled_p99_ms": float(stuck),
-        "added": float(stuck / alone - 1),
+        "added": float(np.median(each[:, 1] / each[:, 0])) - 1,
+        "added_in_all": float(stuck / alone - 1),
         "real_time": refused is None,
     }
 
@@ -143,7 +153,7 @@ def main() -> int:
     print(
         f"{found['bins']} bins at {found['bins_per_s']:.0f} a second, {found['learned']} steps: "
         f"memory {found['growth']:+.2%}, {found['compiled']} compilations, "
-        f"stalled subscriber {found['added']:+.1%} of p99"
+        f"stalled subscriber {found['added']:+.1%} of p99 ({found['added_in_all']:+.1%} in all)"
     )
     return close(found, missed, options.json)
 
