@@ -149,7 +149,7 @@ GOOD = {"counts": np.ones((6, 3), int), "bin_ms": 5}
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"bin_ms": None}, "pass bin_width"),
+        ({"bin_ms": None}, "as bin_width or --bin-width"),
         ({"bin_ms": [5, 5]}, "bin_ms.*one number"),
         ({"bin_width": 0.01}, "bin_width of the file is 0.01 s, but bin_ms of the file is 0.005 s"),
         ({"counts": None, "spikes": np.ones((6, 3))}, "no counts among the arrays bin_ms, spikes"),
@@ -332,7 +332,7 @@ def test_a_stream_names_the_bin_of_the_file(tmp_path):
         ({"behaviour/x": np.ones(60)}, "behaviour 'x' of shape"),
         ({"start_times": np.zeros(4)}, "start_times"),
         ({"lengths": [3, 2]}, "trials of 5 bins"),
-        ({"bin_ms": None}, "pass bin_width"),
+        ({"bin_ms": None}, "as bin_width or --bin-width"),
     ],
 )
 def test_what_does_not_fit_a_stream_is_refused_at_once(tmp_path, changes, says):

@@ -92,5 +92,5 @@ def test_a_file_that_is_no_text(tmp_path):
 
 
 def test_the_bin_width_must_be_passed(tmp_path):
-    with pytest.raises(InputError, match="pass bin_width"):
+    with pytest.raises(InputError, match="as bin_width or --bin-width"):
         read_arrays(write(tmp_path, "u1\n0\n"))

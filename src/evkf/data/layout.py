@@ -141,8 +141,8 @@ def find_width(arrays: Mapping[str, np.ndarray], source: str, given: float | Non
         >>> find_width({}, "day1.npz", None)
         Traceback (most recent call last):
         ...
-        evkf.errors.InputError: the width of a bin is not known (in day1.npz): pass bin_width in \
-seconds
+        evkf.errors.InputError: the width of a bin is not known (in day1.npz): pass it in seconds, \
+as bin_width or --bin-width
     """
     known = {} if given is None else {"bin_width as passed": float(given)}
     for name, unit in (("bin_width", 1), ("bin_ms", 1000)):
@@ -154,7 +154,7 @@ seconds
             raise InputError(what, f"{source}: {name}", "pass one number")
         known[f"{name} of the file"] = float(array.item()) / unit
     if not known:
-        remedy = "pass bin_width in seconds"
+        remedy = "pass it in seconds, as bin_width or --bin-width"
         raise InputError("the width of a bin is not known", source, remedy)
     first, *others = known.values()
     if any(abs(other - first) > 1e-6 * abs(first) for other in others):
