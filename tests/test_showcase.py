@@ -8,9 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
+from evkf.commands import demo as command
 from evkf.errors import InputError
 from evkf.live.plan import Plan
+from evkf.live.ports import Report
 from evkf.live.rig import tape_bins
 from evkf.showcase import session_beside_truth
 from tests.quick import quick_environment
@@ -19,9 +22,9 @@ from tests.quick import quick_environment
 @pytest.mark.slow
 def test_a_demonstration_is_a_session_with_its_page_and_ends_by_itself(tmp_path: Path):
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "evkf", "demo", "--out", str(out), "--json", "-"]
+    asked = [sys.executable, "-m", "evkf", "demo", "--out", str(out), "--json", "-"]
     done = subprocess.run(
-        [*command, "--seconds", "4", "--neurons", "30"],
+        [*asked, "--seconds", "4", "--neurons", "30"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -53,3 +56,22 @@ def test_a_session_without_bins_has_nothing_to_show(tmp_path: Path):
 def test_the_tape_of_a_rig_is_no_longer_than_memory_allows():
     assert tape_bins(None, 10_000, 0.001) == 6000
     assert tape_bins(100, 10_000, 0.001) == 100
+
+
+def test_a_demonstration_that_was_told_to_end_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Plan] = []
+
+    def run(folder: Path, plan: Plan, say: Console, overload: bool) -> Report:
+        asked.append(plan)
+        assert folder.is_dir()
+        assert overload
+        return Report.starting("")._replace(bins=399)
+
+    monkeypatch.setattr(command, "run_new", run)
+    monkeypatch.setattr(command, "low_latency", lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_demo(tmp_path, seconds=4.0, neurons=30, quiet=True)
+    assert (asked[0].source, asked[0].bins, asked[0].channels) == ("rig", 400, 30)
+    assert not list(tmp_path.glob("*.*"))

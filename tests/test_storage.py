@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save, save_file
+from safetensors.numpy import load, save, save_file
 
 from evkf import storage
 from evkf.errors import InputError
@@ -66,7 +66,7 @@ def rewrite(path, arrays=None, **changes):
     header, old = storage._read_file(path)
     arrays = old if arrays is None else arrays
     header = {k: v for k, v in {**header, **changes}.items() if v is not None}
-    path.write_bytes(storage._serialise(header, arrays))
+    path.write_bytes(b"".join(storage._serialise(header, arrays)))
 
 
 def test_bits_survive(path):
@@ -74,6 +74,19 @@ def test_bits_survive(path):
     assert same(loaded, tree())
     assert meta == read_meta(path) == {"animal": "m1", "rates": [1, 0.1]}
     assert jax.tree.structure(loaded) == jax.tree.structure(tree())
+
+
+def test_the_package_reads_what_is_written_and_its_own_files_are_read(path):
+    header, arrays = storage._read_file(path)
+    named = {name: np.asarray(leaf) for name, leaf in storage._named(tree()).items()}
+    found = load(path.read_bytes())
+    assert found.keys() == named.keys()
+    for name, array in named.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
+    # As it was written before, by the package: the digest is the same.
+    path.write_bytes(save(arrays, {"evkf": json.dumps(header)}))
+    assert same(load_tree(path, blank())[0], tree())
 
 
 def test_numpy_stays_numpy_and_shapes_will_do(path):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import struct
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +26,8 @@ VERSION = metadata.version("evkf")
 
 FORMAT, SCHEMA = "evkf-tree", 1
 
-DTYPES = ("float32", "float64", "int32", "uint32", "bool")
-"""What a leaf may hold, in the byte order of the machine."""
+DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
+"""What a leaf may hold, in the byte order of the machine, and how safetensors call it."""
 
 Header = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -170,23 +171,41 @@ def _digest(header: Header, arrays: Arrays) -> str:
     kept = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
     for name in sorted(arrays):
-        digest.update(arrays[name].tobytes())
+        digest.update(_bytes(arrays[name]))
     return digest.hexdigest()
 
 
-def _serialise(header: Header, arrays: Arrays) -> bytes:
+def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
+    """The parts of a file, one after the other.
+
+    Not by the package that reads them: it keeps all of Python waiting while it copies, and a
+    session that is saved has bins to filter.
+    """
     _import_safetensors()
-    from safetensors.numpy import save
-
     text = json.dumps({**header, "sha256": _digest(header, arrays)})
-    return save(arrays, {"evkf": text})
+    said: dict[str, Any] = {"__metadata__": {"evkf": text}}
+    ordered, end = list(DTYPES), 0
+    names = sorted(arrays, key=lambda name: ordered.index(str(arrays[name].dtype)))
+    for name in names:
+        array, begin, end = arrays[name], end, end + arrays[name].nbytes
+        kind = DTYPES[str(array.dtype)]
+        said[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [begin, end]}
+    head = json.dumps(said).encode()
+    head += b" " * (-len(head) % 8)
+    return [struct.pack("<Q", len(head)), head, *(_bytes(arrays[name]) for name in names)]
 
 
-def _replace(place: Path, content: bytes) -> None:
+def _bytes(array: np.ndarray) -> memoryview:
+    """What an array holds, low bytes first, without a copy where it does."""
+    low = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return low.reshape(-1).view(np.uint8).data
+
+
+def _replace(place: Path, parts: list[bytes | memoryview]) -> None:
     part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
-            file.write(content)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, place)
@@ -245,7 +264,7 @@ def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
 
 
 def _damaged(where: str, how: str) -> InputError:
-    remedy = "load another copy; files that save_tree wrote are whole when they appear"
+    remedy = "pass a file that `evkf fit` or `save` wrote; if it is one, copy it again"
     return InputError(f"no .safetensors file, or a damaged one: {how}", where, remedy)
 
 

@@ -2,11 +2,15 @@
 
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evkf.data import NwbWarning
@@ -14,7 +18,7 @@ from evkf.data.open import open_recording
 from evkf.errors import InputError
 from evkf.live.addresses import check_zmq
 from evkf.live.control import Steer, load
-from evkf.live.feed import Tape, start_feed
+from evkf.live.feed import READY, Tape, start_feed
 from evkf.live.limits import Limits
 from evkf.live.loop import Closed
 from evkf.live.pipes import PipeSource, pair
@@ -42,6 +46,9 @@ GATEWAYS: dict[str, tuple[Run, str, str]] = {
     "lsl": (lsl.run, "pylsl", "lsl"),
 }
 """Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
+
+Sending = tuple[Source, BaseProcess]
+"""Where bins come from, and the process that sends them."""
 
 
 def listening(
@@ -146,6 +153,7 @@ def open_source(
     web: WebProcess | None = None,
     stimulation: socket.socket | None = None,
     real_time: bool = False,
+    sending: Future[Sending] | None = None,
 ) -> tuple[Source, BaseProcess | None]:
     """Where bins come from, and the process that sends them if it is one of ours.
 
@@ -157,6 +165,7 @@ def open_source(
         web: The web process, if there is one.
         stimulation: What the rig hears stimulation from, if it responds to it.
         real_time: Whether such a rig takes real-time priority.
+        sending: What `made_ready` gave, if it was asked.
     """
     if plan.source == "websocket":
         assert web is not None
@@ -178,10 +187,43 @@ def open_source(
         run, package, extra = GATEWAYS[plan.source]
         need(package, f"--source {plan.source}", extra)
         return RigSource(run, _setup(plan, folder, made, due)), None
+    return _start_sending(plan, folder, due.seq) if sending is None else sending.result()
+
+
+@contextmanager
+def made_ready(plan: Plan, folder: Path) -> Iterator[Future[Sending] | None]:
+    """While programs are compiled: what a new session's rig or replay sends, and who sends it.
+
+    Args:
+        plan: Of the session.
+        folder: Its folder, which holds the model.
+    """
+    if not plan.paced:
+        yield None
+        return
+    doubled = jnp.result_type(float) == jnp.float64
+
+    def start() -> Sending:
+        # This setting is a thread's own.
+        with jax.enable_x64(doubled):
+            return _start_sending(plan, folder, 0)
+
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(start)
+        try:
+            yield started
+        finally:
+            # Perhaps nobody came to listen: then who sends is to end.
+            if started.exception() is None:
+                started.result()[0].close()
+
+
+def _start_sending(plan: Plan, folder: Path, first: int) -> Sending:
     tape, num = _tape(plan, folder)
     own, other = pair()
-    left = None if num is None else max(num - due.seq, 0)
-    return PipeSource(own), start_feed(other, tape, plan.period, left, due.seq, plan.bin_width)
+    left = None if num is None else max(num - first, 0)
+    process = start_feed(other, tape, plan.period, left, first, plan.bin_width)
+    return PipeSource(own, READY), process
 
 
 def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from evkf.cli import main
 from evkf.commands.journal import _began, _write_nwb
-from evkf.commands.live import _end
+from evkf.commands.running import _end
 from evkf.data import Recording
 from evkf.errors import InputError
+from evkf.live.guard import Output, State, Word
 from evkf.live.plan import Plan, new_folder
 from evkf.live.zeromq import ZmqSink
 from evkf.units import Inferred
@@ -68,6 +69,10 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--source", "zeromq"], "pass --model"),
         (["live", "{}", "--model", "m.safetensors"], "the rig has neurons of its own"),
         (["live", "{}", "--recording", "day1.nwb"], "pass it with replay"),
+        (["live", "{}", "--source", "zeromq", "--model", "m", "--bins", "9"], "rig and replay"),
+        (["live", "{}", "--source", "lsl", "--stream", "s", "--model", "m", "--speed", "2"], "rig"),
+        (["live", "{}", "--blank", "3:0.005"], "it is for open-ephys"),
+        (["live", "{}", "--address", "tcp://127.0.0.1:5555"], "it is for zeromq and open-ephys"),
         (
             ["live", "{}", "--source", "replay", "--recording", "no.nwb", "--model", "m"],
             "no such file",
@@ -84,6 +89,7 @@ def test_a_session_from_end_to_end(tmp_path: Path):
             "pass 0.001 s or more",
         ),
         (["live", "{}", "--controller", "a:b", "--stimulator", "a:b"], "except for the rig"),
+        (["live", "{}", "--controller", "nowhere:make"], "write MODULE:NAME"),
         (["stop", "{}"], "no guard"),
         (["arm", "{}/nowhere"], "name that of a session"),
         (["live", "{}", "--source", "lsl", "--model", "m"], "pass it with lsl"),
@@ -109,6 +115,26 @@ def test_bad_usage_is_answered_in_a_line(
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_a_stop_comes_before_what_is_wrong_with_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told = []
+
+    def tell(folder: Path, word: Word) -> Output:
+        told.append(word)
+        return Output(State.STOPPED, 7, (0.0,), 1, 1, "the operator")
+
+    monkeypatch.setattr("evkf.commands.stimulation.tell_guard", tell)
+    taken = tmp_path / "taken.json"
+    taken.write_text("mine")
+    for command in ("stop", "arm"):
+        said = invoke(command, str(tmp_path), "--json", str(taken))
+        assert (said.code, "file exists" in said.err) == (2, True)
+    assert told == [Word.STOP]
+    assert taken.read_text() == "mine"
+    assert "would not be stopped" in " ".join(invoke("stop", str(tmp_path)).out.split())
 
 
 def test_a_folder_in_use_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -260,6 +260,36 @@ def test_a_stop_outlives_the_guard(tmp_path: Path):
         assert (output.state, output.why) == (State.STOPPED, "smoke")
 
 
+@pytest.mark.parametrize("by_door", [True, False])
+def test_a_stop_needs_no_disk_and_is_kept_when_there_is_one(tmp_path: Path, by_door: bool):
+    (tmp_path / PLAN).write_text("{}")
+    with thread(tmp_path) as ends:
+        ends.heard()
+        ends.turn_on(1)
+        # As a disk that refuses: nothing can be written to that name.
+        (tmp_path / STOPPED).mkdir()
+        if by_door:
+            assert tell_guard(tmp_path, Word.STOP).state == State.STOPPED
+        else:
+            ends.session.send(say(Word.STOP, "the operator"))
+        output = ends.heard()
+        assert (output.state, output.values) == (State.STOPPED, (0.0, 0.0))
+        # It answers when it has tried.
+        assert tell_guard(tmp_path).state == State.STOPPED
+        (tmp_path / STOPPED).rmdir()
+        assert wait_for((tmp_path / STOPPED).exists)
+    assert (tmp_path / STOPPED).read_text() == "the operator\n"
+
+
+def test_a_stop_is_kept_whatever_the_operator_writes(tmp_path: Path):
+    with thread(tmp_path) as ends:
+        ends.heard()
+        ends.session.send(say(Word.STOP, "\ud800"))
+        assert ends.heard().state == State.STOPPED
+        assert tell_guard(tmp_path).state == State.STOPPED
+    assert (tmp_path / STOPPED).read_text() == "?\n"
+
+
 class Ring:
     """What only a collection of garbage frees."""
 

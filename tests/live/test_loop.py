@@ -18,7 +18,7 @@ from evkf.live.desk import Action, Ask
 from evkf.live.disk import DISK, Disk
 from evkf.live.engine import Engine
 from evkf.live.frames import Frame, encode, encode_end
-from evkf.live.guard import Guard, Output, State
+from evkf.live.guard import Guard, Output, State, Word, say
 from evkf.live.journal import Journal
 from evkf.live.limits import Limits
 from evkf.live.loop import GONE, SOUND, Closed, Loop
@@ -124,7 +124,7 @@ class Bench:
     def __init__(self, folder: Path, rig: Rig, controller: Half, disk: Disk = DISK):
         self.journal = Journal.open(folder / JOURNAL, "process-crash", disk)
         self.lines, self.controller, self.rig = [], controller, rig
-        self.loop = Loop(rig.closed, Sized(), PERIOD, self.journal, self.lines.append)
+        self.loop = Loop(rig.closed, Sized(), PERIOD, self.journal, folder, self.lines.append)
         self.seq, self.folder = 0, folder
         # How far the sender's clock is behind ours.
         self.sent = self.behind_ns = 0
@@ -194,6 +194,8 @@ NAN = np.array([0.0, np.nan])
         ({"mean": NAN}, "not finite"),
         ({"cov": np.diag(NAN)}, "not finite"),
         ({"ahead": NAN[None]}, "not finite"),
+        ({"ahead_var": NAN[None]}, "not finite"),
+        ({"rate": NAN}, "not finite"),
         ({"phase": Phase.DEGRADED}, "the session is degraded"),
         ({"received_ns": 1, "sent_ns": 0}, "ms old"),
         ({"behind": 2}, "ms old"),
@@ -320,7 +322,7 @@ def test_the_end_without_an_answer_of_the_guard_is_written_down(
     monkeypatch.setattr("evkf.live.loop.ANSWER_S", 0.05)
     own, other = pair()
     with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
-        Loop(Closed(Half(), own), Sized(), PERIOD, journal, print).close()
+        Loop(Closed(Half(), own), Sized(), PERIOD, journal, tmp_path, print).close()
     other.close()
     assert records(tmp_path, Kind.LOOP)[-1]["state"] == GONE
 
@@ -378,10 +380,49 @@ def test_the_operator_stops_and_arms(bench: Bench):
     bench.turn_on()
 
 
+def test_a_stop_that_the_guard_had_no_room_for_is_told_again(tmp_path: Path):
+    own, other = pair()
+    with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
+        loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, tmp_path, print)
+        full = 0
+        with contextlib.suppress(BlockingIOError):
+            while own.send(bytes(1 << 10)):
+                full += 1
+        loop.ask(Ask.STOP, "smoke")
+        for _ in range(full):
+            other.recv(1 << 16)
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1 << 16)
+        latent = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
+        now = time.monotonic_ns()
+        loop.after(Estimate(0, Told.NOTHING, *latent, now, now, now), 1, Phase.READY)
+        assert other.recv(1 << 16) == say(Word.STOP, "the operator smoke")
+        other.close()
+        loop.close()
+    assert (tmp_path / STOPPED).read_text() == "the operator smoke\n"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_stop_is_kept_where_no_guard_is_left_to_keep_it(tmp_path: Path, before: bool):
+    own, other = pair()
+    with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
+        loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, tmp_path, print)
+        if before:
+            loop.ask(Ask.STOP)
+        other.close()
+        loop.input(time.monotonic_ns())
+        assert loop.state == GONE
+        if not before:
+            loop.ask(Ask.STOP)
+        assert (tmp_path / STOPPED).read_text() == "the operator\n"
+        loop.close()
+
+
 def test_a_guard_that_is_gone_is_told_of(tmp_path: Path):
     own, other = pair()
     journal, lines = Journal.open(tmp_path / JOURNAL, "process-crash"), []
-    loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, lines.append)
+    loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, tmp_path, lines.append)
     other.close()
     assert loop.input(time.monotonic_ns()).tolist() == [0.0, 0.0]
     assert loop.state == GONE

@@ -176,6 +176,22 @@ def test_a_jump_is_followed_when_it_is_confirmed(
     assert again(tmp_path, engine, start).differ == ()
 
 
+def test_a_stream_that_ended_is_known_to_have_when_it_is_taken_up_again(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    session = opened(tmp_path, engine, Given(frames(counts, *range(10)), [encode_end(10)]), Kept())
+    session.turn()
+    session.turn()
+    session.close()
+    # The last checkpoint is of all records: the one that tells of the end is not read again.
+    kept = [path.stem for path in (tmp_path / CHECKPOINTS).iterdir()]
+    assert kept == ["000000000010"]
+    engine.state = start
+    due = recall(tmp_path, engine, True).due
+    assert (engine.bins, due.seq, due.ended) == (10, 10, True)
+
+
 def test_goes_on_after_an_interruption(
     tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
 ):
@@ -263,6 +279,33 @@ def test_a_sender_that_begins_anew_is_followed(
     assert again_agrees(tmp_path, engine, start)
 
 
+def test_bins_of_a_sender_that_began_anew_are_not_acknowledged_by_those_before(
+    tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
+):
+    engine.state = start
+    disk, source, sink = ForgetfulDisk(), Given(), Kept()
+    session = opened(tmp_path, engine, source, sink, disk=disk)
+    session._enter(Phase.READY, "")
+
+    def give(*seqs: int, sent: int) -> None:
+        for seq in seqs:
+            source.turns.append([encode(Frame(seq, counts[seq], sent_ns=sent + seq))])
+            session.turn()
+
+    give(*range(20), sent=100)
+    _until(session, lambda: Ack(19) in source.heard)
+    disk.refuse = lambda call: errno.ENOSPC if call == "write" else None
+    give(*range(20, 30), sent=100)
+    source.heard.clear()
+    give(*range(4), 3, sent=900)
+    assert [said.seq for said in sink[-3:]] == [1, 2, 3]
+    assert not any(isinstance(said, Ack) for said in source.heard)
+    disk.refuse = lambda call: None
+    _until(session, lambda: Ack(3) in source.heard)
+    assert all(said.seq <= 3 for said in source.heard)
+    session.close()
+
+
 def test_what_could_not_be_kept_is_told_of(
     tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
 ):
@@ -279,7 +322,7 @@ def test_what_could_not_be_kept_is_told_of(
     refused = [said.seq for said in source.heard if isinstance(said, Refusal)]
     assert refused[-1] == 59
     assert {said.code for said in source.heard if isinstance(said, Refusal)} == {"not_kept"}
-    assert len(session._pending) < 30
+    assert len(session._receipts) < 30
     disk.refuse = lambda call: None
     _until(session, lambda: session.phase == Phase.READY)
     give(range(60, 80))

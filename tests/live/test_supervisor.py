@@ -12,7 +12,7 @@ import pytest
 
 from evkf.errors import InputError
 from evkf.live.plan import PLAN
-from evkf.live.supervisor import SELDOM_S, SOON_S, Charge, Fate, Supervisor, start_session
+from evkf.live.supervisor import SELDOM_S, SOON_S, STEADY_S, Charge, Fate, Supervisor, start_session
 
 LIVES = "import time; time.sleep(60)"
 
@@ -89,7 +89,7 @@ def test_what_dies_at_once_is_tried_ever_more_seldom(folder: Path):
     assert waits[:3] == [SOON_S, 2 * SOON_S, 4 * SOON_S]
     assert waits[-1] == SELDOM_S
     charge.look()
-    now[0] += SELDOM_S + 1
+    now[0] += STEADY_S + 1
     until(lambda: charge.deaths == 10, charge.look)
     assert charge._again - now[0] == SOON_S
 

@@ -9,13 +9,14 @@ import pytest
 from evkf.live.answers import Ack, Estimate, Refusal, Told
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs
-from evkf.live.feed import Tape, pace
+from evkf.live.feed import READY, Tape, pace, start_feed
 from evkf.live.frames import Decoder, End, Frame, encode
 from evkf.live.machine import reckon
 from evkf.live.pipes import PipeSender, PipeSource, pair
 from evkf.live.slack import RETRY_NS, Budget, Latencies
 from evkf.live.zeromq import ZmqReader, ZmqSender, ZmqSink, ZmqSource
 
+PATIENCE_S = 60.0
 TAPE = Tape(np.arange(30, dtype=np.uint8).reshape(10, 3), np.arange(10) == 0)
 
 
@@ -75,6 +76,36 @@ def test_an_operator_sets_the_pace_of_a_tape_and_has_it_begin_again():
     assert starts == [0, *range(starts[1], 60, 10)]
     assert 4 <= starts[1] <= 6
     np.testing.assert_array_equal(seen[starts[1]].y, TAPE.counts[0])
+
+
+def test_who_sends_waits_until_somebody_listens_and_then_heeds_what_was_asked_before():
+    own, other = pair()
+    process = start_feed(other, TAPE, period=3600.0, num=3, width=0.01)
+    try:
+        source = PipeSource(own, READY)
+        process.join(timeout=2.0)
+        assert process.is_alive()
+        with pytest.raises(BlockingIOError):
+            own.recv(100)
+        source.answer(None, Action(Ask.SPEED, "100").encode())
+        seen = []
+        end = time.monotonic() + PATIENCE_S
+        while len(seen) < 4 and time.monotonic() < end:
+            seen += [Decoder(3).decode(data).seq for _, data in source.receive(1.0, 10)]
+        assert seen == [0, 1, 2, 3]
+        source.close()
+        process.join(timeout=PATIENCE_S)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+def test_who_sends_ends_when_nobody_comes_to_listen():
+    own, other = pair()
+    process = start_feed(other, TAPE, period=0.01, num=None)
+    own.close()
+    process.join(timeout=PATIENCE_S)
+    assert process.exitcode == 0
 
 
 def test_what_is_not_acknowledged_is_sent_again(monkeypatch: pytest.MonkeyPatch):
@@ -154,6 +185,21 @@ def test_the_end_is_told_to_a_session_that_was_taken_up_again():
     assert Decoder(TAPE.counts.shape[1]).decode(data) == End(1)
     sender.close()
     again.close()
+
+
+def test_a_sender_that_comes_again_under_its_name_is_heard():
+    source = ZmqSource("tcp://127.0.0.1:0")
+    # The first connection is not closed: nobody noticed that it is dead.
+    senders = []
+    for seq in range(2):
+        senders.append(ZmqSender(source.address, name=b"rig"))
+        senders[-1].send(Frame(seq, np.ones(3, np.uint8)))
+        [(peer, data)] = source.receive(timeout=5.0, most=10)
+        assert (peer, Decoder(3).decode(data).seq) == (b"rig", seq)
+        source.answer(peer, Ack(seq).encode())
+        assert senders[-1].read(timeout=5.0) == [Ack(seq)]
+    for each in (*senders, source):
+        each.close()
 
 
 def test_bins_that_were_not_acknowledged_are_not_cut_off_by_an_end():

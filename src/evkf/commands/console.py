@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,6 +26,9 @@ from rich.progress import (
 import evkf
 from evkf.data.files import replacing
 from evkf.errors import InputError
+
+if TYPE_CHECKING:  # half a second of commands that draw nothing
+    from matplotlib.figure import Figure
 
 FELL_SHORT = 1
 """Exit code of what was done, but fell short of a check or a target."""
@@ -132,7 +134,7 @@ def result_files(out: Path, name: str, figures: Iterable[str]) -> list[Path]:
 
 
 def write_results(
-    out: Path, name: str, result: dict, text: str, figures: Mapping[str, Figure], force: bool
+    out: Path, name: str, result: dict, text: str, figures: "Mapping[str, Figure]", force: bool
 ) -> None:
     """Write a result as JSON, a page about it, and figures by name: all files or none."""
     files = result_files(out, name, figures)

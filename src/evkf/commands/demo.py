@@ -1,7 +1,7 @@
 """The command that shows what the library does."""
 
 import contextlib
-import json
+import secrets
 import shutil
 import socket
 import subprocess
@@ -27,9 +27,12 @@ from evkf.commands.console import (
     versions,
     write_json,
 )
+from evkf.commands.live_options import AHEAD
+from evkf.commands.running import run_new
 from evkf.data.files import replacing
 from evkf.errors import InputError
-from evkf.live.plan import PLAN
+from evkf.latency import low_latency
+from evkf.live.plan import PLAN, Plan, new_folder
 from evkf.showcase import session_beside_truth
 from evkf.web.process import check_installed
 
@@ -44,7 +47,7 @@ SESSION = "session"
 """Folder of the session."""
 
 END_S = 20.0
-"""Seconds that it has to end in good order when it is interrupted."""
+"""Seconds that the page has to end in good order when it is interrupted."""
 
 
 def run_demo(
@@ -116,7 +119,7 @@ def run_demo(
     else:
         folder, web = _free_folder(out, force), _web(say)
         options |= {"seconds": seconds, "bin_width": BIN_WIDTH}
-        told = _session(folder, seconds, neurons, seed, web, quiet, str(json_file) == "-")
+        told = _session(folder, seconds, neurons, seed, web, say)
         recording, estimate = session_beside_truth(folder)
         summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
         summary["timing"] |= told
@@ -173,54 +176,41 @@ def _web(say: Console) -> str:
     return ""
 
 
-def _session(
-    folder: Path, seconds: float, neurons: int, seed: int, web: str, quiet: bool, aside: bool
-) -> dict:
-    """Run a session in a process of its own; how long bins took in it."""
-    result = folder.with_name(f"{SESSION}.json")
-    result.unlink(missing_ok=True)
-    options = {
-        "--bins": round(seconds / BIN_WIDTH),
-        "--bin-width": BIN_WIDTH,
-        "--channels": neurons,
-        "--seed": seed,
-        "--json": result,
-    }
-    if web:
-        options["--web"] = web
-    command = [str(each) for pair in options.items() for each in pair]
-    _evkf("live", str(folder), *command, "--overload", quiet=quiet, aside=aside)
-    told = json.loads(result.read_text(encoding="utf-8"))
-    result.unlink()
-    median, high = (1e3 * each for each in told["latency_ms"][:2])
+def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, say: Console) -> dict:
+    """Run a session to its end; how long bins took in it."""
+    low_latency()
+    bins = round(seconds / BIN_WIDTH)
+    plan = Plan(
+        source="rig",
+        bin_width=BIN_WIDTH,
+        channels=neurons,
+        seed=seed,
+        bins=bins,
+        horizon=AHEAD if web else 0,
+        web=web or None,
+        id=secrets.token_hex(8),
+    )
+    report = run_new(new_folder(folder), plan, say, overload=True)
+    if report.bins < bins:
+        # It was told to end: what was learned by then is not what is to be shown.
+        raise KeyboardInterrupt
+    median, high = (each / 1e3 for each in report.latency_ns[:2])
     estimate = {"median_us": median, "p99_us": high}
-    late = told["counters"]["late"] + told["counters"]["lost"]
-    return {"estimate": estimate, "learned_bins": told["learned"], "late_bins": late}
+    late = report.counters.late + report.counters.lost
+    return {"estimate": estimate, "learned_bins": report.learned, "late_bins": late}
 
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:
-    """Show the session where it was, until Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        _evkf("view", str(folder), "--web", web, quiet=quiet)
-
-
-def _evkf(*args: str, quiet: bool, aside: bool = False) -> None:
-    """Run another command, to its end; an interrupt of the terminal is for both.
-
-    Args:
-        args: Of the command.
-        quiet: Whether it says nothing.
-        aside: Whether what it says goes to standard error.
-    """
-    command = [sys.executable, "-m", "evkf", *args, *(["--quiet"] if quiet else [])]
-    process = subprocess.Popen(command, stdout=2 if aside else None)
+    """Show the session where it was, until Ctrl-C; an interrupt of the terminal is for both."""
+    command = [sys.executable, "-m", "evkf", "view", str(folder), "--web", web]
+    process = subprocess.Popen([*command, *(["--quiet"] if quiet else [])])
     try:
-        code = process.wait()
+        with contextlib.suppress(KeyboardInterrupt):
+            if code := process.wait():
+                raise typer.Exit(code)
     finally:
         if process.poll() is None:
             with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
                 process.wait(END_S)
             process.terminate()
             process.wait()
-    if code:
-        raise typer.Exit(code)

@@ -22,23 +22,31 @@ from evkf.commands.options import load_model, result
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.engine import Engine
-from evkf.live.machine import MOST, may_be_real_time, measure_hiccups, reckon, rehearse
+from evkf.live.machine import MOST, measure_hiccups, real_time, reckon, rehearse
 from evkf.live.plan import Plan, parts
 
 
 def doctor(
-    latents: Annotated[int, typer.Option(min=2, help="Of a simulated rig.")] = 2,
-    channels: Annotated[int, typer.Option(min=1, help="Of a simulated rig.")] = 100,
+    latents: Annotated[int, typer.Option(min=2, help="Latent dimensions.")] = 2,
+    channels: Annotated[int, typer.Option(min=1, help="Neurons.")] = 100,
     bin_width: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Wanted.", show_default="the model's; 0.01"),
+        typer.Option(
+            metavar="SECONDS", help="Width of a bin to hold.", show_default="the model's; 0.01"
+        ),
     ] = None,
     model_file: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")
+        Path | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Measure with this model: what `evkf fit` wrote."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="To listen for hiccups.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long to listen for hiccups of the machine.")
+    ] = 3.0,
     overload: Annotated[
-        bool, typer.Option("--overload", help=f"Accept more than {MOST:.0%} of a bin.")
+        bool,
+        typer.Option("--overload", help=f"Accept that filtering takes over {MOST:.0%} of a bin."),
     ] = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -62,10 +70,12 @@ def doctor(
     if not 0 < width < 1e3:
         raise InputError(f"{width} s", "--bin-width", "pass seconds above zero")
     say.print("measuring, for half a minute or so")
-    hiccups = measure_hiccups(width, seconds)
+    # With the priority that a session has.
+    with real_time() as refused:
+        hiccups = measure_hiccups(width, seconds)
     engine = _engine(model_file, latents, channels, width)
     costs = rehearse(engine, num=500)
-    load, refused = reckon(costs, width), may_be_real_time()
+    load = reckon(costs, width)
     table = Table(box=None, show_header=False, pad_edge=False)
     ms = [f"{each * 1e3:.2f}" for each in hiccups]
     table.add_row("wakes late by", f"{ms[0]} ms, p99 {ms[1]}, p99.9 {ms[2]}, worst {ms[3]}")

@@ -164,7 +164,8 @@ def _only(files: Sequence[Path], format: str | None) -> Path:
 
 def _target(file: Path, out: Path | None, in_place: bool) -> Path:
     if in_place == (out is not None):
-        raise InputError("--out and --in-place", "evkf filter", "pass one of them")
+        what = "--out with --in-place" if in_place else "neither --out nor --in-place"
+        raise InputError(what, "evkf filter", "pass one of them: where to write the results")
     target = file if out is None else out
     check_ending(target, (".nwb",) if in_place else (".nwb", ".npz", *HDF5))
     if in_place:

@@ -35,7 +35,7 @@ from evkf.live.segments import read
 from evkf.session import to_estimates
 from evkf.units import Inferred
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
 
 def replay(
@@ -115,7 +115,8 @@ def export(
         arrays = to_estimates(recording, recording.fresh, found)
         write_estimates(target, recording, arrays, force)
     bins, lost = recording.num_bins, int((~recording.masks).all(axis=1).sum())
-    say.print(f"{bins} bins, {lost} of them lost, {recording.num_trials} trials: {target}")
+    trials = "1 trial" if recording.num_trials == 1 else f"{recording.num_trials} trials"
+    say.print(f"{bins} bins, {lost} of them lost, {trials}: {target}")
     emit(json_file, result("export", options, bins=bins, lost=lost, written=str(target)))
 
 

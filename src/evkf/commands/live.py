@@ -1,20 +1,12 @@
 """Commands of live sessions: run one, and take one up again."""
 
-import contextlib
 import secrets
 import time
-from collections.abc import Iterator
-from datetime import datetime
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import typer
-from rich.console import Console
-
 from evkf.commands import live_options as asked
 from evkf.commands.console import (
-    FELL_SHORT,
     Config,
     Force,
     Json,
@@ -24,9 +16,9 @@ from evkf.commands.console import (
     console,
     emit,
     json_target,
-    stopping,
 )
 from evkf.commands.options import load_model, result
+from evkf.commands.running import run, run_new, serving, tell_costs, told
 from evkf.commands.stimulation import (
     Amplitude,
     Charge,
@@ -39,37 +31,13 @@ from evkf.commands.stimulation import (
 )
 from evkf.errors import InputError
 from evkf.latency import low_latency
-from evkf.live.engine import Costs, Engine
-from evkf.live.journal import Journal, Policy
-from evkf.live.machine import Load, become_real_time, real_time, reckon, rehearse
-from evkf.live.plan import (
-    LOG,
-    Parts,
-    Plan,
-    build,
-    fitted,
-    keep_compiled,
-    keep_model,
-    new_folder,
-    parts,
-)
-from evkf.live.ports import Due, Phase, Report
-from evkf.live.recall import Player
-from evkf.live.run import Logger, open_journal, open_session, recall
-from evkf.live.status import Status, line
+from evkf.live.journal import Policy
+from evkf.live.machine import reckon, rehearse
+from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, parts
+from evkf.live.ports import Phase, Report
+from evkf.live.run import open_journal, recall
 from evkf.units import UnitModel
-from evkf.web.process import WebProcess, page_address
-from evkf.wiring import (
-    listening,
-    open_loop,
-    open_sinks,
-    open_source,
-    open_web,
-    read_blank,
-)
-
-END_S = 5.0
-"""Seconds that the processes of a session have to end."""
+from evkf.wiring import listening, read_blank
 
 
 def live(
@@ -139,6 +107,7 @@ def live(
     loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
     if blank is not None:
         read_blank(blank)
+    _check_heeded(source, options)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     low_latency()
@@ -172,17 +141,10 @@ def live(
         **loop,
     )
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
-    keep_compiled(folder)
     if model_file is not None:
         keep_model(model_file, folder)
-    say.print(f"starting: compiling, {folder}")
-    made = parts(plan, folder)
-    with _web(folder, plan, made, say) as page:
-        plan, made, engine, costs = fitted(plan, folder, made, real_time)
-        _check_load(plan, costs, overload, say)
-        ready = plan, made, engine, costs, None, None
-        report = _run(folder, *ready, page, real_time, seconds, say, json_file)
-    emit(json_file, result("live", options, **_told(folder, report)))
+    report = run_new(folder, plan, say, real_time, overload, seconds)
+    emit(json_file, result("live", options, **told(folder, report)))
 
 
 def resume(
@@ -210,6 +172,7 @@ def resume(
     options = dict(locals())
     check_free(json_target(json_file), force)
     plan = Plan.read(folder)
+    _check_heeded(plan.source, {"address": address})
     say = console(quiet, json_file)
     low_latency()
     keep_compiled(folder)
@@ -218,13 +181,13 @@ def resume(
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    with _web(folder, plan, made, say) as page:
+    with serving(folder, plan, made, say) as page:
         engine = build(plan, made)
         costs = rehearse(engine, real_time)
-        _tell_costs(costs, reckon(costs, plan.period), say)
+        tell_costs(costs, reckon(costs, plan.period), say)
         journal = open_journal(folder, plan)
         player = recall(folder, engine, made.counts)
-        if player.ended:
+        if player.due.ended:
             journal.close()
             if page is not None:
                 page.desk.tell(Report.starting("the stream has ended")._replace(phase=Phase.CLOSED))
@@ -232,9 +195,9 @@ def resume(
             emit(json_file, result("resume", options, folder=str(folder), bins=engine.bins))
             return
         say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
-        ready = plan, made, engine, costs, journal, player
-        report = _run(folder, *ready, page, real_time, seconds, say, json_file)
-    emit(json_file, result("resume", options, **_told(folder, report)))
+        ready = plan, made, engine, costs, journal, player, None
+        report = run(folder, *ready, page, real_time, seconds, say)
+    emit(json_file, result("resume", options, **told(folder, report)))
 
 
 def _check(
@@ -265,6 +228,14 @@ def _check(
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 
+def _check_heeded(source: str, options: dict[str, Any]) -> None:
+    """Refuse an option that says nothing to the source."""
+    for name, (sources, default) in asked.ONLY_OF.items():
+        if source not in sources and options.get(name, default) != default:
+            remedy = f"leave it out: it is for {' and '.join(sources)}"
+            raise InputError(f"--{name.replace('_', '-')}", f"--source {source}", remedy)
+
+
 def _horizon(given: int | None, page: bool, loop: bool) -> int:
     """Bins to look ahead: a page shows some, and a controller needs one."""
     if given is not None:
@@ -278,132 +249,3 @@ def _check_width(unit: UnitModel | None, bin_width: float | None) -> None:
     if unit is not None and bin_width is not None and bin_width != unit.bin_width:
         what = f"bins of {bin_width} s, where the model has {unit.bin_width} s"
         raise InputError(what, "--bin-width", "leave it out, or fit another model")
-
-
-def _check_load(plan: Plan, costs: Costs, overload: bool, say: Console) -> None:
-    load = reckon(costs, plan.period)
-    _tell_costs(costs, load, say)
-    if not load.holds and not overload:
-        what = f"filtering takes {load.filtering:.0%} of a bin at the 99th percentile"
-        remedy = "try again when it is less busy, use wider bins, or pass --overload"
-        raise InputError(what, "this machine", remedy)
-
-
-def _tell_costs(costs: Costs, load: Load, say: Console) -> None:
-    say.print(
-        f"a bin: filtering {costs.observe * 1e3:.2f} ms ({load.filtering:.0%} of it at p99), "
-        f"a gradient step {costs.learn * 1e3:.2f} ms"
-    )
-
-
-@contextlib.contextmanager
-def _web(folder: Path, plan: Plan, made: Parts, say: Console) -> Iterator[WebProcess | None]:
-    """The web process, if there is to be one: before all that takes long, which the page tells of,
-    and before real-time priority is taken."""
-    found = open_web(plan, folder, made, Logger(folder / LOG, say.print))
-    if found is None:
-        yield None
-        return
-    try:
-        say.print(f"the page is at {page_address(found.address, found.token)}")
-        found.desk.tell(Report.starting("programs are compiled"))
-        yield found
-    except (InputError, KeyboardInterrupt) as error:
-        why = f"it did not begin: {error or 'interrupted'}"
-        found.desk.tell(Report.starting(why)._replace(phase=Phase.CLOSED))
-        raise
-    finally:
-        found.close()
-
-
-def _run(
-    folder: Path,
-    plan: Plan,
-    made: Parts,
-    engine: Engine,
-    costs: Costs,
-    journal: Journal | None,
-    player: Player | None,
-    web: WebProcess | None,
-    wanted: bool,
-    seconds: float | None,
-    say: Console,
-    json_file: Path | None,
-) -> Report:
-    status = None if say.quiet else Status(err=str(json_file) == "-")
-    model = engine.state.model if plan.stimulates else made.model
-    opened = open_loop(plan, folder, model, wanted)
-    rig = None if opened is None else opened.stimulation
-    due = Due() if player is None else player.due
-    log = Logger(folder / LOG, say.print)
-    with real_time(wanted) as refused:
-        source, feed = open_source(plan, folder, made, due, web, rig, wanted)
-        sinks = open_sinks(plan, made, log)
-    if web is not None:
-        sinks.append(web.desk)
-    for where, each in (("frames to", source), *(("estimates at", sink) for sink in sinks)):
-        if address := getattr(each, "address", None):
-            say.print(f"{where} {address}")
-    if refused:
-        say.print(f"no real-time priority: {refused}")
-    tells = [each.tell for each in (status, web and web.desk) if each is not None]
-
-    def tell(report: Report) -> None:
-        for each in tells:
-            each(report)
-
-    if player is None:
-        began = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        plan = plan._replace(began=began)
-        plan.write(folder)
-    try:
-        session = open_session(
-            folder,
-            plan,
-            engine,
-            costs,
-            made.counts,
-            source,
-            sinks,
-            journal,
-            player,
-            tell if tells else None,
-            list if web is None else web.desk.actions,
-            closed=None if opened is None else opened.closed,
-            log=say.print,
-        )
-        if opened is not None and wanted:
-            # A command is sent when it is durable: what makes it so must not wait either.
-            become_real_time(thread=session.journal.thread)
-        with stopping(seconds) as stop, real_time(wanted):
-            report = session.run(stop)
-    finally:
-        if status is not None:
-            status.close()
-        for process in (feed, None if opened is None else opened.guard):
-            if process is not None:
-                _end(process, say)
-    say.print(line(report.plain))
-    again = f"evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
-    say.print(f"kept in {folder}: `{again}")
-    if report.phase == Phase.FAILED:
-        raise typer.Exit(FELL_SHORT)
-    return report
-
-
-def _end(process: BaseProcess, say: Console) -> None:
-    """End a process; one that does not is killed, and that is told."""
-    process.terminate()
-    process.join(END_S)
-    if process.is_alive():
-        process.kill()
-        process.join(END_S)
-        how = "is still there" if process.is_alive() else "was killed"
-        say.print(f"{process.name} did not end within {END_S:g} s, and {how}")
-
-
-def _told(folder: Path, report: Report) -> dict[str, Any]:
-    told = report.plain
-    del told["latency_ns"]
-    latency = [each / 1e6 for each in report.latency_ns]
-    return {"folder": str(folder), **told, "latency_ms": latency}

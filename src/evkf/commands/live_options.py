@@ -13,89 +13,114 @@ SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
 POLICIES = get_args(Policy)
 ADDRESS = "tcp://127.0.0.1:5555"
 ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
+ONLY_OF = {
+    "speed": (("rig", "replay"), 1.0),
+    "bins": (("rig", "replay"), None),
+    "latents": (("rig",), 2),
+    "channels": (("rig",), 100),
+    "address": (tuple(ADDRESSES), None),
+    "sample_rate": (("open-ephys",), None),
+    "blank": (("open-ephys",), None),
+    "lateness": (("open-ephys", "lsl"), 0.025),
+}
+"""Options that say nothing to other sources than these, and what they are if left out."""
 AHEAD = 25
 """Bins that the page looks ahead, unless told."""
 
 NewFolder = Annotated[
     Path | None,
-    typer.Argument(metavar="DIR", help="Of the session.", show_default="out/live/TIME"),
+    typer.Argument(metavar="DIR", help="Folder of the session.", show_default="out/live/TIME"),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")]
-SourceName = Annotated[str, typer.Option(metavar="NAME", help=f"Of bins: {', '.join(SOURCES)}.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
+SourceName = Annotated[
+    str, typer.Option(metavar="NAME", help=f"Where bins come from: {', '.join(SOURCES)}.")
+]
 ModelFile = Annotated[
-    Path | None, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")
+    Path | None,
+    typer.Option("--model", metavar="MODEL", help="Model to filter with: what `evkf fit` wrote."),
 ]
-Replayed = Annotated[Path | None, typer.Option(metavar="FILE", help="That --source replay sends.")]
+Replayed = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Recording to send again, for --source replay.")
+]
 Speed = Annotated[
     float,
-    typer.Option(min=0, help="Of rig and replay; 2 is twice real time, 0 as fast as can be."),
+    typer.Option(min=0, help="Pace of rig and replay: 2 is twice real time, 0 as fast as can be."),
 ]
-Stream = Annotated[str | None, typer.Option(metavar="NAME", help="That --source lsl takes in.")]
+Stream = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of the stream to read, for --source lsl.")
+]
 SampleRate = Annotated[
     float | None,
-    typer.Option(min=1, metavar="HZ", help="Of open-ephys.", show_default="as it tells"),
+    typer.Option(
+        min=1, metavar="HZ", help="Sample rate of open-ephys.", show_default="as it tells"
+    ),
 ]
 Lateness = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="Time that a bin waits for late spikes."),
+    typer.Option(min=0, metavar="SECONDS", help="How long a bin waits for late spikes."),
 ]
 Blank = Annotated[
     str | None,
-    typer.Option(metavar="LINE:SECONDS", help="Mask around edges of a line of open-ephys."),
+    typer.Option(
+        metavar="LINE:SECONDS", help="Mask bins around edges of a TTL line of open-ephys."
+    ),
 ]
 Publish = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Publish here by ZeroMQ, say tcp://127.0.0.1:5556."),
+    typer.Option(
+        metavar="ADDRESS", help="Publish estimates by ZeroMQ, say at tcp://127.0.0.1:5556."
+    ),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help=f"Of zeromq and open-ephys, such as {ADDRESS}."),
+    typer.Option(metavar="ADDRESS", help=f"Address of zeromq or open-ephys, such as {ADDRESS}."),
 ]
 Open = Annotated[
     bool,
     typer.Option("--open", help="Let ZeroMQ listen to other machines: no token, no encryption."),
 ]
 Web = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve it over the web, say at {WEB}.")
+    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve the session's page, say at {WEB}.")
 ]
 TlsCert = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), to encrypt --web.")
 ]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate (PEM).")]
 NoTls = Annotated[
     bool, typer.Option("--no-tls", help="Let --web listen to other machines unencrypted.")
 ]
 LslOut = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL under this name.")
+    str | None, typer.Option(metavar="NAME", help="Stream estimates by LSL, under this name.")
 ]
 BinWidth = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
 ]
-Latents = Annotated[int, typer.Option(min=2, help="Of the rig.")]
-Channels = Annotated[int, typer.Option(min=1, help="Of the rig.")]
-Bins = Annotated[int | None, typer.Option(min=1, help="End the rig or the replay after so many.")]
+Latents = Annotated[int, typer.Option(min=2, help="Latent dimensions of the simulated rig.")]
+Channels = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
+Bins = Annotated[int | None, typer.Option(min=1, help="End rig or replay after this many bins.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="Stop after so many, whatever the source.")
+    float | None, typer.Option(min=0, help="Stop after this long, whatever the source.")
 ]
 Horizon = Annotated[
     int | None,
     typer.Option(
         min=0,
         metavar="BINS",
-        help="Look so far ahead in every estimate.",
+        help="How far every estimate looks ahead.",
         show_default=f"0, with --web {AHEAD}",
     ),
 ]
-Learn = Annotated[bool, typer.Option(help="Learn in the time that bins leave.")]
+Learn = Annotated[bool, typer.Option(help="Learn in the time that filtering leaves.")]
 Durable = Annotated[
-    str, typer.Option(metavar="NAME", help=f"What durable means: {', '.join(POLICIES)}.")
+    str,
+    typer.Option(metavar="NAME", help=f"What acknowledged bins survive: {', '.join(POLICIES)}."),
 ]
 Reorder = Annotated[
-    int, typer.Option(min=1, help="Give up a missing bin when one so many ahead is there.")
+    int, typer.Option(min=1, help="Give up a missing bin once one this far ahead has come.")
 ]
 Patience = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Give it up after so long.")
+    float, typer.Option(min=0, metavar="SECONDS", help="Give up a missing bin after this long.")
 ]
 Every = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between checkpoints.")]
 RealTime = Annotated[

@@ -23,7 +23,7 @@ from evkf.live.supervisor import Fate, Supervisor
 def serve(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="With a file NAME.toml for every session."),
+        typer.Argument(metavar="DIR", help="Folder with a file NAME.toml for every session."),
     ],
     force: Force = False,
     quiet: Quiet = False,

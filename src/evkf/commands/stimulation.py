@@ -9,12 +9,14 @@ import typer
 from evkf.commands.console import Config, Force, Json, Quiet, check_free, console, emit, json_target
 from evkf.commands.options import result
 from evkf.errors import InputError
+from evkf.live.control import load
 from evkf.live.guard import State, Word
 from evkf.live.limits import Limits
-from evkf.live.warden import tell_guard
+from evkf.live.warden import STOPPED, tell_guard
 
 Steered = Annotated[
-    str | None, typer.Option("--steer", metavar="X,Y", help="Steer the state of the rig there.")
+    str | None,
+    typer.Option("--steer", metavar="X,Y", help="Steer the state of the simulated rig there."),
 ]
 Controlled = Annotated[
     str | None,
@@ -33,19 +35,30 @@ Stimulated = Annotated[
     ),
 ]
 Amplitude = Annotated[
-    str | None, typer.Option("--max-amplitude", metavar="A,B", help="Of every channel.")
+    str | None,
+    typer.Option("--max-amplitude", metavar="A,B", help="Largest absolute value, a channel each."),
 ]
-Rate = Annotated[str | None, typer.Option("--max-rate", metavar="A,B", help="Of change, a second.")]
+Rate = Annotated[
+    str | None,
+    typer.Option("--max-rate", metavar="A,B", help="Fastest change per second, a channel each."),
+]
 Charge = Annotated[
     str | None,
-    typer.Option("--max-charge", metavar="A,B", help="Integral of |u| over --charge-window."),
+    typer.Option(
+        "--max-charge", metavar="A,B", help="Largest integral of |u| over --charge-window."
+    ),
 ]
 Window = Annotated[
     float | None,
-    typer.Option("--charge-window", metavar="SECONDS", help="Sliding.", show_default="1.0"),
+    typer.Option(
+        "--charge-window",
+        metavar="SECONDS",
+        help="Width of the sliding window.",
+        show_default="1.0",
+    ),
 ]
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
 
 def read_loop(
@@ -80,6 +93,8 @@ def read_loop(
         remedy = "pass --max-amplitude, --max-rate and --max-charge"
         what = "some limits, not all" if some else "stimulation without limits"
         raise InputError(what, "--charge-window, --max-..." if some else "--controller", remedy)
+    if controller is not None:
+        load(controller)  # a wrong name is told of now, not once all is compiled
     target = None if steer is None else _numbers(steer, "--steer")
     if target is not None and len(target) != latents:
         raise InputError(steer or "", "--steer", f"pass {latents} numbers, one a latent")
@@ -140,10 +155,13 @@ def arm(
 
 def _tell(command: str, options: dict[str, Any], word: Word) -> None:
     folder, json_file = options["folder"], options["json_file"]
-    check_free(json_target(json_file), options["force"])
+    if word != Word.STOP:
+        check_free(json_target(json_file), options["force"])
     if not folder.is_dir():
         raise InputError("no such folder", str(folder), "name that of a session")
     output = tell_guard(folder, word)
+    # A stop comes first, whatever is wrong besides.
+    check_free(json_target(json_file), options["force"])
     say = console(options["quiet"], json_file)
     if output is None:
         say.print("the guard did not answer and was ended; what it stimulated ends with it")
@@ -151,5 +169,7 @@ def _tell(command: str, options: dict[str, Any], word: Word) -> None:
         say.print(f"stopped: {', '.join(map(str, output.values))} is on")
     else:
         say.print(f"{output.state}: there is no stop")
+    if word == Word.STOP and not (folder / STOPPED).exists():
+        say.print("the disk refuses to keep it: a session taken up again would not be stopped")
     told = {} if output is None else output._asdict()
     emit(json_file, result(command, options, answered=output is not None, **told))

@@ -24,12 +24,14 @@ WEB = "127.0.0.1:0"
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a session.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")],
     web: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the page is, on this machine.")
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where to serve the page; port 0 takes a free one."),
     ] = WEB,
     speed: Annotated[
-        float, typer.Option(min=SLOWEST, max=FASTEST, help="Of a session that has ended.")
+        float,
+        typer.Option(min=SLOWEST, max=FASTEST, help="Pace at which an ended session is played."),
     ] = 1.0,
     quiet: Quiet = False,
     config: Config = None,

@@ -7,6 +7,7 @@ back.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -153,19 +154,24 @@ class CompiledLearner:
         self._flags = jnp.asarray(False), jnp.asarray(True)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
-        def compiled(function: Callable, in_place: tuple[int, ...], *given: Any) -> Any:
-            jitted = jax.jit(function, donate_argnums=in_place, compiler_options=options)
-            return jitted.lower(self._moving, self._still, *given).compile()
-
         def copied(moving: Packed, still: Packed) -> tuple[Packed, Packed]:
             return jax.tree.map(jnp.copy, (moving, still))
 
-        self._observe, self._learn = compiled(observe, (0,), *shapes), compiled(learn, (0, 1))
-        self._copy = compiled(copied, ())
+        # XLA compiles without Python's lock: all at once, the longest first.
+        with ThreadPoolExecutor() as pool:
+
+            def compiled(function: Callable, in_place: tuple[int, ...], *given: Any) -> Future:
+                jitted = jax.jit(function, donate_argnums=in_place, compiler_options=options)
+                return pool.submit(jitted.lower(self._moving, self._still, *given).compile)
+
+            programs = [compiled(learn, (0, 1)), compiled(observe, (0,), *shapes)]
+            programs += [compiled(copied, ())]
+            programs += [compiled(foretell, (), shapes[2])] if horizon else []
+            self._learn, self._observe, self._copy, *others = (each.result() for each in programs)
         self._outlook = jax.jit(seen_ahead, compiler_options=options)
         empty = np.zeros((0, known.model.family.dim), self._dtype)
         self._no_forecast = empty, empty
-        self._forecast = compiled(foretell, (), shapes[2]) if horizon else None
+        self._forecast = others[0] if others else None
 
     def observe(
         self,

@@ -8,7 +8,7 @@ import json
 import math
 import socket
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evkf.live.answers import Estimate
 from evkf.live.messages import Code, FrameError
@@ -130,11 +130,6 @@ class Desk:
                 self._own.send(self._left)
         self._left = b""
         self._own.close()
-
-
-def read_shown(data: bytes) -> Estimate | dict[str, Any]:
-    """What a desk was shown: an estimate, or a report."""
-    return json.loads(data) if data[:1] == b"{" else Estimate.decode(data)
 
 
 def _number(text: str) -> float:

@@ -18,6 +18,9 @@ from evkf.live.pipes import PipeSender
 DRAIN_S = 15.0
 """Seconds to wait for the last acknowledgement."""
 
+READY = b"ready"
+"""What the process that sends waits for: it may be started while programs are still compiled."""
+
 
 class Tape(NamedTuple):
     """What is sent: the bins of a recording, over and over if more are asked for."""
@@ -123,7 +126,9 @@ def _heard(answer: bytes, acknowledged: int) -> int:
 def _main(own: socket.socket, tape: Tape, width: float, *rest: Any) -> None:
     sender = PipeSender(own)
     try:
-        pace(sender, tape, *rest, width=width)
+        # It comes first, or nothing does because the other end was closed.
+        if own.recv(len(READY)) == READY:
+            pace(sender, tape, *rest, width=width)
     except (KeyboardInterrupt, ConnectionError):
         # Whoever listens is gone, or an interrupt of the terminal ends both.
         pass
@@ -139,7 +144,7 @@ def start_feed(
     first: int = 0,
     width: float = 0.0,
 ) -> BaseProcess:
-    """Pace a tape in a process of its own, which ends with this one.
+    """Pace a tape in a process of its own, which ends with this one; it waits to hear `READY`.
 
     Args:
         own: End of a pair of sockets, which is handed over.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from evkf.live.journal import Journal
 from evkf.live.limits import Delivered, readable
 from evkf.live.ports import Phase
 from evkf.live.records import Kind, encode_words
+from evkf.live.warden import keep_stop
 from evkf.model import Model
 from evkf.types import Status
 
@@ -67,6 +69,7 @@ class Loop:
         engine: Of the session; its dynamics have an input for every channel.
         period: Seconds from one bin to the next.
         journal: That of the session, to which it begins to write; it is told of what is durable.
+        folder: Of the session: a stop is kept there if no guard is left to do it.
         log: Told a line for every change of state.
         clock: Nanoseconds, the same as the guard's.
 
@@ -82,12 +85,13 @@ class Loop:
         engine: Engine,
         period: float,
         journal: Journal,
+        folder: Path,
         log: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ):
         self._controller, self._own = closed
         self._num, self._dtype = engine.num_inputs, engine.dtype
-        self._journal, self._log, self._clock = journal, log, clock
+        self._journal, self._folder, self._log, self._clock = journal, folder, log, clock
         self._period, self._hold = int(period * 1e9), int(HOLD * period * 1e9)
         self._delivered = Delivered(self._num, 10 * self._period)
         self._own.setblocking(False)
@@ -96,6 +100,8 @@ class Loop:
         self._seq = -1
         self._sound = self._poor = 0
         self._asked = Word.HALT
+        self._stop: str | None = None
+        """Why the operator wants a stop, until the guard says that there is one."""
         self._offset: int | None = None
         self._sent_ns = 0
         self._before: tuple[bytes, bytes] | None = None
@@ -133,6 +139,9 @@ class Loop:
         """
         self._seq = estimate.seq
         self._hear()
+        if self._stop is not None and self.state != GONE:
+            self._insist()
+            return
         back = self._ran_back(estimate)
         born_ns = estimate.received_ns - max(self._delay(estimate), behind * self._period)
         if doubt := back or self._doubt(estimate, phase, born_ns):
@@ -149,7 +158,7 @@ class Loop:
         """Why an estimate is not to be acted upon."""
         if phase != Phase.READY:
             return f"the session is {phase}"
-        known = estimate.mean, estimate.cov, estimate.ahead
+        known = estimate.mean, estimate.cov, estimate.rate, estimate.ahead, estimate.ahead_var
         if not all(np.isfinite(part).all() for part in known):
             return "the estimate is not finite"
         before, self._before = self._before, (estimate.mean.tobytes(), estimate.cov.tobytes())
@@ -231,10 +240,19 @@ class Loop:
     def ask(self, ask: Ask, text: str = "") -> None:
         """What the operator wants: a stop, or it lifted."""
         if ask == Ask.STOP:
-            self._say(Word.STOP, f"the operator {text}".rstrip())
+            self._stop = f"the operator {text}".rstrip()
+            self._insist()
         elif ask == Ask.ARM:
-            self._offset = None
+            self._offset = self._stop = None
             self._say(Word.LIFT, f"the operator {text}".rstrip())
+
+    def _insist(self) -> None:
+        """Tell the guard to stop: there may be no room for it now, or no guard any more."""
+        assert self._stop is not None
+        if self.state != GONE:
+            self._say(Word.STOP, self._stop)
+        elif keep_stop(self._folder, self._stop):
+            self._stop = None
 
     def offer(self, known: LearnerState) -> None:
         """In the thread that keeps checkpoints: what is known at one, for the controller."""
@@ -267,9 +285,13 @@ class Loop:
                     now = self._clock()
                     self._delivered.add(now, now, [0.0] * self._num)
                     self._change(GONE, "the guard has ended: nothing stimulates any more")
+                    if self._stop is not None:
+                        self._insist()
                     return
                 output = Output.decode(data)
                 self._delivered.add(output.at_ns, output.until_ns, output.values)
+                if output.state == State.STOPPED:
+                    self._stop = None
                 if output.state != self.state:
                     self._change(output.state, output.why)
                 elif output.state == State.HELD:
@@ -292,7 +314,10 @@ class Loop:
 
     def close(self) -> None:
         """End stimulation, and the guard with it; how that ended is written down."""
-        self._say(Word.HALT, "the session ends")
+        if self._stop is None:
+            self._say(Word.HALT, "the session ends")
+        else:
+            self._insist()
         until = time.monotonic() + ANSWER_S
         while self.state in (None, State.ARMED) and (left := until - time.monotonic()) > 0:
             select.select([self._own], [], [], left)
@@ -300,4 +325,6 @@ class Loop:
         if self.state in (None, State.ARMED):
             why = "the session ends; the guard does not answer, and is cut off"
             self._change(GONE, why)
+        if self._stop is not None:
+            keep_stop(self._folder, self._stop)
         self._own.close()

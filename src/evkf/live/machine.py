@@ -1,7 +1,9 @@
 """What this machine can hold: how late it wakes, what calls cost, what it permits."""
 
 import contextlib
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ PRIORITY = 10
 LOWEST = 1
 """Likewise, for learning: what sends and receives comes before it, but not ordinary processes:
 they would prolong it by milliseconds while the next bin waits."""
+
+SWITCH_S = 0.0002
+"""Seconds after which a thread of Python gives way to another that waits: by itself, 5 ms."""
 
 
 class Hiccups(NamedTuple):
@@ -169,3 +174,20 @@ def aside(priority: int = 0) -> Iterator[None]:
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_FIFO, before)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a block in which garbage is collected only when told, and threads give way soon."""
+    collects, switches = gc.isenabled(), sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switches)
+        if collects:
+            gc.enable()
+        gc.unfreeze()

@@ -18,7 +18,8 @@ class OrderError(EvkfError):
     """A bin that the order cannot take.
 
     Attributes:
-        code: "jump", the only one: too far ahead of what was expected.
+        code: "jump": too far ahead of what was expected. A session has two more: "anew" of a bin
+            that its sender numbers from the first again, "behind" of an end before what is due.
         message: The same in words.
         seq: Number of the bin.
     """

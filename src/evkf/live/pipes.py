@@ -21,6 +21,7 @@ class PipeSource:
 
     Args:
         own: This end.
+        ready: Sent to the other end before anything else, and once frames are asked for.
 
     Attributes:
         gone: Whether the other end is closed.
@@ -37,8 +38,8 @@ class PipeSource:
         >>> other.close(); source.close()
     """
 
-    def __init__(self, own: socket.socket):
-        self._own = own
+    def __init__(self, own: socket.socket, ready: bytes = b""):
+        self._own, self._ready = own, ready
         self._own.setblocking(False)
         self._poll = select.poll()
         self._poll.register(own, select.POLLIN)
@@ -47,6 +48,8 @@ class PipeSource:
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there; waits for the first so many seconds."""
         found: list[tuple[Any, bytes]] = []
+        if self._ready:
+            self._say_ready()
         if self.gone or not self._poll.poll(timeout * 1000):
             return found
         while len(found) < most:
@@ -64,8 +67,14 @@ class PipeSource:
 
     def answer(self, peer: Any, data: bytes) -> None:
         """Send something back; if there is no room for it, it is left out."""
+        if self._ready:
+            self._say_ready()
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self._own.send(data)
+
+    def _say_ready(self) -> None:
+        ready, self._ready = self._ready, b""
+        self.answer(PEER, ready)
 
     def close(self) -> None:
         """Close this end."""

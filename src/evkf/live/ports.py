@@ -60,6 +60,7 @@ class Due(NamedTuple):
         sent_ns: When the last one was sent, on the sender's clock; 0 if that is not known.
         frozen: Whether the operator has learning frozen.
         input: Its input, where a controller gives it; None where frames do.
+        ended: Whether there is none: the stream has ended.
     """
 
     seq: int = 0
@@ -67,6 +68,7 @@ class Due(NamedTuple):
     sent_ns: int = 0
     frozen: bool = False
     input: Sequence[float] | None = None
+    ended: bool = False
 
 
 class Saver(Protocol):

@@ -45,11 +45,10 @@ class Player:
     Attributes:
         due: What the next bin is to be.
         latent: The last.
-        ended: Whether the stream has ended.
     """
 
     def __init__(self, engine: Engine, counts: bool, due: Due = Due(), keep: Keep | None = None):  # noqa: B008
-        self.engine, self.due, self.ended = engine, due, False
+        self.engine, self.due = engine, due
         self.latent: Latent | None = None
         # Where a controller gives the inputs, frames have none.
         self._decoders = {
@@ -90,7 +89,7 @@ class Player:
             if ask in (Ask.FREEZE, Ask.THAW):
                 self.due = self.due._replace(frozen=ask == Ask.FREEZE)
         elif kind == Kind.END:
-            self.ended = True
+            self.due = self.due._replace(ended=True)
 
     def _observe(self, bin: Bin) -> None:
         frame = self._decoders[self.due.input is not None].decode(bin.frame)

@@ -172,7 +172,7 @@ def open_session(
     journal.append(Kind.BEGIN, encode_words(**describe(plan, engine, costs)))
     loop = None
     if closed is not None:
-        loop = Loop(closed, engine, plan.period, journal, log)
+        loop = Loop(closed, engine, plan.period, journal, folder, log)
     session = Session(
         engine,
         source,

@@ -4,9 +4,9 @@ One thread runs it. For every bin: read the frame, put it in order, filter, publ
 journal; then, if the time left allows, learn. What waits for a disk waits elsewhere.
 """
 
+import contextlib
 import gc
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +18,12 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
 from evkf.live.journal import Journal
 from evkf.live.loop import Loop
-from evkf.live.machine import LOWEST, aside
+from evkf.live.machine import LOWEST, aside, undisturbed
 from evkf.live.messages import FrameError
 from evkf.live.order import Order, OrderError, Ready
 from evkf.live.pipes import PEER
 from evkf.live.ports import Due, Phase, Report, Saver, Settings, Sink, Source
+from evkf.live.receipts import Receipts
 from evkf.live.records import Bin, Kind, Learning, Lost, Refused, Step, encode_words
 from evkf.live.slack import Budget, Latencies
 
@@ -37,6 +38,9 @@ TELL_NS, TIDY_NS = 500_000_000, 5_000_000_000
 
 LATE = 4
 """What waits for slack so many times as long as it should is done without."""
+
+BEHIND = 10
+"""Frames that wait at once, above which a session is late anyhow and gives way to others."""
 
 AT_ONCE_NS = 50_000
 """A frame that came sooner than this after it was asked for was there before."""
@@ -85,7 +89,7 @@ class Session:
         self._decoder = Decoder(engine.num_channels, inputs, counts, engine.dtype)
         self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
-        self._bin_sent_ns, self._frozen = due.sent_ns, due.frozen
+        self._bin_sent_ns, self._frozen, self._ended = due.sent_ns, due.frozen, due.ended
         self.phase, self.why = Phase.STARTING, ""
         self._period = round(settings.period * 1e9)
         self._save_ns = int(settings.checkpoint_every * 1e9)
@@ -94,9 +98,7 @@ class Session:
         self._tidying, self._saving, self._telling = (Budget([learning]) for _ in range(3))
         self._latencies = Latencies()
         self._key = engine.key
-        # Bins that are not durable yet: position in the journal, number, and who to tell.
-        self._pending: deque[tuple[int, int, Any]] = deque()
-        self._acknowledged, self._again = due.seq - 1, None
+        self._receipts = Receipts(due.seq)
         self._refused, self._backlog, self._learned, self._elbo = 0, 0, 0, 0.0
         self._has_learned = self._tried = False
         self._behind = 0
@@ -111,20 +113,15 @@ class Session:
     def run(self, stop: Callable[[], bool] = lambda: False) -> Report:
         """Take in bins until the stream ends or `stop` says so, and close."""
         self._enter(Phase.READY, "waiting for bins")
-        collects = gc.isenabled()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        self._save_soon()
         try:
-            while not self._over and not stop():
-                self.turn()
+            with undisturbed():
+                while not self._over and not stop():
+                    self.turn()
         except Exception as error:
             self._enter(Phase.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
-            if collects:
-                gc.enable()
-            gc.unfreeze()
             self.close()
         return self.report()
 
@@ -143,11 +140,12 @@ class Session:
             self._due_ns = now if now - asked > AT_ONCE_NS else there
         self._looked_ns = now
         self._backlog = max(self._backlog, len(messages))
-        for number, (peer, data) in enumerate(messages, start=1):
-            if self._over:
-                return
-            self._behind = len(messages) - number
-            self._take(peer, data, now)
+        with aside(LOWEST) if len(messages) > BEHIND else contextlib.nullcontext():
+            for number, (peer, data) in enumerate(messages, start=1):
+                if self._over:
+                    return
+                self._behind = len(messages) - number
+                self._take(peer, data, now)
         self._settle(self._order.expire(now))
         self._acknowledge()
         for action in self._actions():
@@ -160,7 +158,7 @@ class Session:
 
     def _wait(self) -> float:
         """Seconds to wait for a frame: not for long when there is someone to tell."""
-        return 0.001 if self._pending or self._order.waiting else 0.02
+        return 0.001 if self._receipts or self._order.waiting else 0.02
 
     def _take(self, peer: Any, data: bytes, now: int) -> None:
         try:
@@ -188,7 +186,7 @@ class Session:
         ready = self._order.push(frame.seq, (frame, bytes(data), now, peer), now)
         self._sent_ns = max(self._sent_ns, frame.sent_ns)
         if frame.seq < due:
-            self._again = peer
+            self._receipts.repeat(peer)
         else:
             self._due_ns += self._period
         return ready
@@ -205,8 +203,10 @@ class Session:
             self._jumped = error.seq
             self._refuse(peer, data, error.code, error.seq, error.message)
             return []
-        self._jumped = None
+        self._jumped, back = None, error.seq < self._order.next
         self._settle(self._order.restart(error.seq))
+        if back:
+            self._receipts.forget()
         self.journal.append(Kind.RESTART, encode_words(seq=error.seq))
         self._fresh, self._sent_ns = True, 0
         frame = self._decoder.decode(data)
@@ -253,7 +253,7 @@ class Session:
                 text = "the disk refused for so long that there was no room for it"
                 self.source.answer(peer, Refusal("not_kept", seq, text).encode())
             else:
-                self._pending.append((position, seq, peer))
+                self._receipts.expect(position, seq, peer)
             self._elbo, self._has_learned, self._tried = latent.elbo, False, False
             if self._loop is not None:
                 self._loop.after(estimate, self.engine.bins, self.phase, self._behind)
@@ -263,15 +263,10 @@ class Session:
 
     def _acknowledge(self) -> None:
         """Tell the sender up to where bins are durable."""
-        settled, last, to = self.journal.settled, -1, self._again
-        while self._pending and self._pending[0][0] < settled:
-            _, last, peer = self._pending.popleft()
-            to = to if peer is None else peer
-        if last >= 0:
-            self._acknowledged = last
-        if to is not None and self._acknowledged >= 0:
-            self.source.answer(to, Ack(self._acknowledged).encode())
-        self._again = None
+        told = self._receipts.take(self.journal.settled)
+        if told is not None:
+            peer, seq = told
+            self.source.answer(peer, Ack(seq).encode())
 
     def _use_slack(self, busy: bool) -> None:
         """Learn if it fits before the next bin; else, or after it, what else there is to do."""
@@ -310,7 +305,8 @@ class Session:
     @property
     def _due(self) -> Due:
         given = None if self._loop is None else self._loop.values.tolist()
-        return Due(self._order.next, self._fresh, self._sent_ns, self._frozen, given)
+        told = self._fresh, self._sent_ns, self._frozen
+        return Due(self._order.next, *told, given, self._ended)
 
     def _watch(self) -> None:
         """Tell of trouble with the disk, and of the session now and then."""
@@ -363,7 +359,7 @@ class Session:
             backlog=self._backlog,
             learned=self._learned,
             elbo=self._elbo,
-            acknowledged=self._acknowledged,
+            acknowledged=self._receipts.last,
             exposure_ms=self.journal.exposure_ms,
             frozen=self._frozen,
             stimulation="" if self._loop is None else self._loop.told,
@@ -382,7 +378,8 @@ class Session:
         except OrderError as error:
             self._refuse(peer, b"", error.code, error.seq, error.message)
             return
-        self._again = peer
+        self._ended = True
+        self._receipts.repeat(peer)
         self.journal.append(Kind.END, encode_words(**self._order.counters._asdict()))
         self._finish("the stream ended")
 

@@ -56,8 +56,10 @@ def line(report: dict[str, Any]) -> str:
     Example:
         >>> line({"phase": "ready", "bins": 500, "taken": 500, "rate": 100.0,
         ...     "learned": 450, "latency_ns": [200_000, 400_000], "refused": 0,
-        ...     "counters": {"lost": 1, "late": 0, "duplicates": 0, "reordered": 0}})
-        'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40); learned after 90%; 1 lost'
+        ...     "counters": {"lost": 1, "late": 0, "duplicates": 0, "reordered": 0},
+        ...     "exposure_ms": 2.1})
+        'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40), \
+durable in 2.1 ms at most; learned after 90%; 1 lost'
     """
     if not report["taken"]:
         return f"{report['phase']}: no bins yet"
@@ -68,7 +70,8 @@ def line(report: dict[str, Any]) -> str:
     told = ", ".join(f"{wrong[name]} {name}" for name in names if wrong[name])
     return (
         f"{report['phase']}: {report['bins']} bins{rate if report['phase'] == 'ready' else ''}; "
-        f"estimates in {median:.2f} ms (p99 {high:.2f}); learned after {share:.0%}; "
+        f"estimates in {median:.2f} ms (p99 {high:.2f}), "
+        f"durable in {report['exposure_ms']:.1f} ms at most; learned after {share:.0%}; "
         f"{told or 'none lost'}"
     )
 

@@ -139,7 +139,7 @@ class Course:
         )
 
 
-def _main(
+def respond(
     frames: socket.socket,
     stimulation: socket.socket,
     sizes: tuple[int, int, float, int],
@@ -149,6 +149,7 @@ def _main(
     truth: Path | None,
     real_time: bool,
 ) -> None:
+    """Be the rig that `start_subject` starts; takes what that does."""
     # An interrupt of the terminal is the session's, whose end is this one's.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     low_latency()
@@ -187,7 +188,7 @@ def start_subject(
     """
     context = multiprocessing.get_context("spawn")
     args = (frames, stimulation, sizes, period, num, first, truth, real_time)
-    process = context.Process(target=_main, args=args, name="evkf-rig", daemon=True)
+    process = context.Process(target=respond, args=args, name="evkf-rig", daemon=True)
     process.start()
     frames.close()
     stimulation.close()

@@ -16,9 +16,9 @@ from pathlib import Path
 from evkf.errors import InputError
 from evkf.live.plan import PLAN
 
-SOON_S, SELDOM_S = 0.5, 30.0
+SOON_S, SELDOM_S, STEADY_S = 0.5, 30.0, 15.0
 """A session that died is taken up again so soon; twice as long after every time it did not live
-for the second, up to the second."""
+for the third, start included, up to the second."""
 
 BAD_INPUT = 2
 """Exit code of what cannot be mended by trying again."""
@@ -115,7 +115,7 @@ class Charge:
     def _die(self, how: str) -> None:
         lived = self._clock() - self._begun
         self.deaths += 1
-        self._patience = SOON_S if lived > SELDOM_S else self._patience
+        self._patience = SOON_S if lived > STEADY_S else self._patience
         self.fate, self._again = Fate.WAITS, self._clock() + self._patience
         self._log(f"{self.name}: {how} after {lived:.1f} s, again in {self._patience:g} s")
         self._patience = min(2 * self._patience, SELDOM_S)

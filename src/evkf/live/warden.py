@@ -23,7 +23,7 @@ from evkf.errors import InputError
 from evkf.live.control import load
 from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
-from evkf.live.machine import PRIORITY, become_real_time
+from evkf.live.machine import PRIORITY, become_real_time, undisturbed
 from evkf.live.plan import PLAN
 from evkf.live.slack import Budget
 
@@ -39,6 +39,9 @@ ANSWER_S = 2.0
 
 TIDY_NS, TIDYING_NS = 5_000_000_000, 1_000_000
 """Time between collections of garbage, and what the first is taken to take."""
+
+AGAIN_S = 0.2
+"""Seconds between attempts to leave a stop on a disk that refuses."""
 
 
 class Stimulator(Protocol):
@@ -86,7 +89,7 @@ class Warden:
 
     def __init__(self, guard: Guard, own: socket.socket, folder: Path, stimulator: Stimulator):
         self._guard, self._own, self._stimulator = guard, own, stimulator
-        self._marker = folder / STOPPED
+        self._folder, self._marker = folder, folder / STOPPED
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with _address(folder) as where:
             Path(where).unlink(missing_ok=True)
@@ -94,7 +97,8 @@ class Warden:
             os.chmod(where, 0o600)
         self._door.listen()
         self._visitors: list[socket.socket] = []
-        self._kept: State | None = None
+        self._kept: bool | None = None
+        """Whether the disk has a stop; None if that is not known."""
         self._broken = False
         self._tidying, self._tidied_ns = Budget([TIDYING_NS]), time.monotonic_ns()
 
@@ -119,6 +123,8 @@ class Warden:
                 self._stimulator.apply(self._guard.now(now_ns))
             with contextlib.suppress(Exception):
                 self._stimulator.close()
+            if self._guard.state == State.STOPPED:
+                self._keep()
             for each in (self._own, self._door, *self._visitors):
                 each.close()
 
@@ -126,6 +132,8 @@ class Warden:
         """Wait for something to do, and do it; false when the session is gone."""
         until, there = self._guard.until_ns, True
         left = None if until is None else max(until - time.monotonic_ns(), 0) / 1e9
+        if self._guard.state == State.STOPPED and not self._kept:
+            left = AGAIN_S
         ends = [self._own, self._door, *self._visitors]
         ready = select.select(ends, [], [], left)[0]
         # The session first: what the operator says now is newer than what it said.
@@ -137,6 +145,7 @@ class Warden:
             elif end is not self._own:
                 self._serve(end)
         self._apply(self._guard.tick(time.monotonic_ns()))
+        self._keep()
         self._tidy()
         return there
 
@@ -189,17 +198,30 @@ class Warden:
                 self._broken = True
         with contextlib.suppress(OSError):
             self._own.send(output.encode(), socket.MSG_DONTWAIT)
-        if output.state != self._kept:
-            self._keep(output)
+        self._keep()
 
-    def _keep(self, output: Output) -> None:
-        """Leave a stop for whoever takes up the session; last, for a disk may be slow."""
-        self._kept = output.state
-        with contextlib.suppress(OSError):
-            if output.state == State.STOPPED:
-                self._marker.write_text(output.why + "\n", encoding="utf-8")
-            else:
+    def _keep(self) -> None:
+        """Leave a stop for whoever takes up the session, last: a disk may be slow. One that refuses
+        is asked again, while nothing is on; that a stop was lifted it is told once.
+        """
+        stopped = self._guard.state == State.STOPPED
+        if stopped == self._kept:
+            return
+        if stopped:
+            self._kept = keep_stop(self._folder, self._guard.now(time.monotonic_ns()).why)
+        else:
+            self._kept = False
+            with contextlib.suppress(OSError):
                 self._marker.unlink(missing_ok=True)
+
+
+def keep_stop(folder: Path, why: str) -> bool:
+    """Leave a stop in a folder, for whoever takes up the session; whether the disk took it."""
+    try:
+        (folder / STOPPED).write_text(why + "\n", encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return True
 
 
 def _main(
@@ -220,10 +242,8 @@ def _main(
     warden = Warden(guard, own, folder, made)
     if real_time:
         become_real_time(PRIORITY + 1)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    warden.run()
+    with undisturbed():
+        warden.run()
 
 
 def _leave(*_: Any) -> None:
@@ -272,8 +292,9 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
         InputError: If there is no guard, or it does not answer to anything else.
     """
     if word == Word.STOP and (folder / PLAN).exists():
-        # First, so that it holds for a guard that is only just beginning.
-        (folder / STOPPED).write_text("the operator\n", encoding="utf-8")
+        # First, so that it holds for a guard that is only just beginning; a disk that refuses must
+        # not be in the way of the others.
+        keep_stop(folder, "the operator")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as way, _address(folder) as where:
         try:
             way.settimeout(ANSWER_S)
@@ -281,7 +302,7 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
         except OSError as error:
             remedy = "nothing stimulates there, unless something else does"
             if (folder / STOPPED).exists():
-                remedy += "; if a session begins there, it is stopped until `evkf arm`"
+                remedy += "; a session that begins there is stopped until `evkf arm` while it runs"
             raise InputError(f"no guard ({error})", str(folder), remedy) from None
         try:
             way.send((word or "state").encode())
@@ -293,7 +314,7 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
             who = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(struct.unpack("3i", who)[0], signal.SIGKILL)
-            (folder / STOPPED).write_text("the guard did not answer\n", encoding="utf-8")
+            keep_stop(folder, "the guard did not answer")
             return None
 
 

@@ -56,6 +56,8 @@ class ZmqSource:
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        # A sender whose connection died unnoticed comes again under its name; else it is not heard.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
         self.address = _bind(self._context, self._socket, address)
 

@@ -79,7 +79,8 @@ class Binner:
         self._first = self._shift = self._known = 0
         self._shifts: list[tuple[int, int]] = []
         self._counts: dict[int, np.ndarray] = {}
-        self._windows: list[tuple[int, int, np.ndarray]] = []
+        self._windows: list[tuple[int, int]] = []
+        """Whole bins that are masked: begin of the first, end of the last; none overlap."""
         self.late = self.early = self.late_blanks = self.lost = 0
         self.anew = False
 
@@ -99,23 +100,29 @@ class Binner:
             self._counts[begin] = np.zeros(self.num_units, np.int32)
         self._counts[begin][unit] += 1
 
-    def blank(self, begin: int, end: int, units: np.ndarray | None = None) -> None:
-        """Mask all bins that hold samples from `begin` to `end`, both included.
-
-        Args:
-            begin: First sample.
-            end: Last sample.
-            units: Channels that are masked; None masks all.
-        """
+    def blank(self, begin: int, end: int) -> None:
+        """Mask all bins that hold samples from `begin` to `end`, both included."""
         first, last = self._start(max(begin, 0)), self._start(end)
         assert self._begin is not None
         self.late_blanks += self._first <= first < self._begin
-        masked = np.ones(self.num_units, bool)
-        if units is not None:
-            masked[:] = False
-            masked[units] = True
-        if last >= self._begin:
-            self._windows.append((first, last, masked))
+        self._cover(first, last)
+
+    def _cover(self, first: int, last: int) -> None:
+        """Mask the bins from one time to another. Windows that meet become one: however many come,
+        there are no more than bins.
+        """
+        assert self._begin is not None
+        if last < self._begin:
+            return
+        begin = self._begin + (first - self._begin) // self._bin * self._bin
+        end = self._begin + ((last - self._begin) // self._bin + 1) * self._bin
+        apart = []
+        for each in self._windows:
+            if each[1] < begin or end < each[0]:
+                apart.append(each)
+            else:
+                begin, end = min(begin, each[0]), max(end, each[1])
+        self._windows = [*apart, (begin, end)]
 
     def seen(self, sample: int, away: bool = False) -> list[Frame]:
         """Bins that are over, now that the source's clock is known to have come to a sample.
@@ -160,7 +167,7 @@ class Binner:
         not whole, are masked.
         """
         assert self._begin is not None
-        self._windows.append((self._known + 1, at, np.ones(self.num_units, bool)))
+        self._cover(self._known + 1, at)
         found = self._take_out(self._known + self._bin)
         away = (at - self._begin) // self._bin
         self.lost += away
@@ -184,12 +191,9 @@ class Binner:
 
     def _mask(self, end: int) -> np.ndarray | None:
         """Which channels were observed in the bin that ends then."""
-        if not self._windows:
-            return None
-        begin = end - self._bin
-        masked = [units for first, last, units in self._windows if first < end and last >= begin]
-        self._windows = [each for each in self._windows if each[1] >= end]
-        return ~np.any(masked, axis=0) if masked else None
+        masked = any(first < end <= last for first, last in self._windows)
+        self._windows = [each for each in self._windows if each[1] > end]
+        return np.zeros(self.num_units, bool) if masked else None
 
     def _ns(self, end: int) -> int:
         """A time on the source's clock, as that was then."""
