@@ -69,9 +69,9 @@ def until(
     wait(lambda: page.evaluate(condition, given), seconds)
 
 
-def moving(page: Page) -> None:
+def moving(page: Page, seconds: float = PATIENCE_MS / 1000) -> None:
     """Wait until bins are drawn."""
-    until(page, "window.evkf?.frames > 3")
+    until(page, "window.evkf?.frames > 3", seconds=seconds)
 
 
 def says(page: Page, words: str, seconds: float = PATIENCE_MS / 1000) -> None:

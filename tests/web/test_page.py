@@ -3,17 +3,26 @@
 import json
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 pytest.importorskip("bokeh", reason="bokeh is not installed: BokehJS comes with it")
 
 from tests.web.browsing import Page, moving, opened, says, until, value, wait
 from tests.web.fake_page import TOKEN, FakePage, pack
 
+CUT = """which => [...document.querySelectorAll(which)].filter(
+    (each) => each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1
+).map((each) => each.id || each.className || each.tagName)"""
+"""Parts whose content does not fit."""
+
+COLOUR = "which => getComputedStyle(document.querySelector(which)).color"
+SIZES = ((1280, 800), (1920, 1080))
 PANELS = ("latents", "raster", "rates", "portrait", "evidence", "latency", "session")
 
 
@@ -207,6 +216,8 @@ def test_a_page_that_may_not_look_asks_for_the_token(browser: Any) -> None:
     try:
         with opened(browser, server.address) as page:
             says(page, "The token is missing.")
+            assert page.evaluate(CUT, "#connection, header") == []
+            assert not page.is_visible(".choices, #truth, #frozen")
             page.fill("#token", "00" * 32)
             page.keyboard.press("Enter")
             says(page, "The token is wrong.")
@@ -221,8 +232,12 @@ def test_a_page_that_may_not_look_asks_for_the_token(browser: Any) -> None:
 def test_it_connects_again_when_the_server_is_back(page: Page, fake: FakePage) -> None:
     fake.stop()
     says(page, "The server does not answer")
+    assert page.evaluate(CUT, "#connection, header") == []
+    ready = page.evaluate(COLOUR, "#phase")
     fake.start()
     says(page, "Connected again.")
+    # What was shown meanwhile was old, and looked it.
+    until(page, f"before => ({COLOUR})('#phase') !== before", ready)
     before = page.evaluate("evkf.store.versions.bins")
     until(page, "before => evkf.store.versions.bins > before", before)
 
@@ -287,34 +302,80 @@ def test_views_of_many_latents(browser: Any) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1920, 1080)])
 @pytest.mark.parametrize("latents", [2, 20])
-def test_all_is_on_one_screen(browser: Any, width: int, height: int, latents: int) -> None:
+def test_all_is_on_one_screen(browser: Any, latents: int) -> None:
     server = FakePage(latents, 30, truth=latents == 2)
     try:
-        with opened(browser, server.address, width, height) as page:
+        with opened(browser, server.address) as page:
             moving(page)
-            boxes = page.evaluate("""() => [...document.querySelectorAll(
-                "header, footer, .panel, button, select, input, .plot, .head, dd, .note"
-            )].filter((each) => each.offsetParent !== null).map((each) => {
-                const { left, top, right, bottom } = each.getBoundingClientRect();
-                return [each.id || each.className || each.tagName, left, top, right, bottom];
-            })""")
-            assert len(boxes) > 40
-            for name, left, top, right, bottom in boxes:
-                inside = left >= 0 and top >= 0 and right <= width and bottom <= height
-                assert inside, (name, left, top, right, bottom)
-            panels = [box for box in boxes if str(box[0]).startswith("panel-")]
-            assert len(panels) == len(PANELS)
-            for at, (name, left, top, right, bottom) in enumerate(panels):
-                for other, left2, top2, right2, bottom2 in panels[at + 1 :]:
-                    apart = right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top
-                    assert apart, (name, other)
-            cut = page.evaluate("""() => [
-                ...document.querySelectorAll(".panel, .head, .note, header, footer"),
-            ].filter((each) => each.scrollWidth > each.clientWidth + 1
-                    || each.scrollHeight > each.clientHeight + 1)
-                .map((each) => each.id || each.className || each.tagName)""")
-            assert cut == []
+            until(page, "evkf.store.versions.field > 0 && evkf.store.versions.evidence > 0")
+            # All figures are painted but that of the truth, where none is known.
+            for width, height in SIZES:
+                page.set_viewport_size({"width": width, "height": height})
+                painted = page.evaluate("evkf.paints")
+                still = "evkf.paints.filter((each, k) => each <= before[k]).length"
+                until(page, f"before => {still} <= {latents > 2:d}", painted)
+                panels = check_boxes(page, width, height)
+                assert page.evaluate(CUT, ".panel, .head, .note, .key, header, footer") == []
+                check_picture(page, width, height, panels)
     finally:
         server.stop()
+
+
+def check_boxes(page: Page, width: int, height: int) -> dict[str, list[float]]:
+    """Where panels are: nothing is outside of the screen, no panel is over another."""
+    boxes = page.evaluate("""() => [...document.querySelectorAll(
+        "header, footer, .panel, button, select, input, .plot, .head, dd, .note, .key"
+    )].filter((each) => each.offsetParent !== null).map((each) => {
+        const { left, top, right, bottom } = each.getBoundingClientRect();
+        return [each.id || each.className || each.tagName, left, top, right, bottom];
+    })""")
+    assert len(boxes) > 40
+    for name, left, top, right, bottom in boxes:
+        inside = left >= 0 and top >= 0 and right <= width and bottom <= height
+        assert inside, (name, left, top, right, bottom)
+    panels = [box for box in boxes if str(box[0]).startswith("panel-")]
+    assert len(panels) == len(PANELS)
+    for at, (name, left, top, right, bottom) in enumerate(panels):
+        for other, left2, top2, right2, bottom2 in panels[at + 1 :]:
+            apart = right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top
+            assert apart, (name, other)
+    return {name: box for name, *box in panels}
+
+
+def check_picture(page: Page, width: int, height: int, panels: dict[str, list[float]]) -> None:
+    """Nothing in a picture of the page is empty: every panel has colours of its own."""
+    picture = imread(BytesIO(page.screenshot()))[..., :3]
+    assert picture.shape[:2] == (height, width)
+    for name, box in panels.items():
+        left, top, right, bottom = map(int, box)
+        seen = picture[top + 30 : bottom, left:right].reshape(-1, 3)
+        assert len(np.unique(seen, axis=0)) > 30, name
+
+
+def test_what_is_drawn_grows_with_the_screen(browser: Any, fake: FakePage) -> None:
+    """A window that is moved to a projector: nothing is as small there as it was."""
+    read = """() => [
+        evkf.panels.latency.texts.renderer.glyph.text_font_size.value,
+        evkf.panels.latents.texts.renderer.glyph.text_font_size.value,
+        evkf.panels.portrait.learned.head.renderer.glyph.size.value,
+        evkf.panels.evidence.lines[0].renderer.glyph.line_width.value,
+    ]"""
+    with opened(browser, fake.address) as page:
+        moving(page)
+        assert page.evaluate(read) == ["11px", "11px", 9, 2]
+        page.set_viewport_size({"width": 1920, "height": 1080})
+        grown = 17 / 13
+        until(page, f"() => ({read})()[0] === '14px'")
+        large = page.evaluate(read)
+        assert large[:2] == ["14px", "14px"]
+        assert large[2:] == pytest.approx([9 * grown, 2 * grown])
+
+
+def test_the_newest_evidence_is_not_cut_off_at_the_border(page: Page) -> None:
+    until(page, "evkf.store.evidence.last !== null && evkf.panels.evidence.ends.data.x.length")
+    end, last = page.evaluate("""() => [
+        evkf.panels.evidence.figure.plot.x_range.end, evkf.panels.evidence.ends.data.x[0],
+    ]""")
+    first = page.evaluate("evkf.panels.evidence.figure.plot.x_range.start")
+    assert last + 0.02 * (last - first) < end

@@ -66,7 +66,8 @@ class Session:
         self.address = self._running.address()
 
     def _listen(self) -> None:
-        with suppress(ConnectionClosed), connect(f"ws://{self._web}/estimates") as client:
+        place = f"ws://{self._web}/estimates"
+        with suppress(ConnectionClosed), connect(place, open_timeout=START_S) as client:
             client.recv()
             while True:
                 data = client.recv()
@@ -119,7 +120,8 @@ def session(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def page(browser: Any, session: Session) -> Iterator[Page]:
     with opened(browser, session.address) as found:
-        moving(found)
+        # Its address is told before anything is compiled.
+        moving(found, START_S)
         yield found
 
 
@@ -221,7 +223,7 @@ def test_an_engine_that_is_killed_is_told_of_and_the_page_goes_on_when_it_is_res
     says(page, "The engine has died.", seconds=0.1)
     before = float(value(page, "bin"))
     session.resume()
-    says(page, "Live.")
+    says(page, "Live.", START_S)
     until(page, "before => Number(document.getElementById('bin').dataset.value) > before", before)
     moved = page.evaluate("evkf.paints[0]")
     until(page, "before => evkf.paints[0] > before + 3", moved)

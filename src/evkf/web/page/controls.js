@@ -94,6 +94,7 @@ export class Controls {
     }
     get("view").value = "plane";
     get("view").hidden = latents < 3;
+    document.querySelector(".choices").hidden = latents < 3;
     get("horizon").max = Math.max(horizon, 1);
     get("horizon-group").hidden = !(horizon > 0);
     this.setHorizon(horizon);

@@ -105,12 +105,22 @@ export class Figure {
     return parseFloat(getComputedStyle(document.documentElement).fontSize) / 13;
   }
 
-  /** Have glyphs drawn; returns the source whose data are replaced whole, never in place. */
-  add(glyph, empty, properties, level = MOVING) {
+  /**
+   * Have glyphs drawn; returns the source whose data are replaced whole, never in place.
+   *
+   * `sizes` are in pixels of a laptop, and grow with the screen, even when it changes.
+   */
+  add(glyph, empty, properties, sizes = {}, level = MOVING) {
     const source = new Bokeh.ColumnDataSource({ data: empty });
     const renderer = this.plot[glyph]({ ...properties, source });
     renderer.level = level;
     source.renderer = renderer;
+    this.follow(() => {
+      for (const [name, pixels] of Object.entries(sizes)) {
+        const grown = pixels * this.scale;
+        renderer.glyph[name] = name.endsWith("font_size") ? `${Math.round(grown)}px` : grown;
+      }
+    });
     return source;
   }
 

@@ -5,6 +5,7 @@ import { Calm, Figure, colour } from "./figures.js";
 const Bokeh = globalThis.Bokeh;
 const SLOW_MS = 400; // they are read, not watched
 const READ_MS = 100;
+const ROOM = 0.03;
 
 /** Changes at most so often, and only if something came. */
 const seldom = (milliseconds, store) => Math.floor(performance.now() / milliseconds) * Math.sign(store.versions.bins);
@@ -35,13 +36,12 @@ export class Evidence {
   constructor() {
     const axes = ["seconds since the first bin", "nats per bin"];
     this.figure = new Figure("plot-evidence", { axes, x: [0, 10], y: [-0.5, 1], ticks: 4 });
-    const line = { x: { field: "x" }, y: { field: "y" }, line_width: 2 * this.figure.scale };
-    this.zero = this.figure.add("line", { x: [0, 1e9], y: [0, 0] }, { ...line, line_width: 1 }, "glyph");
-    this.lines = [0, 1].map(() => this.figure.add("line", { x: [], y: [] }, line));
+    const line = { x: { field: "x" }, y: { field: "y" } };
+    this.zero = this.figure.add("line", { x: [0, 1e9], y: [0, 0] }, line, { line_width: 1 }, "glyph");
+    this.lines = [0, 1].map(() => this.figure.add("line", { x: [], y: [] }, line, { line_width: 2 }));
     this.ends = this.figure.add("scatter", { x: [], y: [], color: [] }, {
       x: { field: "x" }, y: { field: "y" }, fill_color: { field: "color" }, line_color: null,
-      size: 7 * this.figure.scale,
-    });
+    }, { size: 7 });
     this.figure.follow(() => {
       this.zero.renderer.glyph.line_color = colour("soft");
       this.lines.forEach((each, index) => { each.renderer.glyph.line_color = colour(`c${index}`); });
@@ -59,7 +59,8 @@ export class Evidence {
     this.lines.forEach((line, index) => { line.data = { x: x.slice(), y: rows.map((row) => row[index + 1]) }; });
     this.ends.data = { x: [last[0], last[0]], y: [last[1], last[2]], color: [colour("c0"), colour("c1")] };
     const values = rows.flatMap((row) => [row[1], row[2]]).filter(Number.isFinite);
-    this.ranges[0].fit(x[0], Math.max(x.at(-1), x[0] + 10));
+    // With room for the last point: half of it would be cut off at the border.
+    this.ranges[0].fit(x[0], Math.max(x.at(-1) + ROOM * (x.at(-1) - x[0]), x[0] + 10));
     this.ranges[1].fit(Math.min(0, ...values), Math.max(0, ...values));
     this.figure.range("x_range", x[0], this.ranges[0].high);
     this.figure.range("y_range", this.ranges[1].low, this.ranges[1].high);
@@ -71,7 +72,7 @@ export class Evidence {
 
 export class Latency {
   constructor() {
-    const axes = ["ms from taken in to published", "% of bins"];
+    const axes = ["ms from arrival to estimate", "% of bins"];
     this.figure = new Figure("plot-latency", { axes, x: [-2, 4], y: [0, 100], ticks: 4 });
     const ticks = [-2, -1, 0, 1, 2, 3.5];
     const texts = ["0.01", "0.1", "1", "10", "100", "missing"];
@@ -84,12 +85,12 @@ export class Latency {
       fill_color: field("color"), line_color: null,
     });
     this.limit = this.figure.add("line", { x: [], y: [] }, {
-      x: field("x"), y: field("y"), line_dash: "dashed", line_width: 1.5,
-    });
+      x: field("x"), y: field("y"), line_dash: "dashed",
+    }, { line_width: 1.5 });
     this.texts = this.figure.add("text", { x: [], y: [], text: [] }, {
       x: field("x"), y: field("y"), text: field("text"), text_baseline: "top", text_align: "right",
-      x_offset: -4, y_offset: 3, text_font_size: `${Math.round(11 * this.figure.scale)}px`,
-    });
+      x_offset: -4, y_offset: 3,
+    }, { text_font_size: 11 });
     this.figure.follow(() => {
       this.limit.renderer.glyph.line_color = colour("soft");
       this.texts.renderer.glyph.text_color = colour("soft");

@@ -61,6 +61,8 @@ function tell(text, tone, needsToken) {
   element.title = text;
   element.dataset.tone = tone;
   document.getElementById("token-form").hidden = !needsToken;
+  // What is still shown is old.
+  document.body.classList.toggle("away", connection.trouble !== null);
 }
 
 /** For tests and measurements: what was drawn, and how often. */

@@ -132,23 +132,22 @@ class Plane {
     const figure = new Figure(id, { axes: ["z0", "z1"], x: [-1, 1], y: [-1, 1], left: 48 });
     this.figure = figure;
     this.name = name;
-    const s = figure.scale;
     this.arrows = figure.add("segment", { x0: [], y0: [], x1: [], y1: [], alpha: [] }, {
       x0: { field: "x0" }, y0: { field: "y0" }, x1: { field: "x1" }, y1: { field: "y1" },
-      line_alpha: { field: "alpha" }, line_width: 1.1 * s,
-    }, "glyph");
+      line_alpha: { field: "alpha" },
+    }, { line_width: 1.1 }, "glyph");
     const line = { x: { field: "x" }, y: { field: "y" } };
-    this.cycle = figure.add("line", { x: [], y: [] }, { ...line, line_width: 2 * s, line_dash: [6, 4] });
+    this.cycle = figure.add("line", { x: [], y: [] }, { ...line, line_dash: [6, 4] }, { line_width: 2 });
     this.fixed = figure.add("scatter", { x: [], y: [], fill: [] }, {
-      ...line, size: 10 * s, fill_color: { field: "fill" }, line_width: 2 * s,
-    });
+      ...line, fill_color: { field: "fill" },
+    }, { size: 10, line_width: 2 });
     this.tail = figure.add("multi_line", { xs: [], ys: [], alpha: [], width: [] }, {
       xs: { field: "xs" }, ys: { field: "ys" }, line_alpha: { field: "alpha" },
       line_width: { field: "width" }, line_cap: "round",
     });
-    this.ahead = figure.add("line", { x: [], y: [] }, { ...line, line_width: 2 * s, line_dash: [2, 3] });
-    this.ellipse = figure.add("patch", { x: [], y: [] }, { ...line, fill_alpha: 0.18, line_width: 1.5 * s });
-    this.head = figure.add("scatter", { x: [], y: [] }, { ...line, size: 9 * s, line_width: 1.5 * s });
+    this.ahead = figure.add("line", { x: [], y: [] }, { ...line, line_dash: [2, 3] }, { line_width: 2 });
+    this.ellipse = figure.add("patch", { x: [], y: [] }, { ...line, fill_alpha: 0.18 }, { line_width: 1.5 });
+    this.head = figure.add("scatter", { x: [], y: [] }, line, { size: 9, line_width: 1.5 });
     figure.follow(() => {
       const [path, rest] = [colour("c0"), colour("c1")];
       this.arrows.renderer.glyph.line_color = colour("field");
@@ -206,6 +205,7 @@ export class Portrait {
       this.learned.drawField(field, [field?.u, field?.v], box);
       this.truth.drawField(field, [field?.true_u, field?.true_v], box);
     }
+    document.getElementById("field-note").textContent = flat ? "" : ", arrows in a view of two latents";
     const name = (axis) => `z${axis}`;
     const labels = {
       plane: choice.plane.map(name),

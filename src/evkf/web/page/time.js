@@ -57,22 +57,19 @@ export class Latents {
         ys: { field: "ys" },
         line_color: { field: "color" },
         line_dash: { field: "dash" },
-        line_width: 1.8 * figure.scale,
-      }),
+      }, { line_width: 1.8 }),
     }));
     this.marks = this.past.add("segment", { x: [], low: [], high: [] }, {
       x0: { field: "x" }, x1: { field: "x" }, y0: { field: "low" }, y1: { field: "high" },
-      line_width: 1.2, line_dash: "dashed",
-    });
+      line_dash: "dashed",
+    }, { line_width: 1.2 });
     this.texts = this.past.add("text", { x: [], y: [], text: [] }, {
       x: { field: "x" }, y: { field: "y" }, text: { field: "text" },
       x_offset: 4, y_offset: 2, text_baseline: "top",
-      text_font_size: `${Math.round(11 * this.past.scale)}px`,
-    });
+    }, { text_font_size: 11 });
     this.now = this.future.add("segment", { x: [0], low: [0], high: [0] }, {
       x0: { field: "x" }, x1: { field: "x" }, y0: { field: "low" }, y1: { field: "high" },
-      line_width: 1,
-    });
+    }, { line_width: 1 });
     const dress = () => {
       this.marks.renderer.glyph.line_color = colour("ink");
       this.texts.renderer.glyph.text_color = colour("ink");
