@@ -13,7 +13,12 @@ from jax._src import compiler
 
 PLAIN = {"xla_cpu_use_fusion_emitters": False}
 """Compiles in half the time, and computes as fast."""
-QUICK = PLAIN | {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = PLAIN | {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    # Parts of a program compiled side by side take longer in all, and tests fill the cores already.
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 """Compiles in a quarter of the time; long computations are slower."""
 
 

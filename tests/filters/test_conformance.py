@@ -227,8 +227,8 @@ class Run(NamedTuple):
     us: jax.Array
     step: Callable
 
-    def scanning(self):
-        """Compile in full what must be equal bit for bit."""
+    def effort(self):
+        """Compile in full what must be equal bit for bit, quickly what may differ by rounding."""
         return nullcontext() if self.pair.rounding else in_full()
 
 
@@ -255,7 +255,7 @@ def stepped(name: str):
     state = run.pair.filter.init(run.model)
     out = []
     for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(), strict=True):
-        with in_full():
+        with run.effort():
             state, info = run.step(run.model, state, y, mask, key, u)
         out.append((state, info))
     return out
@@ -264,7 +264,7 @@ def stepped(name: str):
 @cache
 def scanned(name: str):
     run = prepare(name)
-    with run.scanning():
+    with run.effort():
         return scan_filter(run.pair.filter, run.model, run.ys, run.masks, run.us, key=KEY)
 
 
@@ -312,7 +312,7 @@ def test_scan_is_stepping_bit_for_bit(name):
 @pairs("poisson", "linear", "custom", "particle_gamma")
 def test_compiled_ahead_is_stepping_bit_for_bit(name):
     run = prepare(name)
-    with in_full():
+    with run.effort():
         step = CompiledStep(run.pair.filter, run.model, key=True)
     carry = step.init()
     for t, (state, info) in enumerate(stepped(name)):
@@ -325,13 +325,13 @@ def test_a_scan_can_be_continued(name):
     """A second scan from the state that the first one returned goes on as stepping does."""
     run = prepare(name)
     state, _ = scanned(name)
-    with run.scanning():
+    with run.effort():
         again, trace = scan_filter(
             run.pair.filter, run.model, run.ys, run.masks, run.us, state=state, key=KEY, first=T
         )
     beliefs = []
     for y, mask, u, key in zip(run.ys, run.masks, run.us, keys(T), strict=True):
-        with in_full():
+        with run.effort():
             state, _ = run.step(run.model, state, y, mask, key, u)
         beliefs.append(state.belief)
     want = jax.tree.map(lambda *x: jnp.stack(x), *beliefs)
@@ -344,7 +344,7 @@ def test_what_is_not_a_number_does_no_lasting_harm(name):
     run, (state, _) = prepare(name), stepped(name)[0]
     seen = jnp.ones(N, bool)
     bad = run.ys[1].at[0].set(jnp.nan)
-    with in_full():
+    with run.effort():
         state, info = run.step(run.model, state, bad, seen, keys()[1], run.us[1])
         assert info.status & Status.FELL_BACK
         assert np.isnan(info.elbo)
@@ -359,12 +359,12 @@ def test_what_is_not_a_number_does_no_lasting_harm(name):
 def test_a_new_trial_begins_with_a_restart(name):
     run, fresh = prepare(name), np.arange(T) == T // 2
     filter, state, beliefs = run.pair.filter, run.pair.filter.init(run.model), []
-    with run.scanning():
+    with run.effort():
         _, trace = scan_filter(filter, run.model, run.ys, us=run.us, key=KEY, fresh=fresh)
     seen = jnp.ones(N, bool)
     for t, (y, u, key) in enumerate(zip(run.ys, run.us, keys(), strict=True)):
         state = filter.restart(run.model, state) if fresh[t] else state
-        with in_full():
+        with run.effort():
             state, _ = run.step(run.model, state, y, seen, key, u)
         beliefs.append(state.belief)
     want = jax.tree.map(lambda *x: jnp.stack(x), *beliefs)
@@ -376,7 +376,7 @@ def test_two_scans_are_one_long_scan(name):
     run = prepare(name)
     ys, masks = jnp.concatenate([run.ys] * 2), jnp.concatenate([run.masks] * 2)
     middle, before = scanned(name)
-    with run.scanning():
+    with run.effort():
         last, after = scan_filter(
             run.pair.filter, run.model, run.ys, run.masks, state=middle, key=KEY, first=T
         )
@@ -490,13 +490,13 @@ def test_an_update_without_observations_is_the_prediction(name):
     state, _ = stepped(name)[-1]
     before = jax.tree.map(np.array, state)
     predict_key, _ = jax.random.split(KEY)
-    with in_full():
+    with run.effort():
         prediction = jax.jit(filter.predict)(run.model, state, predict_key, run.us[0])
     assert_same(jax.tree.map(np.array, state), before)
     nothing, none = np.full(N, np.nan), np.zeros(N, bool)
     updates = [run.step(run.model, state, nothing, none, KEY, run.us[0])]
     if name in ("poisson", "gamma"):
-        with in_full():
+        with run.effort():
             updates.append(jax.jit(filter.update)(run.model, prediction, nothing, none, KEY))
     for updated, info in updates:
         if run.pair.rounding:
@@ -520,7 +520,7 @@ def test_compiling_changes_nothing(name):
 @pytest.mark.parametrize("num", [0, 1])
 def test_very_short_recordings(num):
     run = prepare("poisson")
-    with run.scanning():
+    with run.effort():
         state, trace = scan_filter(run.pair.filter, run.model, run.ys[:num], run.masks[:num])
     assert {len(leaf) for leaf in jax.tree.leaves(trace)} == {num}
     want = stepped("poisson")[0][0] if num else run.pair.filter.init(run.model)

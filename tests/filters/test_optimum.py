@@ -44,40 +44,34 @@ def gaussian_bound(case, level):
 
 
 def gaussian_brute_force(cases, beliefs):
-    """Our bound and the best one found, one level of quadrature at a time (so that only it is
-    computed).
+    """Our bound and the best one found, case by case: side by side, every level of quadrature would
+    be computed for each of them.
     """
-    levels = np.asarray(jax.vmap(quadrature_level)(cases))
-    ours, best = np.zeros(len(levels)), np.zeros(len(levels))
-    for level in np.unique(levels):
-        chosen = levels == level
-        pick = lambda tree, chosen=chosen: jax.tree.map(lambda x: x[chosen], tree)  # noqa: E731
-        ours[chosen], best[chosen] = climb(pick(cases), pick(beliefs), jnp.asarray(level))
-    return ours, best
-
-
-def climb(cases, beliefs, level):
-    def one(case, belief, key):
-        bound = gaussian_bound(case, level)
-        base = jnp.linalg.cholesky(belief.cov)
-
-        def unpack(x):
-            lower = jnp.zeros((L, L)).at[jnp.tril_indices(L, -1)].set(x[L : L + L * (L - 1) // 2])
-            root = base @ (lower + jnp.diag(jnp.exp(x[-L:])))
-            return belief.mean + base @ x[:L], root @ root.T
-
-        def run(x0):
-            result = minimize(
-                lambda x: -bound(*unpack(x)), x0, method="BFGS", options={"maxiter": 60}
-            )
-            return jnp.where(jnp.isfinite(result.fun), -result.fun, -jnp.inf)
-
-        size = L + L * (L + 1) // 2
-        starts = jax.random.normal(key, (STARTS, size)) * jnp.array([0.0, 0.5, 1.5])[:, None]
-        return bound(belief.mean, belief.cov), jnp.max(jax.vmap(run)(starts))
-
+    levels = jax.vmap(quadrature_level)(cases)
     keys = jax.random.split(jax.random.key(1), len(cases.y))
-    return jax.jit(jax.vmap(one))(cases, beliefs, keys)
+    run = jax.jit(lambda *batch: jax.lax.map(lambda each: climb(*each), batch))
+    return run(cases, beliefs, levels, keys)
+
+
+def climb(case, belief, level, key):
+    bound = gaussian_bound(case, level)
+    base = jnp.linalg.cholesky(belief.cov)
+
+    def unpack(x):
+        lower = jnp.zeros((L, L)).at[jnp.tril_indices(L, -1)].set(x[L : L + L * (L - 1) // 2])
+        root = base @ (lower + jnp.diag(jnp.exp(x[-L:])))
+        return belief.mean + base @ x[:L], root @ root.T
+
+    # Traced once, though the search names it in many places.
+    objective = jax.jit(lambda x: -bound(*unpack(x)))
+
+    def run(x0):
+        result = minimize(objective, x0, method="BFGS", options={"maxiter": 60})
+        return jnp.where(jnp.isfinite(result.fun), -result.fun, -jnp.inf)
+
+    size = L + L * (L + 1) // 2
+    starts = jax.random.normal(key, (STARTS, size)) * jnp.array([0.0, 0.5, 1.5])[:, None]
+    return bound(belief.mean, belief.cov), jnp.max(jax.vmap(run)(starts))
 
 
 def gaussian_residual(cases, beliefs):

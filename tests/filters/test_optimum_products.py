@@ -86,6 +86,7 @@ def product_brute_force(family, cases, nats):
     def one(case, nat, key):
         _, bound = product_bounds(family, case)
 
+        @jax.jit  # traced once, though the search names it in many places
         def objective(x):
             value = bound(unpack(x.reshape(nat.shape)))
             return jnp.where(jnp.isfinite(value), -value, 1e12)
@@ -99,7 +100,7 @@ def product_brute_force(family, cases, nats):
         return bound(nat), jnp.max(jax.vmap(run)(starts))
 
     keys = jax.random.split(jax.random.key(1), len(cases.y))
-    return jax.jit(jax.vmap(one))(cases, nats, keys)
+    return jax.jit(lambda *batch: jax.lax.map(lambda each: one(*each), batch))(cases, nats, keys)
 
 
 def product_residual(family, cases, nats):
