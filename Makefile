@@ -35,7 +35,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test long numbers docs figures release lint format lock clean
+.PHONY: help setup dev demo test long numbers docs figures audit release lint format lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -89,6 +89,9 @@ docs: dev ## build the documentation into site/
 
 figures: dev ## draw the figures of the tutorials anew, into docs/img/
 	@cd docs/img && for script in ../../examples/*.py; do echo "$$script"; ../../$(BIN)/python $$script || exit 1; done
+
+audit: dev ## look up known weaknesses of what is locked, as far as this machine can ask
+	@$(BIN)/python benchmarks/audit.py
 
 release: dev ## build wheel and sdist, and try them in clean environments, extra by extra
 	@test -x $(BIN)/uv || $(PIP) install uv
