@@ -2,8 +2,10 @@
 
 Every message must come out of the decoder as the frame that a plain reference reads in it, or as a
 `FrameError` with the code and the number of the bin that the reference gives. No damaged frame may
-pass for another one, and resident memory must not grow. Prints what it saw and exits non-zero when
-any of it does not hold.
+pass for another one, and resident memory must not grow. As many go to a session, good bins among
+them: it must name what is wrong with each to the sender, count it, keep the first thousand, and
+filter the good ones as if nothing else came. Prints what it saw and exits non-zero when any of it
+does not hold.
 
     python benchmarks/live_fuzz.py [--quick] [--json FILE]
 """
@@ -14,6 +16,7 @@ import random
 import resource
 import struct
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,10 +26,20 @@ from typing import Any
 import numpy as np
 from bad_frames import SESSIONS, SMALL, Session, Verdict, expected, named, sealed
 from closing import close
+from live_faults import PLAN, open_memory
 
+from evkf.latency import low_latency
+from evkf.live.disk import Disk
 from evkf.live.frames import Code, Decoder, End, Frame, FrameError, encode, encode_end
+from evkf.live.order import LARGEST_GAP, Counters
+from evkf.live.plan import JOURNAL, build, parts
+from evkf.live.records import Kind
+from evkf.live.segments import read
+from evkf.live.session import QUARANTINE
 
 FULL, QUICK = 1_000_000, 100_000
+BETWEEN, FEWER = 50, 5
+"""Bad frames between good ones in a session, and how many times fewer there are if quick."""
 GROWTH = 4e6
 """Bytes by which resident memory may grow after the first tenth."""
 
@@ -117,6 +130,13 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random, bytes], bytearray], ...]
 MUTATIONS = (_flip, _cut, _splice, _noise, _grow, _field, _value)
 
 
+def mutated(good: list[bytes], rng: random.Random) -> tuple[bytes, bool]:
+    """A frame with something wrong, most likely, and whether its checksum was mended."""
+    data = rng.choice(MUTATIONS)(bytearray(rng.choice(good)), rng, rng.choice(good))
+    again = rng.random() < 0.5
+    return sealed(bytes(data[:-4])) if again else bytes(data), again
+
+
 def fuzz(num: int, seed: int = 0) -> dict[str, Any]:
     """Mutated frames through the decoders, half of them with a checksum that holds again."""
     rng = random.Random(seed)
@@ -129,10 +149,7 @@ def fuzz(num: int, seed: int = 0) -> dict[str, Any]:
             settled = resident()
         at = rng.randrange(len(SESSIONS))
         session, decoder = decoders[at]
-        good = rng.choice(pools[at])
-        data = bytes(rng.choice(MUTATIONS)(bytearray(good), rng, rng.choice(pools[at])))
-        again = rng.random() < 0.5
-        data = sealed(data[:-4]) if again else data
+        data, again = mutated(pools[at], rng)
         said, due = found(decoder, data), expected(session, data)
         taken = isinstance(said, Frame | End)
         codes["taken" if taken else "wrong" if isinstance(said, str) else said[0]] += 1
@@ -142,6 +159,49 @@ def fuzz(num: int, seed: int = 0) -> dict[str, Any]:
             shown += [f"{data.hex()} came out as {said}, not {due}"] * (wrong <= 5)
     counts = {"frames": num, "wrong": wrong, "forged": forged, "grown": resident() - settled}
     return {**counts, "codes": codes, "shown": shown}
+
+
+def through_session(num: int, folder: Path, seed: int = 1) -> tuple[dict[str, Any], list[str]]:
+    """Bad frames to a session, with good bins among them: figures, and what does not hold."""
+    engine = build(PLAN, parts(PLAN, folder))
+    session, memory, _ = open_memory(folder, engine, Disk())
+    like = Session(PLAN.channels, 0, True, engine.dtype.type)
+    rng, good = random.Random(seed), pool(like, np.random.default_rng(seed))
+    due: Counter[str] = Counter()
+    bins = settled = 0
+    while due.total() < num:
+        for _ in range(BETWEEN):
+            data, _ = mutated(good, rng)
+            verdict = expected(like, data)
+            # What is taken, or of a number that may be due, would change what the counts must be.
+            if isinstance(verdict, Frame | End) or -1 < _number(verdict) < num + LARGEST_GAP:
+                continue
+            memory.due.append(data)
+            due[verdict[0]] += 1
+        memory.due.append(encode(Frame(bins, np.full(PLAN.channels, bins % 3, np.uint8))))
+        bins += 1
+        session.turn()
+        settled = settled or (due.total() > num // 10 and resident())
+    grown = resident() - settled
+    memory.due = [encode_end(bins)]
+    report = session.run()
+    kept = sum(record.kind == Kind.REFUSED for record in read(folder / JOURNAL))
+    missed = []
+    if memory.refusals != due or report.refused != due.total():
+        missed.append(f"refused {report.refused}, told {memory.refusals}, due were {due}")
+    if memory.seqs != list(range(bins)) or memory.bridged or memory.acknowledged != bins - 1:
+        missed.append(f"{len(memory.seqs)} bins filtered, {memory.acknowledged + 1} acknowledged")
+    if report.counters != Counters(received=bins, delivered=bins):
+        missed.append(f"counted {report.counters}, {bins} bins were sent")
+    if kept != min(QUARANTINE, due.total()):
+        missed.append(f"{kept} bad frames kept")
+    if grown > GROWTH:
+        missed.append(f"a session grew by more than {GROWTH / 1e6:.0f} MB")
+    return {"refused": report.refused, "bins": bins, "kept": kept, "grown": grown}, missed
+
+
+def _number(verdict: tuple[str, int | None]) -> int:
+    return -1 if verdict[1] is None else verdict[1]
 
 
 def resident() -> int:
@@ -170,6 +230,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} frames, not {FULL:,}")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    low_latency()
     decoder, cases, missed = Decoder(*SMALL), named(), []
     for name, (data, *due) in cases.items():
         if (said := found(decoder, data)) != tuple(due):
@@ -183,6 +244,12 @@ def main() -> int:
     result = fuzz(QUICK if options.quick else FULL)
     print(", ".join(f"{code} {num}" for code, num in result["codes"].most_common()))
     missed += result["shown"]
+    with tempfile.TemporaryDirectory() as made:
+        num = QUICK // FEWER if options.quick else FULL
+        session, fell = through_session(num, Path(made))
+    missed += fell
+    told = f"{session['refused']} refused and {session['kept']} kept"
+    print(f"session: {told} beside {session['bins']} bins, {session['grown'] / 1e6:.1f} MB grown")
     if result["forged"]:
         missed.append(f"{result['forged']} damaged frames passed for others")
     if result["grown"] > GROWTH:
@@ -191,7 +258,8 @@ def main() -> int:
     wrong = f"{result['wrong']} wrong, {result['forged']} forged"
     grown = f"memory grew by {result['grown'] / 1e6:.1f} MB"
     print(f"{len(cases)} named and {result['frames']} made frames: {wrong}, {grown}")
-    return close({"named": len(cases), "us": speed, **result}, missed, options.json)
+    figures = {"named": len(cases), "us": speed, **result, "session": session}
+    return close(figures, missed, options.json)
 
 
 if __name__ == "__main__":

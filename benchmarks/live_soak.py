@@ -3,7 +3,7 @@
 Resident memory may grow by less than 2 % after the first tenth, nothing may be compiled, and a
 subscriber that stalls may add at most 5 % to the 99th percentile of a step, against none. That is
 measured in many short blocks, in turn, with real-time priority where permitted: on a shared
-machine a quarter of a second is never like the next.
+machine one tenth of a second is not like the next.
 
     python benchmarks/live_soak.py [--quick] [--json FILE]
 """
@@ -35,7 +35,7 @@ BINS, QUICK, TAPE = 2_000_000, 30_000, 2000
 GROWTH, STALLED = 0.02, 0.05
 FILL = 50_000
 """Estimates after which there is room for none with a subscriber that does not read."""
-BLOCK, BLOCKS = 500, (400, 80)
+BLOCK, BLOCKS = 50, (4000, 800)
 """Bins in a row with and without a stalled subscriber, and how often each; how often if quick."""
 
 PLAN = Plan("rig", 0.01, latents=2, channels=100, num_windows=2, window=4)

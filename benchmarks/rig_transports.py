@@ -1,10 +1,10 @@
 """Rig transports: real peers on loopback, clocks that drift and jump, and a million odd messages.
 
-Spikes and bins that real peers send (an Open Ephys emulator, pylsl in and out) must come out with
-the same counts and time stamps, to the last bit. A clock that drifts by 100 parts in a million and
-jumps by a second must be told of, and bins stay within one of where they belong. What LSL hands out
-first is shown to be old, and left out. No message, however odd, may crash a transport, hold it up
-for a second, or make it grow.
+Spikes and bins that real peers send (an Open Ephys emulator, pylsl and pyzmq in and out) must come
+out with the same counts and time stamps, to the last bit. A clock that drifts by 100 parts in a
+million and jumps by a second must be told of, and bins stay within one of where they belong. What
+LSL hands out first is shown to be old, and left out. No message, however odd, may crash a
+transport, hold it up for a second, or make it grow.
 
     python benchmarks/rig_transports.py [--quick] [--json FILE]
 """
@@ -25,6 +25,7 @@ from closing import close
 from odd_messages import odd_messages, odd_rows, odd_spikes
 from open_ephys_emulator import Emulator, continuous
 from rig_peers import WAIT_S, gateway
+from zmq_peers import fuzz_zmq, peer_zmq
 
 from evkf.live.answers import Estimate, Told
 from evkf.live.frames import Decoder, Frame, encode
@@ -38,7 +39,10 @@ from evkf.rigs.lsl_out import LslSink, channels, flatten
 RATE, WIDTH, UNITS = 30_000, 0.01, tuple(f"unit {n}" for n in range(20))
 FUZZ, QUICK = 1_000_000, 20_000
 THROUGH, QUICK_THROUGH = 50_000, 3000
-"""Odd messages for what decodes them, and through real sockets."""
+"""Odd messages for what decodes them (of ZeroMQ by a real socket), and through real gateways."""
+
+BLANK = 3, 0.005
+"""Line of edges that mask, and seconds around them."""
 
 TRIES, SILENT_S = 5, 0.1
 """A sender of spikes that this machine held up for longer looks silent, and is tried again."""
@@ -349,7 +353,7 @@ def fuzz(what: str, num: int, take: Callable[[Any, int], list[Frame]], odd: Iter
 def fuzzed(num: int, missed: list[str]) -> list[dict]:
     """What decodes, fed with odd messages among good ones."""
     quiet = Notes(lambda _: None)
-    rig = open_ephys.OpenEphys(Setup(UNITS, WIDTH, sample_rate=RATE), quiet)
+    rig = open_ephys.OpenEphys(Setup(UNITS, WIDTH, sample_rate=RATE, blank=BLANK), quiet)
     spikes, rows = lsl.Spikes(Setup(UNITS, WIDTH), quiet), lsl.Rows(Setup(UNITS, WIDTH), quiet)
     found = [
         fuzz("Open Ephys", num, rig.take, odd_messages(0, good=0.2)),
@@ -360,10 +364,12 @@ def fuzzed(num: int, missed: list[str]) -> list[dict]:
             lambda each, at: rows.take(*each, at),
             odd_rows(0, len(UNITS), good=0.2),
         ),
+        fuzz_zmq(num),
     ]
     for row in found:
         slow = row["slowest_ms"] > SLOWEST_S * 1e3
-        if row["crashes"] or slow or row["growth"] > GROWTH or not row["bins"]:
+        odd = row["wrong"] if "wrong" in row else not row["bins"]
+        if row["crashes"] or slow or row["growth"] > GROWTH or odd:
             missed.append(f"odd messages: {row}")
     print(dict(quiet.counts))
     return found
@@ -388,6 +394,10 @@ def main() -> int:
         found["lsl_bins_in"] = peer_lsl_rows(seconds, logs / "rows")
         found["stepping"] = peer_stepping(6.0 if quick else 40.0, logs / "stepping")
     found["lsl_out"] = peer_lsl_out(seconds)
+    found["zmq"] = row = peer_zmq(through)
+    print(f"pyzmq: {row}")
+    if not (row["exact_in"] and row["exact_out"]):
+        missed.append(f"pyzmq: {row}")
     found["oldest_first"] = oldest_first()
     for name in ("open_ephys_in", "lsl_spikes_in", "lsl_bins_in", "lsl_out"):
         row = found[name]
