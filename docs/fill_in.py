@@ -8,6 +8,8 @@ Between `<!-- results: SOURCE -->` and `<!-- end -->` stands what a file under `
     reaching/reaching.md | GPFA (not causal) | R² from rates | mean      without its spread
     paper/table1.json : config.trials                           a value, by its path
     live/latency.json : 10ms.session.p999 : .2f                 a number, in a format of Python's
+    bench/gpu.json : parts.sessions.figures.1.value : .0f       of a list, the place counted from 0
+    losses.json # table                                         what `result_tables` makes of it
 
 `python docs/fill_in.py` writes them, `--check` says what is not as it should be and exits with 1.
 """
@@ -17,6 +19,8 @@ import json
 import re
 import sys
 from pathlib import Path
+
+from result_tables import tables
 
 from evkf.errors import InputError
 
@@ -46,8 +50,9 @@ def fill(text: str, where: str, results: Path = ROOT / "results") -> str:
         source = place["source"]
         if "<!--" in place["said"]:
             raise InputError("no end", f"{where}: {source}", "close it with <!-- end -->")
-        if "|" not in source and ".json" not in source:
-            return f"{place['open']}\n\n{lines(results, source)}\n\n{place['close']}"
+        if "|" not in source and " : " not in source:
+            block = made if source.endswith(".json # table") else lines
+            return f"{place['open']}\n\n{block(results, source)}\n\n{place['close']}"
         if place.start() == 0 or text[place.start() - 1] == "\n":
             remedy = "put a word before it: a line that begins with a comment ends its paragraph"
             raise InputError("a number at the start of a line", f"{where}: {source}", remedy)
@@ -78,6 +83,15 @@ def lines(results: Path, source: str) -> str:
     return "\n\n".join(blocks)
 
 
+def made(results: Path, source: str) -> str:
+    """The table that is made of a JSON file."""
+    name, makers = source.removesuffix(" # table"), tables()
+    if name not in makers:
+        known = ", ".join(makers)
+        raise InputError(f"no table of {name}", "result_tables", f"write one; there are {known}")
+    return makers[name](json.loads(read(results, name)))
+
+
 def cell(results: Path, source: str) -> str:
     """What a table says in a row and a column."""
     place, row, column, *form = (part.strip() for part in source.split("|"))
@@ -100,6 +114,9 @@ def value(results: Path, source: str) -> str:
     name, path, *form = (part.strip() for part in source.split(":"))
     found = json.loads(read(results, name))
     for key in path.split("."):
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+            continue
         if not isinstance(found, dict) or key not in found:
             there = ", ".join(found) if isinstance(found, dict) else "nothing"
             raise InputError(f"no {key!r}", f"results/{source}", f"there is {there}")

@@ -25,6 +25,12 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 
+THIN = '<mspace width="0.17em"/>'
+NAMED = re.compile(r"<mi>(?:log|exp)</mi>(?=<m(?!o stretchy))")
+"""The name of a function with its argument bare, not in brackets."""
+FUNCTION = re.compile(r"(?<=</mi>)<mi>(?:log|exp)</mi>")
+"""The name of a function right behind a factor."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what lies outside docs/, and a page for every tutorial."""
@@ -64,7 +70,9 @@ def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def draw(formula: re.Match) -> str:
         display = "block" if formula["tag"] == "div" else "inline"
-        return convert(html.unescape(formula["tex"]).strip(), display=display)
+        drawn = convert(html.unescape(formula["tex"]).strip(), display=display)
+        # Browsers set no space around the name of a function: "log p" would read "logp".
+        return FUNCTION.sub(THIN + r"\g<0>", NAMED.sub(r"\g<0>" + THIN, drawn))
 
     return FORMULA.sub(draw, text)
 

@@ -88,7 +88,7 @@ def in_float32(code: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=ROOT,
         env=environment,
-        timeout=300,
+        timeout=900,
     )
 
 

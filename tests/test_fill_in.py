@@ -1,5 +1,6 @@
 """README and docs have their numbers from committed results, and every result is told of."""
 
+import json
 from pathlib import Path
 
 import fill_in
@@ -9,7 +10,14 @@ from evkf.errors import InputError
 from evkf.experiments.catalogue import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLD = ("README.md", "reproduction.md")
+TOLD = (
+    "README.md",
+    "filters.md",
+    "learning.md",
+    "performance.md",
+    "reliability.md",
+    "reproduction.md",
+)
 """Pages that must have numbers from results."""
 
 TABLES = """# A table: of two
@@ -39,7 +47,8 @@ About 3 trials.
 @pytest.fixture
 def results(tmp_path):
     (tmp_path / "one.md").write_text(TABLES, encoding="utf-8")
-    (tmp_path / "one.json").write_text('{"config": {"trials": 3}}', encoding="utf-8")
+    one = '{"config": {"trials": 3}, "rows": [{"R": 0.5}, {"R": 0.25}]}'
+    (tmp_path / "one.json").write_text(one, encoding="utf-8")
     return tmp_path
 
 
@@ -86,12 +95,23 @@ def test_every_result_of_the_paper_is_told():
         ("one.md | OVS, slow (2) | KL", "1"),
         ("one.json : config.trials", "3"),
         ("one.json : config.trials : .1f", "3.0"),
+        ("one.json : rows.1.R", "0.25"),
         ("one.md # Claims", "- **Confirmed**: all.\n- Not that."),
         ("one.md # More", "| method | RMSE |\n|---|---:|\n| eVKF | 0.3 |"),
     ],
 )
 def test_places_take_what_is_there(results, source, found):
     assert said(source, results) == found
+
+
+def test_a_table_is_made_of_what_a_check_wrote(results):
+    row = {"gap": 0.25, "kl": 1e9, "chamfer_above_floor": 2.0, "std": 0.1}
+    found = {f"{kind}, {name}": row for name in ("elbo", "kl") for kind in ("poisson", "gaussian")}
+    (results / "losses.json").write_text(json.dumps(found), encoding="utf-8")
+    head, line, *rows = said("losses.json # table", results).splitlines()
+    cells = "0.25 | diverged | 2.00 | 0.100"
+    assert rows == [f"| {name} | {cells} | {cells} |" for name in ("elbo", "kl")]
+    assert head.count("|") == line.count("|") == 10
 
 
 def test_a_whole_file_gives_its_tables_and_lists(results):
@@ -110,6 +130,8 @@ def test_a_whole_file_gives_its_tables_and_lists(results):
         ("one.md # More | eVKF | RMSE | median", "median"),
         ("one.json : config.seeds", "no 'seeds'.*there is trials"),
         ("one.json : config.trials : z", "3 in the format"),
+        ("one.json : rows.2.R", "no '2'"),
+        ("one.json # table", "no table of one.json.*losses.json"),
     ],
 )
 def test_what_is_not_there_is_named(results, source, match):

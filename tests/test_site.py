@@ -57,6 +57,8 @@ def test_formulas_are_drawn(site: Path):
     method = pages(site)["method.html"]
     assert method.count("<math") > 30
     assert "arithmatex" not in method
+    assert not re.search(r"<mi>(log|exp)</mi><m[is]", method.replace("<mspace", "<space"))
+    assert "<mi>h</mi><mi>exp" not in method
 
 
 def test_names_of_the_reference_have_their_docstrings(site: Path):
