@@ -5,7 +5,7 @@ the rest is filtered. R² of hand velocity, decoded from rates or latents, which
 reach 0.72 and beat a Wiener filter of 3 bins, and no inferred rate may pass 500 spikes per second.
 Prints its figures and exits non-zero when one falls short.
 
-    python benchmarks/centre_out.py FILE [--seeds N] [--json FILE]
+    python benchmarks/centre_out.py FILE [--quick] [--seeds N] [--json FILE]
 """
 
 import argparse
@@ -62,11 +62,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, help="counts in bins of 100 ms, with hand velocity")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="splits of the trials")
+    parser.add_argument("--quick", action="store_true", help="one split")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     recording = open_recording(options.file, min_rate=MIN_RATE)
     velocity = next(name for name in recording.behaviour if "vel" in name)
-    rows = [one_seed(recording, velocity, seed) for seed in range(options.seeds)]
+    rows = [
+        one_seed(recording, velocity, seed) for seed in range(1 if options.quick else options.seeds)
+    ]
     return close({"rows": rows}, shortfalls(rows), options.json)
 
 

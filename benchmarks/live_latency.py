@@ -72,7 +72,7 @@ class Line:
         self.sent: dict[int, int] = {}
         self.found: dict[int, int] = {}
         self.closed = False
-        self.hearing = threading.Thread(target=self._hear)
+        self.hearing = threading.Thread(target=self._hear, daemon=True)
         self.hearing.start()
         time.sleep(0.5)  # for the subscription to arrive
 

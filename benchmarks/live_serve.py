@@ -25,7 +25,8 @@ from live_kill import bins_kept
 
 from evkf.live.answers import Estimate
 from evkf.live.feed import Tape
-from evkf.live.machine import real_time
+from evkf.live.machine import aside, real_time
+from evkf.live.plan import JOURNAL
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
 NAMES, KILLED = ("left", "right", "third"), "third"
@@ -90,7 +91,10 @@ class Kills:
             acknowledged = self.line.sender.acknowledged + 1
             os.kill(pid, signal.SIGKILL)
             copy = folder.with_name(f"{folder.name} {len(self.done)}")
-            self.done.append((acknowledged, copy, subprocess.Popen(["cp", "-r", folder, copy])))
+            copy.mkdir()
+            with aside():
+                process = subprocess.Popen(["cp", "-r", folder / JOURNAL, copy / JOURNAL])
+            self.done.append((acknowledged, copy, process))
 
     def gone(self) -> int:
         """Bins that had been acknowledged and were not in the journal."""

@@ -98,8 +98,8 @@ assert sender.unacknowledged == 1
 sender.close()
 """,
     "lsl": """
-from evkf.rigs.gateway import need
-need("pylsl", "Lab Streaming Layer", "lsl")
+from evkf.installed import need
+need("Lab Streaming Layer", "lsl", "pylsl")
 import pylsl
 from evkf.rigs.lsl_out import channels
 layout = channels(2, ["a"], 0, True)

@@ -17,7 +17,10 @@ import evkf
 from tests.quick import quick_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "evkf"
+SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if "Paper: " in path.read_text("utf-8")]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 
 LABELS = [
@@ -158,6 +161,48 @@ def test_map_names_what_exists(row: list[str]):
     for file, function in tests:
         assert (ROOT / file).is_file(), file
         assert not function or function in functions(file), f"{file}::{function}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_sources_cite_labels_that_the_map_knows(path: Path):
+    for cited in re.findall(r"\bPaper: (.*?)(?:\n\n|\"\"\")", text(path), flags=re.DOTALL):
+        found = re.findall(r"\b[a-z]+(?::+\w+)+", cited)
+        assert set(found) <= set(LABELS), path
+        assert found or "section" in cited, f"{path} cites nothing"
+
+
+def test_the_architecture_names_every_module():
+    """Those of a package in its own lines, for reports and figures that of what they are of."""
+    tree = text(ROOT / "docs" / "architecture.md").split("```")[1]
+    lines = re.findall(r"^  (\S+)(.*(?:\n {4}.*)*)", tree, flags=re.MULTILINE)
+    top = set(re.findall(r"\w+\.py", tree))
+    assert {path.name for path in PACKAGE.glob("[a-z]*.py")} <= top
+    packages = {name.strip("/"): set(re.findall(r"\w+", rest)) for name, rest in lines}
+    for path in PACKAGE.glob("[a-z]*/[a-z]*.py"):
+        named = packages.get(path.parent.name, set())
+        assert path.stem in named or path.stem.rpartition("_")[0] in named, path
+
+
+@functools.cache
+def listed() -> list[object]:
+    """What the reference lists."""
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)", text(page), re.MULTILINE)]
+    return [resolve(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *DOCS, *EXAMPLES], ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+def test_people_are_told_to_import_public_names_only(path: Path):
+    """What the reference does not list may change without notice; it says so of `figures` too."""
+    code = text(path) if path.suffix == ".py" else script(path)
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.ImportFrom) or not re.match(r"evkf\b", node.module or ""):
+            continue
+        for name in (f"{node.module}.{alias.name}" for alias in node.names):
+            public = node.module == "evkf.figures" or inspect.ismodule(resolve(name))
+            assert public or any(resolve(name) is thing for thing in listed()), name
 
 
 @functools.cache

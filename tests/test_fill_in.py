@@ -96,6 +96,7 @@ def test_every_result_of_the_paper_is_told():
         ("one.json : config.trials", "3"),
         ("one.json : config.trials : .1f", "3.0"),
         ("one.json : rows.1.R", "0.25"),
+        ("one.json : rows.*.R", "0.75"),
         ("one.md # Claims", "- **Confirmed**: all.\n- Not that."),
         ("one.md # More", "| method | RMSE |\n|---|---:|\n| eVKF | 0.3 |"),
     ],
@@ -131,6 +132,8 @@ def test_a_whole_file_gives_its_tables_and_lists(results):
         ("one.json : config.seeds", "no 'seeds'.*there is trials"),
         ("one.json : config.trials : z", "3 in the format"),
         ("one.json : rows.2.R", "no '2'"),
+        ("one.json : rows.*.S", "no 'S'.*there is R"),
+        ("one.json : config.*", r"no '\*'"),
         ("one.json # table", "no table of one.json.*losses.json"),
     ],
 )

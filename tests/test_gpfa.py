@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
 from evkf.errors import InputError
 from evkf.gaussian_process import NUGGET, Group, Params, em_step, group_lengths, log_lik, posterior
@@ -232,6 +234,12 @@ def test_fit_and_transform_in_one(fitted, trials):
         clone(fitted).fit_transform(trials), fitted.transform(trials), strict=True
     ):
         np.testing.assert_array_equal(one, other)
+
+
+def test_works_in_a_pipeline_of_scikit_learn(fitted, trials):
+    ys = np.concatenate(trials)
+    pipeline = make_pipeline(FunctionTransformer(), clone(fitted)).fit(ys)
+    np.testing.assert_array_equal(pipeline.transform(ys), clone(fitted).fit(ys).transform(ys))
 
 
 @pytest.mark.parametrize("ask", ["transform", "rates", "score"])

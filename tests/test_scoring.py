@@ -218,7 +218,7 @@ def test_the_very_target_is_decoded(truth):
 
 @pytest.mark.parametrize(
     ("trials", "condition", "says"),
-    [([0, 1, 2], "goal", "there are target"), ([0, 1], None, "three or more")],
+    [([0, 1, 2], "goal", "choose among target"), ([0, 1], None, "three or more")],
 )
 def test_what_cannot_be_scored(truth, trials, condition, says):
     model, recording = truth

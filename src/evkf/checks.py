@@ -1,6 +1,7 @@
 """Reading what users hand over: numbers and arrays, refused with what, where and remedy."""
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,7 +35,17 @@ def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> A
 
 
 def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
-    """Check and convert positive numbers, broadcast to a shape."""
+    """Check and convert positive numbers, broadcast to a shape.
+
+    Args:
+        value: A number, or an array of that shape.
+        shape: What comes out.
+        where: What to call the argument in an error.
+
+    Example:
+        >>> read_positive(0.5, (2,), "noise")
+        Array([0.5, 0.5], dtype=float32)
+    """
     array = real_numbers(value, where)
     if array.shape not in ((), shape):
         raise InputError(
@@ -61,3 +72,17 @@ def check_whole(value: Any, least: int, name: str) -> None:
         fits = False
     if not fits:
         raise InputError(f"{name} = {value!r}", name, f"pass a whole number, {least} or more")
+
+
+def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:
+    """Refuse a name that is none of those that are known.
+
+    Example:
+        >>> check_known("column", "goal", ["target", "reward"], "day1.npz: trials")
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: no column 'goal' (in day1.npz: trials): choose among target, reward
+    """
+    if name not in known:
+        remedy = f"choose among {', '.join(known)}" if known else "leave it out: there is none"
+        raise InputError(f"no {kind} {name!r}", where, remedy)

@@ -2,8 +2,8 @@
 
 Neurons fire at rates set by a Van der Pol oscillator that nobody observes. Nothing is told: the
 readout is found from the first seconds, then dynamics, noise and readout are learned while the
-spikes stream. Paper: fig:vdp and table:vdp, its Poisson case, with the readout of the first
-author's public generator.
+spikes stream. Paper: fig:vdp_dynamics and table:vdp, its Poisson case, with the readout of the
+first author's public generator.
 """
 
 import math

@@ -4,7 +4,6 @@ It puts together what the library has in parts: a first readout, the online lear
 smoother, forecast and storage. scikit-learn itself is not needed.
 """
 
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -22,8 +21,9 @@ from evkf.forecasting import Forecast, forecast
 from evkf.learning import Learner, LearnerState, MonitorInfo
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
+from evkf.params import WithParams
+from evkf.saved import load_stream, save_stream
 from evkf.smoothing import smooth
-from evkf.storage import load_tree, read_meta, save_tree
 from evkf.stream import NotFitted, Stream, open_stream
 from evkf.trials import (
     AXES,
@@ -32,6 +32,7 @@ from evkf.trials import (
     filled_up,
     filter_trials,
     import_xarray,
+    read_one_bin,
     read_trials,
     results,
 )
@@ -44,7 +45,7 @@ class Estimate(NamedTuple):
     cov: Float[np.ndarray, "L L"]
 
 
-class EVKF:
+class EVKF(WithParams):
     """States and dynamics behind the activity of a population, learned offline or as it comes.
 
     Observations are (bins, neurons), or a list of such trials; every trial starts from the learned
@@ -188,13 +189,8 @@ class EVKF:
         """
         if np.ndim(y) != 1:
             raise InputError(f"a bin of shape {np.shape(y)}", "y", "pass shape (neurons,)")
-        Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
-        stream = self._stream or self._open(count_channels(Y))
-        try:
-            bin = read_trials(stream.model, Y, masks, us)
-        except InputError as error:
-            raise _of_one_bin(error) from None
-        stream.take(bin._replace(fresh=np.asarray([bool(fresh)])))
+        stream = self._stream or self._open(np.shape(y)[0])
+        stream.take(read_one_bin(stream.model, y, mask, u, fresh))
         self._adopt(stream)
 
     def transform(
@@ -267,8 +263,7 @@ class EVKF:
             as_xarray: Whether to return mean, cov and rate as a labelled data set.
 
         Returns:
-            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin), and
-            more.
+            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin) and more.
         """
         model, filter = self.model_, self.learner_.filter
         if X is None:
@@ -353,20 +348,7 @@ class EVKF:
             path: The file.
             note: Anything that JSON can hold, to be kept with it.
         """
-        stream, settings = self._begun, self._settings
-        assert settings is not None
-        given = {k: v for k, v in settings.items() if isinstance(v, Likelihood | Dynamics)}
-        tree = stream.tree()
-        meta = {
-            "estimator": "EVKF",
-            "params": {k: _plain(v) for k, v in settings.items() if k not in given},
-            "given": {name: repr(value) for name, value in given.items()},
-            "neurons": self.n_features_in_,
-            "kept": len(tree["kept"][0]) if "kept" in tree else 0,
-            "trained": stream.trained,
-            "note": note or {},
-        }
-        save_tree(path, {"given": given, **tree}, meta)
+        save_stream(path, self._settings or {}, self._begun, note)
 
     @classmethod
     def load(
@@ -383,45 +365,11 @@ class EVKF:
                 are not used: all are in the file.
             dynamics: The same for dynamics.
         """
-        meta = read_meta(path)
-        if meta.get("estimator") != "EVKF":
-            raise InputError("no EVKF", str(path), "load what EVKF.save wrote")
-        like = {"likelihood": likelihood, "dynamics": dynamics}
-        like = {name: value for name, value in like.items() if value is not None}
-        for name in {**meta["given"], **like}:
-            saved, passed = meta["given"].get(name), like.get(name)
-            if saved != (None if passed is None else repr(passed)):
-                what = f"saved with {saved} as {name}, loaded with {passed}"
-                raise InputError(what, str(path), f"pass {name} as it was when saved, or not")
-        params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
-        blank = cls(**params, **like)._open(meta["neurons"]).blank(meta["kept"])
-        tree, _ = load_tree(path, {"given": like, **blank})
-        loaded = cls(**params, **tree["given"])
-        stream = loaded._open(meta["neurons"])
-        if meta["trained"]:
-            stream.go_on_trained()
-        stream.restore(tree)
+        given = {"likelihood": likelihood, "dynamics": dynamics}
+        params, stream = load_stream(path, given, lambda params, num: cls(**params)._open(num))
+        loaded = cls(**params)
         loaded._adopt(stream)
         return loaded
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor; there is nothing deeper."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor, for the next `fit`."""
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise InputError(f"no parameter {name!r}", "params", f"choose among {list(known)}")
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        defaults = inspect.signature(type(self)).parameters
-        params = self.get_params()
-        params = {k: v for k, v in params.items() if not _same(v, defaults[k].default)}
-        return f"EVKF({', '.join(f'{name}={value!r}' for name, value in params.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
         if self._stream is not None:
@@ -431,11 +379,6 @@ class EVKF:
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._stream is not None and not self._stream.missing
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import Tags, TargetTags, TransformerTags
-
-        return Tags(None, TargetTags(required=False), TransformerTags(preserves_dtype=[]))
 
     @property
     def _begun(self) -> Stream:
@@ -454,24 +397,3 @@ class EVKF:
     def _adopt(self, stream: Stream) -> None:
         if stream is not self._stream:
             self._stream, self._settings = stream, self.get_params()
-
-
-def _same(one: Any, other: Any) -> bool:
-    plain = isinstance(one, str | int | float | None) and isinstance(other, type(one))
-    return one is other or (plain and one == other)
-
-
-def _of_one_bin(error: InputError) -> InputError:
-    """An error of a recording of one bin, in the words of `learn_one`."""
-    name, _, index = error.where.partition("[0")
-    where = {"X": "y", "masks": "mask", "inputs": "u"}.get(name, name)
-    place = f"[{index.strip('], ')}]" if index.strip("], ") else ""
-    remedy = error.remedy.replace("in masks", "in mask").replace("(bins, ", "(")
-    return InputError(error.what, where + place, remedy)
-
-
-def _plain(value: Any) -> Any:
-    """A parameter as JSON has it."""
-    if isinstance(value, np.generic):
-        return value.item()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -5,7 +5,6 @@ lengths, and none is cut or approximated. It starts from factor analysis, and co
 whatever JAX is set to, because EM ends in gains that float32 does not see.
 """
 
-import inspect
 from functools import partial
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from evkf.gaussian_process import (
     log_lik,
     posterior,
 )
+from evkf.params import WithParams
 
 FLOOR = 0.01
 """Least private variance of a neuron, as a share of its variance."""
@@ -40,7 +40,7 @@ GRAIN = 8
 """New trials are filled up to a multiple of so many bins: a new length seldom compiles anew."""
 
 
-class GPFA:
+class GPFA(WithParams):
     """Smooth latent trajectories by Gaussian process factor analysis, learned by EM.
 
     Observations are (bins, neurons), or a list of such trials of any lengths; none is cut. It is a
@@ -175,24 +175,11 @@ class GPFA:
         return float(total) / sum(len(trial) for trial in trials)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        given = super().__repr__()
         if not hasattr(self, "_fitted"):
-            return f"GPFA({given})"
+            return given
         timescales = np.array2string(self.tau_, precision=3)
-        return f"GPFA({given}), fitted to {self.n_features_in_} neurons: timescales {timescales}"
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor; there is nothing deeper."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor, for the next `fit`."""
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise InputError(f"no parameter {name!r}", "params", f"choose among {list(known)}")
-            setattr(self, name, value)
-        return self
+        return f"{given}, fitted to {self.n_features_in_} neurons: timescales {timescales}"
 
     def _start(self, ys: np.ndarray) -> Params:
         neurons = ys.shape[1]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from evkf.checks import check_known
 from evkf.data import Recording
 from evkf.decoding import Ridge, decode, r2
 from evkf.errors import InputError
@@ -77,7 +78,7 @@ class Halves(NamedTuple):
         if self.behaviour is None:
             return None
         target = _columns(self.train, self.behaviour)
-        return decode(features.train, target, _groups(self.train), features.test)
+        return decode(features.train, target, self.train.trial_of_bin, features.test)
 
     def behaviour_r2(self, features: Pair) -> float | None:
         """R² of decoded behaviour."""
@@ -110,7 +111,7 @@ class Halves(NamedTuple):
         trial only, keep their mean.
         """
         expected = np.tile(self.mean[units], (len(features.test), 1))
-        counts, groups, moving = spikes(self.train), _groups(self.train), self.moving[units]
+        counts, groups, moving = spikes(self.train), self.train.trial_of_bin, self.moving[units]
         patterns, which = np.unique(self.train.masks[:, units], axis=1, return_inverse=True)
         for k, seen in enumerate(patterns.T):
             own = np.flatnonzero((which == k) & moving)
@@ -149,15 +150,11 @@ def halve(
         ((2, 2), 1)
     """
     source = recording.source
-    if condition is not None and condition not in recording.trials:
-        there = ", ".join(recording.trials) or "none"
-        raise InputError(f"no column {condition!r}", f"{source}: trials", f"there are {there}")
+    if condition is not None:
+        check_known("column", condition, recording.trials, f"{source}: trials")
     if behaviour is not None:
         behaviour = behaviour.rpartition("/")[2]
-        if behaviour not in recording.behaviour:
-            there = ", ".join(recording.behaviour) or "none"
-            what = f"no behaviour {behaviour!r}"
-            raise InputError(what, f"{source}: behaviour", f"there are {there}")
+        check_known("behaviour", behaviour, recording.behaviour, f"{source}: behaviour")
         if not np.isfinite(recording.behaviour[behaviour]).all():
             remedy = "align to trials that it covers"
             raise InputError("NaN", f"{source}: behaviour {behaviour!r}", remedy)
@@ -178,11 +175,7 @@ def spikes(recording: Recording) -> Float[np.ndarray, "T N"]:
         >>> spikes(Recording(np.array([[2, 3]]), 0.02, masks=masks)).tolist()
         [[2.0, 0.0]]
     """
-    return np.where(recording.masks, recording.counts, 0).astype(float)
-
-
-def _groups(recording: Recording) -> Int[np.ndarray, " T"]:
-    return np.repeat(np.arange(recording.num_trials), recording.lengths)
+    return recording.observed.astype(float)
 
 
 def _columns(recording: Recording, name: str) -> Float[np.ndarray, "T D"]:

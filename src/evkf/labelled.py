@@ -51,12 +51,11 @@ def to_xarray(recording: Recording, found: Inferred, signals: bool = False) -> A
     }
     units = UNITS | ({"rates": "a.u.", "predicted": "a.u."} if signals else {})
     latents = np.array([f"z{k}" for k in range(found.mean.shape[1])])
-    trial = np.repeat(np.arange(recording.num_trials), recording.lengths)
     return import_xarray("to_xarray").Dataset(
         {name: (axes[name], getattr(found, name), {"units": unit}) for name, unit in units.items()},
         {
             "time": ("bin", recording.times, {"units": "s"}),
-            "trial": ("bin", trial),
+            "trial": ("bin", recording.trial_of_bin),
             "unit": recording.units["id"],
             "latent": latents,
             "other_latent": latents,

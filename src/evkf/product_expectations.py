@@ -28,7 +28,16 @@ def product_ell(
 ) -> Callable[[Nat], Scalar]:
     """The expected log-likelihood as a differentiable function of the natural parameters.
 
-    It is $-\\infty$ where the expectation does not exist. The prior decides the quadrature level.
+    It is $-\\infty$ where the expectation does not exist.
+
+    Args:
+        family: Of the belief, a product of univariate ones.
+        likelihood: The likelihood.
+        y: Observations of a bin.
+        mask: True where observed.
+        key: Randomness, where the expectation has to be sampled.
+        num_samples: How many draws are averaged then.
+        prior: Natural parameters of the prediction, which decide the level of quadrature.
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))

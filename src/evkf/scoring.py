@@ -25,7 +25,7 @@ from evkf.dynamics import Linear
 from evkf.errors import InputError
 from evkf.halves import LEAST, Halves, Pair, halve, spikes
 from evkf.spike_metrics import KERNEL_SD
-from evkf.splits import held_out, in_blocks
+from evkf.splits import halved
 from evkf.units import UnitModel, fit_recording, infer
 
 SMOOTHING, LAGS, EM_STEPS = 0.08, 7, 30
@@ -73,11 +73,7 @@ def score_recording(
         seed: Of the units left out.
         progress: Told after every row how many of how many are done.
     """
-    recording = in_blocks(recording)
-    if recording.num_trials < 3:
-        what = f"{recording.num_trials} trials"
-        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
-    held = held_out(recording.num_trials, 2)
+    recording, held = halved(recording)
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
     halves = halve(recording, train, test, condition, behaviour, seed)
     return make_rows([lambda: evkf(halves, model), *baselines(halves, model)], progress)

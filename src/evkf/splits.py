@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from jaxtyping import Bool
 
 from evkf.data import Recording
 from evkf.errors import InputError
@@ -39,3 +40,18 @@ def held_out(num_trials: int, nth: int) -> np.ndarray:
     """
     order = np.random.default_rng(0).permutation(num_trials)
     return order % nth == min(nth, num_trials) - 1
+
+
+def halved(recording: Recording) -> tuple[Recording, Bool[np.ndarray, " K"]]:
+    """The recording, in blocks if it is one trial, and True for the trials that are judged.
+
+    Example:
+        >>> blocks, judged = halved(Recording(np.ones((40, 2), int), 0.02))
+        >>> blocks.num_trials, int(judged.sum())
+        (10, 5)
+    """
+    recording = in_blocks(recording)
+    if recording.num_trials < 3:
+        what = f"{recording.num_trials} trials"
+        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
+    return recording, held_out(recording.num_trials, 2)

@@ -125,6 +125,44 @@ def read_trials(
     return join(read)._replace(many=many)
 
 
+def read_one_bin(
+    model: Model, y: ArrayLike, mask: ArrayLike | None, u: ArrayLike | None, fresh: bool
+) -> Trials:
+    """Check one bin, as `read_trials` does; what is wrong is told in its words.
+
+    Args:
+        model: The model.
+        y: Observations, (neurons,).
+        mask: True where observed, (neurons,).
+        u: The input, (inputs,).
+        fresh: Whether it is the first of a trial.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> read_one_bin(model, [-1.0], None, None, fresh=True)
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: negative count -1.0 (in y[0]): pass spike counts, or mask the entry
+    """
+    Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
+    try:
+        found = read_trials(model, Y, masks, us)
+    except InputError as error:
+        raise _of_one_bin(error) from None
+    return found._replace(fresh=np.asarray([bool(fresh)]))
+
+
+def _of_one_bin(error: InputError) -> InputError:
+    """An error of a recording of one bin, in words of that bin."""
+    name, _, index = error.where.partition("[0")
+    where = {"X": "y", "masks": "mask", "inputs": "u"}.get(name, name)
+    place = f"[{index.strip('], ')}]" if index.strip("], ") else ""
+    remedy = error.remedy.replace("in masks", "in mask").replace("(bins, ", "(")
+    return InputError(error.what, where + place, remedy)
+
+
 def join(parts: Sequence[Trials]) -> Trials:
     """One recording after another.
 

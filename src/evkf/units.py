@@ -215,12 +215,7 @@ def infer_trials(model: UnitModel, trials: Trials) -> Inferred:
 
 def check_units(model: UnitModel, recording: Recording) -> None:
     """Refuse a recording of other units or of another bin width."""
-    if abs(recording.bin_width - model.bin_width) > 1e-6 * model.bin_width:
-        raise InputError(
-            f"bins of {recording.bin_width:g} s for a model of bins of {model.bin_width:g} s",
-            f"{recording.source}: bin_width",
-            f"read it with --bin-width {model.bin_width:g}, or fit a model of its own",
-        )
+    _check_width(model, recording)
     have = names(recording)
     if have == model.units:
         return
@@ -236,6 +231,14 @@ def check_units(model: UnitModel, recording: Recording) -> None:
     raise InputError(what, f"{recording.source}: units", remedy)
 
 
+def _check_width(model: UnitModel, recording: Recording) -> None:
+    own, width = model.bin_width, recording.bin_width
+    if abs(width - own) > 1e-6 * own:
+        what = f"bins of {width:g} s for a model of bins of {own:g} s"
+        remedy = f"read it with --bin-width {own:g}, or fit a model of its own"
+        raise InputError(what, f"{recording.source}: bin_width", remedy)
+
+
 def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -> UnitModel:
     """The model for a recording of other units.
 
@@ -247,8 +250,7 @@ def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -
         recording: The recording.
         same: Units of the recording to the units of the model that they are.
     """
-    if abs(recording.bin_width - model.bin_width) > 1e-6 * model.bin_width:
-        check_units(model, recording)
+    _check_width(model, recording)
     have, where = names(recording), "unit map"
     _check_map(same, have, model.units, where)
     likelihood = model.model.likelihood

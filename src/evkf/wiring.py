@@ -16,6 +16,7 @@ import numpy as np
 from evkf.data import NwbWarning
 from evkf.data.open import open_recording
 from evkf.errors import InputError
+from evkf.installed import need
 from evkf.live.addresses import check_zmq
 from evkf.live.control import Steer, load
 from evkf.live.feed import READY, Tape, start_feed
@@ -29,11 +30,11 @@ from evkf.live.subject import start_subject
 from evkf.live.warden import PipeStimulator, start_guard
 from evkf.model import Model
 from evkf.rigs import lsl, open_ephys
-from evkf.rigs.gateway import RigSource, Run, Setup, need
+from evkf.rigs.gateway import RigSource, Run, Setup
 from evkf.rigs.lsl_out import LslSink, channels
 from evkf.units import UnitModel, check_units
 from evkf.web.access import Place, Tls, check_tls, listen
-from evkf.web.process import WebProcess
+from evkf.web.process import WebProcess, check_installed
 from evkf.web.reel import Screen
 from evkf.web.settings import describe_stream
 
@@ -72,11 +73,13 @@ def listening(
     )
     for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
+            need("ZeroMQ", "live", "zmq")
             from evkf.live.zeromq import check_free
 
             check_zmq(address, plan.open_to_all)
             check_free(address)
     if plan.web is not None:
+        check_installed()
         check_tls(Place.read(plan.web), _tls(plan), plan.no_tls)
         listen(Place.read(plan.web)).close()
     elif files[0] or no_tls:
@@ -98,7 +101,7 @@ def open_sinks(plan: Plan, made: Parts, log: Callable[[str], None]) -> list[Sink
 
         sinks.append(ZmqSink(plan.publish, open_to_all=plan.open_to_all))
     if plan.lsl_out is not None:
-        need("pylsl", "--lsl-out", "lsl")
+        need("--lsl-out", "lsl", "pylsl")
         latents = made.model.family.dim
         layout = channels(latents, made.units, plan.horizon, made.counts)
         sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width, log))
@@ -185,7 +188,7 @@ def open_source(
         return PipeSource(own), rig
     if plan.source in GATEWAYS:
         run, package, extra = GATEWAYS[plan.source]
-        need(package, f"--source {plan.source}", extra)
+        need(f"--source {plan.source}", extra, package)
         return RigSource(run, _setup(plan, folder, made, due)), None
     return _start_sending(plan, folder, due.seq) if sending is None else sending.result()
 

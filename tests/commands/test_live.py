@@ -1,6 +1,7 @@
 """Commands of live sessions: one run from end to end, and what is refused."""
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -135,6 +136,30 @@ def test_a_stop_comes_before_what_is_wrong_with_its_options(
     assert told == [Word.STOP]
     assert taken.read_text() == "mine"
     assert "would not be stopped" in " ".join(invoke("stop", str(tmp_path)).out.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["live", "{}/new", "--publish", "tcp://127.0.0.1:0"], 'ZeroMQ needs zmq.*"evkf[live]"'),
+        (["live", "{}/new", "--web", "127.0.0.1:0"], 'the page needs fastapi.*"evkf[web]"'),
+        (["view", "{}"], 'the page needs fastapi.*"evkf[web]"'),
+    ],
+)
+def test_without_its_extra_a_command_names_it(
+    args: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    monkeypatch.setattr("evkf.installed.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        main([arg.format(tmp_path) for arg in args])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(says.replace("[", r"\["), said)
+    assert said.count("\n") == 1
 
 
 def test_a_folder_in_use_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -19,7 +19,7 @@ def test_units_and_trials_of_an_nwb_file(tmp_path):
     recording = one.read(SILENT, path)
     assert recording.units["id"].tolist() == [10, 12]
     assert recording.trials["id"].tolist() == [3]
-    with pytest.raises(InputError, match="there are bad, good"):
+    with pytest.raises(InputError, match="choose among bad, good"):
         Reading(0.1, units=["quality=best"]).read(SILENT, path)
 
 

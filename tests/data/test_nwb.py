@@ -113,9 +113,9 @@ def test_units_are_chosen_by_column_id_or_rate(path):
     assert read_nwb(path, 0.1, units={"quality": "good"}).units["id"].tolist() == [10, 11]
     assert read_nwb(path, 0.1, units=[12, 10]).units["id"].tolist() == [12, 10]
     assert read_nwb(path, 0.1, min_rate=10.0).units["id"].tolist() == [10]
-    with pytest.raises(InputError, match="there are bad, good"):
+    with pytest.raises(InputError, match="choose among bad, good"):
         read_nwb(path, 0.1, units={"quality": "fine"})
-    with pytest.raises(InputError, match=r"no id 99 .*there are 10, 11, 12"):
+    with pytest.raises(InputError, match=r"no id 99 .*choose among 10, 11, 12"):
         read_nwb(path, 0.1, units=[99])
     with pytest.raises(InputError, match="no column 'depth'"):
         read_nwb(path, 0.1, units={"depth": 3})
@@ -133,7 +133,7 @@ def test_behaviour_that_does_not_cover_the_bins_is_nan_and_said_to_be(path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"align": "onset"}, r"no times 'onset' .*trials\): there are start_time, stop_time"),
+        ({"align": "onset"}, r"no times 'onset' .*trials\): choose among start_time, stop_time"),
         ({"align": "target"}, "no times 'target'"),
         ({"behaviour": ["cursor"]}, r"no series 'cursor' .*there are processing/behavior"),
         ({"behaviour": ["holes"]}, r"NaN at 9 s and in 9 bins more .*acquisition/holes"),
@@ -303,7 +303,7 @@ def test_a_benchmark_file_gives_its_split_with_held_out_units_marked(tmp_path):
     want = np.histogram(spikes_of(path)[1], edges)[0]
     np.testing.assert_array_equal(recording.counts[35:, 1], want)
     assert read_nlb(path, split="val", window=(-0.25, 2.0)).masks.mean() == pytest.approx(102 / 112)
-    with pytest.raises(InputError, match="there are none, train, val"):
+    with pytest.raises(InputError, match="choose among none, train, val"):
         read_nlb(path, split="test")
     assert read_nlb(benchmark_file(tmp_path / "bare.nwb", "")).behaviour == {}
 

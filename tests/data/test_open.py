@@ -52,7 +52,7 @@ def test_behaviour_must_be_there_and_finite(tmp_path, recording):
     write_arrays(tmp_path / "a.npz", recording)
     path = tmp_path / "a.npz"
     assert open_recording(path, behaviour=["hand"]).behaviour["hand"].shape == (12, 2)
-    wrong = {"foot": "there are hand", "holes": "NaN in bin 11", "names": "numbers"}
+    wrong = {"foot": "choose among hand", "holes": "NaN in bin 11", "names": "numbers"}
     for name, says in wrong.items():
         with pytest.raises(InputError, match=says) as caught:
             open_recording(path, behaviour=[name])

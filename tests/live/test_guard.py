@@ -281,6 +281,21 @@ def test_a_stop_needs_no_disk_and_is_kept_when_there_is_one(tmp_path: Path, by_d
     assert (tmp_path / STOPPED).read_text() == "the operator\n"
 
 
+def test_a_guard_is_stopped_though_the_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / PLAN).write_text("{}")
+    hangs = threading.Event()
+    monkeypatch.setattr("evkf.live.warden.keep_stop", lambda *_: hangs.wait(60))
+    with thread(tmp_path) as ends:
+        ends.heard()
+        ends.turn_on(1)
+        asking = threading.Thread(target=tell_guard, args=(tmp_path, Word.STOP))
+        asking.start()
+        output = ends.heard()
+        assert (output.state, output.values) == (State.STOPPED, (0.0, 0.0))
+        hangs.set()
+        asking.join()
+
+
 def test_a_stop_is_kept_whatever_the_operator_writes(tmp_path: Path):
     with thread(tmp_path) as ends:
         ends.heard()

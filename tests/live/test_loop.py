@@ -415,7 +415,26 @@ def test_a_stop_is_kept_where_no_guard_is_left_to_keep_it(tmp_path: Path, before
         assert loop.state == GONE
         if not before:
             loop.ask(Ask.STOP)
+        assert wait_for(lambda: loop._stop is None)
         assert (tmp_path / STOPPED).read_text() == "the operator\n"
+        loop.close()
+
+
+def test_a_disk_that_hangs_holds_up_no_bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hangs = threading.Event()
+    monkeypatch.setattr("evkf.live.loop.keep_stop", lambda *_: hangs.wait(60))
+    own, other = pair()
+    with Journal.open(tmp_path / JOURNAL, "process-crash") as journal:
+        loop = Loop(Closed(Half(), own), Sized(), PERIOD, journal, tmp_path, print)
+        other.close()
+        loop.input(time.monotonic_ns())
+        begin = time.monotonic()
+        loop.ask(Ask.STOP)
+        loop.input(time.monotonic_ns())
+        assert time.monotonic() - begin < 10
+        assert loop._stop == "the operator"
+        hangs.set()
+        assert wait_for(lambda: loop._stop is None)
         loop.close()
 
 

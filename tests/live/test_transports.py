@@ -244,11 +244,22 @@ def test_a_budget_learns_from_what_was_spent():
         budget.spent(1000)
     assert not budget.fits(999, now_ns=0)
     assert budget.fits(1000, now_ns=0)
-    # What is refused for long is tried again, the longest forgotten first.
+    # What is refused for long is tried again, the longer ones forgotten first.
     now = 0
     while not budget.fits(999, now):
         now += RETRY_NS + 1
     assert now < 10 * RETRY_NS
+    assert budget.p99_ns == 100
+
+
+def test_a_budget_does_not_believe_a_rehearsal_for_ever():
+    budget, now = Budget([700, 900]), 0
+    while not budget.fits(500, now):
+        now += RETRY_NS + 1
+        assert now < 10 * RETRY_NS
+    budget.spent(400)
+    assert budget.p99_ns == 400
+    assert budget.fits(500, now)
 
 
 def test_latencies_keep_quantiles():

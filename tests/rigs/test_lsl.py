@@ -12,10 +12,11 @@ import pytest
 from rig_peers import WAIT_S, gateway
 
 from evkf.errors import InputError
+from evkf.installed import need
 from evkf.live.answers import Estimate, Told
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
-from evkf.rigs.gateway import Notes, Setup, need
+from evkf.rigs.gateway import Notes, Setup
 from evkf.rigs.lsl import Rows, Spikes, check, drain, run
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
@@ -281,7 +282,7 @@ def test_a_session_taken_up_again_counts_bins_it_missed():
 
 def test_a_missing_package_is_named_with_its_extra():
     with pytest.raises(InputError, match=r"evkf\[lsl\]"):
-        need("a_package_that_nobody_has", "--source lsl", "lsl")
+        need("--source lsl", "lsl", "a_package_that_nobody_has")
 
 
 @pytest.mark.parametrize(

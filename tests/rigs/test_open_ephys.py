@@ -38,7 +38,7 @@ def fed(rig: OpenEphys, *messages: tuple[int, list[bytes]]) -> list[Frame]:
 
 def test_messages_are_read():
     assert decode(spike(1, "a", 7, 2)).what == Spike(7, "a", 2)
-    assert decode(ttl(2, 5, 1, 9)).what == Edge(9, 5, True)
+    assert decode(ttl(2, 5, 1, 9)).what == Edge(9, 5)
     assert decode(continuous(3, 100, 64)).what == Buffer(164, 30_000.0)
     assert decode(spike(4, "a", 7)).number == 4
     param = [b"PARAM\0", json.dumps({"message_num": 5, "type": "param", "content": {}}).encode()]

@@ -25,10 +25,10 @@ from evkf.commands.console import (
     emit,
     json_target,
     to_json,
-    versions,
 )
 from evkf.data.files import replacing
 from evkf.errors import InputError
+from evkf.installed import versions
 from evkf.latency import low_latency
 
 
@@ -141,7 +141,8 @@ def _read_cpu(against: Path | None, names: list[str]) -> float | None:
     if against is None:
         return None
     if "sessions" not in names:
-        raise InputError("--against without the part sessions", "--against", "name it too")
+        what = "--against without the part sessions"
+        raise InputError(what, "--against", "add sessions to the parts")
     return read_steps(against)
 
 

@@ -3,13 +3,11 @@
 import json
 import math
 import os
-import platform
 import signal
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-import evkf
 from evkf.data.files import replacing
 from evkf.errors import InputError
 
@@ -80,12 +77,6 @@ Config = Annotated[
         help="Options by name, such as bin-width = 0.02; those given here win.",
     ),
 ]
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on besides its options."""
-    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-    return {"evkf": evkf.__version__, **libraries, "python": platform.python_version()}
 
 
 def check_free(paths: Iterable[Path], force: bool) -> None:

@@ -24,13 +24,13 @@ from evkf.commands.console import (
     console,
     emit,
     json_target,
-    versions,
     write_json,
 )
 from evkf.commands.live_options import AHEAD
 from evkf.commands.running import run_new
 from evkf.data.files import replacing
 from evkf.errors import InputError
+from evkf.installed import versions
 from evkf.latency import low_latency
 from evkf.live.plan import PLAN, Plan, new_folder
 from evkf.showcase import session_beside_truth
@@ -165,7 +165,7 @@ def _web(say: Console) -> str:
     """Where the page is to be; nowhere without the packages that it needs."""
     try:
         check_installed()
-    except ImportError as error:
+    except InputError as error:
         say.print(f"no page: {error}")
         return ""
     for port in (PORT, 0):

@@ -24,11 +24,16 @@ from evkf.latency import low_latency
 from evkf.live.engine import Engine
 from evkf.live.machine import MOST, measure_hiccups, real_time, reckon, rehearse
 from evkf.live.plan import Plan, parts
+from evkf.units import UnitModel
 
 
 def doctor(
-    latents: Annotated[int, typer.Option(min=2, help="Latent dimensions.")] = 2,
-    channels: Annotated[int, typer.Option(min=1, help="Neurons.")] = 100,
+    latents: Annotated[
+        int | None, typer.Option(min=2, help="Latent dimensions.", show_default="2")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Neurons.", show_default="100")
+    ] = None,
     bin_width: Annotated[
         float | None,
         typer.Option(
@@ -66,14 +71,18 @@ def doctor(
     low_latency()
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
-    width = bin_width or (0.01 if model_file is None else load_model(model_file).bin_width)
+    unit = None if model_file is None else load_model(model_file)
+    if unit is not None and (latents is not None or channels is not None):
+        raise InputError("sizes of a model", "--latents, --channels", "leave them out with --model")
+    known = 0.01 if unit is None else unit.bin_width
+    width = known if bin_width is None else bin_width
     if not 0 < width < 1e3:
         raise InputError(f"{width} s", "--bin-width", "pass seconds above zero")
     say.print("measuring, for half a minute or so")
     # With the priority that a session has.
     with real_time() as refused:
         hiccups = measure_hiccups(width, seconds)
-    engine = _engine(model_file, latents, channels, width)
+    engine = _engine(unit, latents or 2, channels or 100, width)
     costs = rehearse(engine, num=500)
     load = reckon(costs, width)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -99,12 +108,11 @@ def doctor(
         raise typer.Exit(FELL_SHORT)
 
 
-def _engine(model_file: Path | None, latents: int, channels: int, width: float) -> Engine:
-    if model_file is None:
+def _engine(unit: UnitModel | None, latents: int, channels: int, width: float) -> Engine:
+    if unit is None:
         plan = Plan("rig", width, latents=latents, channels=channels)
         made = parts(plan, Path())
         return Engine(made.learner, made.model, jax.random.key(0))
-    unit = load_model(model_file)
     assert unit.estimator is not None
     return Engine(unit.estimator.learner_, unit.model, jax.random.key(0))
 

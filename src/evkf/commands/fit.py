@@ -33,11 +33,11 @@ from evkf.commands.options import (
     Units,
     Window,
     check_ending,
-    halved,
     result,
 )
 from evkf.dimension import suggest_latents
 from evkf.errors import InputError
+from evkf.splits import halved
 from evkf.units import fit_recording, passes_for
 
 LIKELIHOODS = ("poisson", "negative_binomial", "bernoulli", "gaussian")

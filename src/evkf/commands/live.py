@@ -102,6 +102,8 @@ def live(
     """
     options = dict(locals())
     check_free(json_target(json_file), force)
+    # Before a controller is imported, which may compute.
+    low_latency()
     durable = _check(source, policy, model_file, recording, stream)
     bounds = (max_amplitude, max_rate, max_charge)
     loop = read_loop(source, latents, steer, controller, stimulator, bounds, charge_window)
@@ -110,7 +112,6 @@ def live(
     _check_heeded(source, options)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
-    low_latency()
     unit = None if model_file is None else load_model(model_file)
     _check_width(unit, bin_width)
     width = bin_width or (0.01 if unit is None else unit.bin_width)

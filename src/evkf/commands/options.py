@@ -5,15 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
-import numpy as np
 import typer
 from rich.console import Console
 
-from evkf.commands.console import versions
 from evkf.data import NwbWarning, Recording
 from evkf.data.open import open_recording
 from evkf.errors import InputError
-from evkf.splits import held_out, in_blocks
+from evkf.installed import versions
 from evkf.units import UnitModel
 
 WIDTH = "the file's own; 0.02 for spike times; a CSV file needs it"
@@ -172,15 +170,6 @@ def check_spikes(model: UnitModel, file: Path) -> None:
             "pass one of spikes; `evkf filter` takes both",
         )
         raise InputError(what, str(file), remedy)
-
-
-def halved(recording: Recording) -> tuple[Recording, np.ndarray]:
-    """The recording, in blocks if it is one trial, and True for the trials that `score` judges."""
-    recording = in_blocks(recording)
-    if recording.num_trials < 3:
-        what = f"{recording.num_trials} trials"
-        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
-    return recording, held_out(recording.num_trials, 2)
 
 
 def check_ending(path: Path, endings: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evkf.checks import check_known
 from evkf.commands.console import (
     Config,
     Force,
@@ -112,12 +113,11 @@ def plot(
     labels = _labels(recording, condition)
     with bar(say, "filtering") as tell:
         found = infer_in_chunks(model, recording, tell, variance=True)
-    counts = np.where(recording.masks, recording.counts, 0)
     spread, values = judge(model, recording, found, seed)
     kind = KINDS[type(model.model.likelihood)]
     rates = np.nan_to_num(recording.rates())
     axes = [
-        _raster(recording, counts, found),
+        _raster(recording, found),
         latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found)),
         calibration(new_axes(), values),
         dispersion_check(new_axes(), spread, rates, kind),
@@ -147,8 +147,8 @@ def judge(
     model: UnitModel, recording: Recording, found: Inferred, seed: int
 ) -> tuple[Dispersion, np.ndarray]:
     """Dispersion of units and calibration of counts, by the mean and variance predicted of them."""
-    counts = np.where(recording.masks, recording.counts, 0)
-    mean, variance, masks = found.predicted, found.variance, recording.masks
+    counts, masks = recording.observed, recording.masks
+    mean, variance = found.predicted, found.variance
     spread = dispersion(counts, mean, variance, masks)
     if isinstance(model.model.likelihood, Bernoulli):
         return spread, pit(counts, np.stack([1 - mean, mean], axis=-1), masks, seed)
@@ -158,10 +158,7 @@ def judge(
 def _labels(recording: Recording, condition: str | None) -> np.ndarray:
     if condition is None:
         return np.zeros(recording.num_trials, int)
-    if condition not in recording.trials:
-        there = ", ".join(recording.trials) or "none"
-        what = f"no column {condition!r}"
-        raise InputError(what, f"{recording.source}: trials", f"there are {there}")
+    check_known("column", condition, recording.trials, f"{recording.source}: trials")
     return recording.trials[condition]
 
 
@@ -169,11 +166,11 @@ def _pair(found: Inferred) -> tuple[int, int]:
     return 0, min(1, found.mean.shape[1] - 1)
 
 
-def _raster(recording: Recording, counts: np.ndarray, found: Inferred) -> Axes:
+def _raster(recording: Recording, found: Inferred) -> Axes:
     rows = slice(0, min(recording.lengths[0], SHOWN))
     width, start = recording.bin_width, float(recording.start_times[0])
-    ids = recording.units["id"]
-    return raster(new_axes(6.5, 4.0), counts[rows], found.rates[rows], width, start, ids)
+    counts, ids = recording.observed[rows], recording.units["id"]
+    return raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
 
 
 def _aligned(
@@ -208,7 +205,7 @@ def _reaches(recording: Recording, found: Inferred, labels: np.ndarray, behaviou
     labels = np.zeros(recording.num_trials, int) if alone else labels
     held = held_out(recording.num_trials, 2)
     test = np.repeat(held, recording.lengths)
-    groups = np.repeat(np.arange(recording.num_trials), recording.lengths)
+    groups = recording.trial_of_bin
     decoded = decode(found.mean[~test], velocity[~test], groups[~test], found.mean[test])
     tested = recording.take(np.flatnonzero(held))
     paths = integrate(

@@ -20,7 +20,6 @@ from evkf.commands.console import (
     json_target,
     result_files,
     verdict,
-    versions,
     write_results,
 )
 from evkf.commands.console import progress_bar as bar
@@ -31,6 +30,7 @@ from evkf.experiments import reaching as protocol
 from evkf.experiments.reaching import Reaches
 from evkf.experiments.reaching_figure import draw, show
 from evkf.experiments.reaching_report import report
+from evkf.installed import versions
 
 Data = Annotated[
     Path | None,

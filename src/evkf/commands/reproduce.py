@@ -23,7 +23,6 @@ from evkf.commands.console import (
     json_target,
     result_files,
     verdict,
-    versions,
     write_results,
 )
 from evkf.commands.console import progress_bar as bar
@@ -32,6 +31,7 @@ from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import SOURCE, Spec, run_tasks
 from evkf.experiments.streams import time_steps
 from evkf.experiments.tables import Found, Row
+from evkf.installed import versions
 from evkf.latency import low_latency
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]

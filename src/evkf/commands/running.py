@@ -70,7 +70,8 @@ def run_new(
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
     with serving(folder, plan, made, say) as page, made_ready(plan, folder) as sending:
-        plan, made, engine, costs = fitted(plan, folder, made, wanted)
+        settled = sending.result if sending is not None else lambda: None
+        plan, made, engine, costs = fitted(plan, folder, made, wanted, settled)
         _check_load(plan, costs, overload, say)
         ready = plan, made, engine, costs, None, None, sending
         return run(folder, *ready, page, wanted, seconds, say)

@@ -29,11 +29,11 @@ from evkf.commands.options import (
     Units,
     Window,
     check_spikes,
-    halved,
     load_model,
     result,
 )
 from evkf.scoring import score_recording
+from evkf.splits import halved
 from evkf.units import check_units, trials_seen
 
 HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "rates R²", "latents R²")

@@ -12,6 +12,7 @@ from evkf.errors import InputError
 from evkf.live.control import load
 from evkf.live.guard import State, Word
 from evkf.live.limits import Limits
+from evkf.live.loop import SOUND
 from evkf.live.warden import STOPPED, tell_guard
 
 Steered = Annotated[
@@ -160,15 +161,15 @@ def _tell(command: str, options: dict[str, Any], word: Word) -> None:
     if not folder.is_dir():
         raise InputError("no such folder", str(folder), "name that of a session")
     output = tell_guard(folder, word)
-    # A stop comes first, whatever is wrong besides.
-    check_free(json_target(json_file), options["force"])
+    if word == Word.STOP:  # which comes first, whatever is wrong besides
+        check_free(json_target(json_file), options["force"])
     say = console(options["quiet"], json_file)
     if output is None:
         say.print("the guard did not answer and was ended; what it stimulated ends with it")
     elif output.state == State.STOPPED:
         say.print(f"stopped: {', '.join(map(str, output.values))} is on")
     else:
-        say.print(f"{output.state}: there is no stop")
+        say.print(f"{output.state}: no stop; armed after {SOUND} sound estimates")
     if word == Word.STOP and not (folder / STOPPED).exists():
         say.print("the disk refuses to keep it: a session taken up again would not be stopped")
     told = {} if output is None else output._asdict()

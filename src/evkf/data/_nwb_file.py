@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from evkf.checks import check_known
 from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
 
@@ -115,19 +116,18 @@ def _find(table: Columns, query: Query, where: str) -> np.ndarray:
         wanted = np.asarray(query).ravel().tolist()
         missing = [name for name in wanted if name not in place]
         if missing:
-            raise InputError(f"no id {missing[0]}", where, f"there are {_some(table['id'])}")
+            raise InputError(f"no id {missing[0]}", where, f"choose among {_some(table['id'])}")
         return np.array([place[name] for name in wanted], int)
     kept = np.ones(len(table["id"]), bool)
     for name, value in query.items():
-        if name not in table:
-            raise InputError(f"no column {name!r}", where, f"there are {', '.join(table)}")
+        check_known("column", name, table, where)
         column = table[name]
         if column.ndim != 1 or column.dtype == object:
             raise InputError(f"column {name!r} of lists", where, "choose by one of single values")
         wanted = np.atleast_1d(value)
         found = np.isin(column.astype(str) if wanted.dtype.kind == "U" else column, wanted)
         if not found.any():
-            remedy = f"there are {_some(column)}"
+            remedy = f"choose among {_some(column)}"
             raise InputError(f"no row with {name} = {value!r}", where, remedy)
         kept &= found
     return np.flatnonzero(kept)

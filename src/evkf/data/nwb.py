@@ -208,7 +208,7 @@ def _read_trials(
     table = read_table(file[TRIALS])
     if align not in table or table[align].dtype.kind not in "iuf" or table[align].ndim != 1:
         times = [x for x, v in table.items() if v.dtype.kind == "f" and v.ndim == 1]
-        raise InputError(f"no times {align!r}", where, f"there are {', '.join(times)}")
+        raise InputError(f"no times {align!r}", where, f"choose among {', '.join(times)}")
     rows = select(table, query, where)
     table = {name: values[rows] for name, values in table.items()}
     onset = table[align].astype(float)

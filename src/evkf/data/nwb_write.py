@@ -252,7 +252,7 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
 def _whole(recording: Recording) -> np.ndarray:
     """The counts, zero where nothing was observed."""
     where = f"{recording.source}: counts"
-    counts = np.where(recording.masks, recording.counts, 0)
+    counts = recording.observed
     if np.any(counts < 0) or np.any(counts != np.floor(counts)):
         raise InputError("counts that are no numbers of spikes", where, "write spikes only")
     begin = recording.start_times

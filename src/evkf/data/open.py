@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evkf.checks import check_known
 from evkf.data._nwb_file import Query
 from evkf.data.arrays import HDF5, read_arrays, stream_arrays
 from evkf.data.files import load, open_hdf5, read_npz
@@ -162,9 +163,7 @@ def _rebinned(recording: Recording, bin_width: float | None, signals: bool) -> R
 def _check_behaviour(recording: Recording, names: Sequence[str]) -> None:
     for name in names:
         where = f"{recording.source}: behaviour"
-        if name not in recording.behaviour:
-            there = ", ".join(recording.behaviour) or "none"
-            raise InputError(f"no behaviour {name!r}", where, f"there are {there}")
+        check_known("behaviour", name, recording.behaviour, where)
         values = recording.behaviour[name]
         if values.dtype.kind not in "biuf":
             what = f"{name} of {values.dtype}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from evkf.errors import InputError
 
@@ -40,6 +40,8 @@ class Recording:
         array([66.66666667, 50.        ])
         >>> recording.take([1]).counts.tolist()
         [[0, 2], [3, 1]]
+        >>> recording.trial_of_bin.tolist()
+        [0, 1, 1]
     """
 
     counts: Shaped[np.ndarray, "T N"]
@@ -124,6 +126,16 @@ class Recording:
         return marks
 
     @property
+    def trial_of_bin(self) -> Int[np.ndarray, " T"]:
+        """Number of the trial that every bin belongs to, from 0."""
+        return np.repeat(np.arange(self.num_trials), self.lengths)
+
+    @property
+    def observed(self) -> Shaped[np.ndarray, "T N"]:
+        """The counts, zero where nothing was observed."""
+        return np.where(self.masks, self.counts, 0)
+
+    @property
     def times(self) -> Float[np.ndarray, " T"]:
         """When every bin begins, in seconds of the session."""
         bins = np.concatenate([np.arange(n) for n in self.lengths])
@@ -144,7 +156,7 @@ class Recording:
     def rates(self) -> Float[np.ndarray, " N"]:
         """Observed spikes per second of every unit; NaN where it was never observed."""
         seen = self.masks.sum(axis=0)
-        total = np.where(self.masks, self.counts, 0).sum(axis=0)
+        total = self.observed.sum(axis=0)
         with np.errstate(invalid="ignore"):
             return total / (seen * self.bin_width)
 

@@ -294,7 +294,13 @@ def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
 
 
 def read_bin(model: Model, y: Observation, mask: Mask | None) -> tuple[Observation, Mask]:
-    """Check the observation of one bin; all of it is observed when the mask is left out."""
+    """Check the observation of one bin.
+
+    Args:
+        model: Whose channels it has.
+        y: (channels,).
+        mask: True where observed; all of it is when left out.
+    """
     y, channels = jnp.asarray(y), model.likelihood.num_channels
     if y.shape != (channels,):
         raise InputError(f"observation of shape {y.shape}", "y", f"pass shape ({channels},)")

@@ -42,7 +42,12 @@ class Conditioned(NamedTuple):
 
 
 def check_gaussian(model: Model, name: str) -> None:
-    """Refuse what a filter of means and covariances cannot hold, or cannot linearise."""
+    """Refuse what a filter of means and covariances cannot hold, or cannot linearise.
+
+    Args:
+        model: The model.
+        name: Of the filter, for the error.
+    """
     if not isinstance(model.dynamics, GaussianDynamics):
         raise InputError(
             f"{name} for {type(model.dynamics).__name__}",
@@ -139,8 +144,12 @@ def condition(
 
 
 def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> GaussianPrediction:
-    """A prediction that is finite and has a Cholesky factor; the last belief where it is not a
-    number.
+    """A prediction that is finite and has a Cholesky factor.
+
+    Args:
+        belief: The last one, which is kept where the new one is not a number.
+        mean: Predicted.
+        cov: Likewise.
     """
     mean, cov, capped = cap(mean, cov, largest(mean.dtype))
     new = GaussianBelief(mean, factorisable(cov))
@@ -158,7 +167,21 @@ def linear_update(
     y: Observation,
     mask: Mask,
 ) -> tuple[State, Info]:
-    """Take in an observation whose deviations `moved` belong to the deviations `spread`."""
+    """Take in an observation that moves with the state.
+
+    Where the result is not finite and positive definite, the prediction is kept and the status says
+    so.
+
+    Args:
+        prediction: What `settle_prediction` gave.
+        spread: Columns by which the state deviates from its mean, whose squares sum up to its
+            covariance: its Cholesky factor, say.
+        moved: How far the observation deviates with each.
+        expected: Mean of the observation.
+        cov: Covariance of its noise, or the variances if channels are independent.
+        y: The observation.
+        mask: True where observed.
+    """
     columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
     white = whiten(cov, mask, columns.astype(expected.dtype))
     found = condition(spread, white[:, :-1], white[:, -1])

@@ -8,7 +8,7 @@
 | `natural_literal` | squared distance of $\\bar\\lambda_\\theta$ from $\\lambda_t$, as printed |
 
 The natural losses hold the beliefs too, and learn the readout from the same expectation as `kl`.
-Paper: eq:natural_parameter_loss; `docs/learning.md` compares them.
+Paper: eq:hyperparameter_objective; `docs/learning.md` compares them.
 """
 
 from collections.abc import Callable

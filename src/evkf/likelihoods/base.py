@@ -156,7 +156,16 @@ def safe(y: Observation, mask: Mask, like: Channels) -> Channels:
 
 
 def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"], Channels]:
-    """Check and convert a readout matrix and its offset (zero when None)."""
+    """Check and convert a readout matrix and its offset.
+
+    Args:
+        C: (channels, latents).
+        b: (channels,); zero when None.
+
+    Example:
+        >>> read_readout([[1.0, 0.0]], None)[1]
+        Array([0.], dtype=float32)
+    """
     matrix = real_numbers(C, "C")
     if matrix.ndim != 2:
         raise InputError(
@@ -186,7 +195,16 @@ def refuse(
 
 
 def check_counts(ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-    """Counts are whole numbers, zero or more."""
+    """Refuse counts that are not whole numbers, zero or more.
+
+    Args:
+        ys: Observations, (bins, channels).
+        mask: True where observed; of others nothing is asked.
+        where: What to call the observations in an error.
+
+    Example:
+        >>> check_counts(np.array([[2.0, 0.5]]), np.array([[True, False]]), "ys")
+    """
     refuse(mask & (ys < 0), ys, where, "negative count", "pass spike counts, or mask the entry")
     refuse(mask & (ys != np.floor(ys)), ys, where, "fractional count", "pass whole spike counts")
 

@@ -26,7 +26,7 @@ from evkf.live.journal import Journal
 from evkf.live.limits import Delivered, readable
 from evkf.live.ports import Phase
 from evkf.live.records import Kind, encode_words
-from evkf.live.warden import keep_stop
+from evkf.live.warden import AGAIN_S, keep_stop
 from evkf.model import Model
 from evkf.types import Status
 
@@ -251,8 +251,17 @@ class Loop:
         assert self._stop is not None
         if self.state != GONE:
             self._say(Word.STOP, self._stop)
-        elif keep_stop(self._folder, self._stop):
-            self._stop = None
+        else:
+            # A disk may hang, and filtering must not.
+            threading.Thread(target=self._keep, args=(self._stop,), daemon=True).start()
+
+    def _keep(self, why: str) -> None:
+        """Leave a stop on the disk, however long that takes, unless it is lifted meanwhile."""
+        while self._stop is why:
+            if keep_stop(self._folder, why):
+                self._stop = None
+            else:
+                time.sleep(AGAIN_S)
 
     def offer(self, known: LearnerState) -> None:
         """In the thread that keeps checkpoints: what is known at one, for the controller."""

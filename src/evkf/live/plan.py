@@ -1,9 +1,10 @@
 """What a session is made of, kept in its folder: given that, it can be built again."""
 
+import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from evkf.data.files import replacing
 from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
+from evkf.installed import versions
 from evkf.learning import Learner
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Policy
@@ -69,7 +71,7 @@ class Plan(NamedTuple):
         blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
         lsl_out: Name of the stream that estimates go out as, if they do.
         id: Name of the session, the same whenever it is taken up again.
-        began: When it began by the clock on the wall, in ISO 8601 with its zone; empty of old ones.
+        began: When it began by the clock on the wall, in ISO 8601 with its zone; empty before.
         open_to_all: Whether ZeroMQ may listen where other machines reach it.
         web: HOST:PORT of the web process, if there is one.
         tls_cert: File of its certificate.
@@ -204,19 +206,7 @@ def stimulated(model: Model, num: int) -> Model:
 
 def resized(learner: Learner, num_windows: int, window: int) -> Learner:
     """A learner with other windows."""
-    return Learner(
-        filter=learner.filter,
-        loss=learner.loss,
-        parts=learner.parts,
-        optimiser=learner.optimiser,
-        ring=learner.ring,
-        num_windows=num_windows,
-        window=window,
-        every=learner.every,
-        steps=learner.steps,
-        average=learner.average,
-        min_std=learner.min_std,
-    )
+    return dataclasses.replace(learner, num_windows=num_windows, window=window)
 
 
 def build(plan: Plan, made: Parts) -> Engine:
@@ -225,7 +215,11 @@ def build(plan: Plan, made: Parts) -> Engine:
 
 
 def fitted(
-    plan: Plan, folder: Path, made: Parts, real_time: bool = True
+    plan: Plan,
+    folder: Path,
+    made: Parts,
+    real_time: bool = True,
+    settled: Callable[[], object] = lambda: None,
 ) -> tuple[Plan, Parts, Engine, Costs]:
     """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed.
 
@@ -234,9 +228,12 @@ def fitted(
         folder: Of the session.
         made: Its parts.
         real_time: Whether the session is to have real-time priority.
+        settled: Returns when what else this process begins with is done, which calls would have
+            to wait for.
     """
     while True:
         engine = build(plan, made)
+        settled()
         costs = rehearse(engine, real_time)
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
@@ -266,8 +263,13 @@ def _holds(folder: Path) -> bool:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Keep what JAX compiles in the folder of a session: who takes it up again waits for less."""
-    jax.config.update("jax_compilation_cache_dir", str((folder / COMPILED).resolve()))
+    """Keep what JAX compiles in the folder of a session: who takes it up again waits for less.
+
+    A folder that the environment names for that, as JAX_COMPILATION_CACHE_DIR, serves instead.
+    """
+    own = str((folder / COMPILED).resolve())
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR", own)
+    jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -286,4 +288,5 @@ def describe(plan: Plan, engine: Engine, costs: Costs) -> dict[str, Any]:
         "latents": engine.num_latents,
         "dtype": engine.dtype.name,
         "costs": costs._asdict(),
+        "versions": versions(),
     }

@@ -25,8 +25,9 @@ class Receipts:
 
     def __init__(self, due: int):
         self.last = due - 1
-        self._pending: deque[tuple[int, int, Any]] = deque()
-        self._again: Any = None
+        self._pending: deque[tuple[int, int, bool]] = deque()
+        self._peer: Any = None
+        self._owed = False
 
     def __len__(self) -> int:
         """How many are not durable yet."""
@@ -40,27 +41,28 @@ class Receipts:
             seq: Its number.
             peer: Who sent it; None of a bin that was lost.
         """
-        self._pending.append((position, seq, peer))
+        self._pending.append((position, seq, peer is not None))
+        self._peer = self._peer if peer is None else peer
 
     def repeat(self, peer: Any) -> None:
         """Someone sent again what was taken: it has not heard."""
-        self._again = peer
+        self._peer, self._owed = peer, True
 
     def forget(self) -> None:
         """The sender began anew with lower numbers: what is known of the old ones would be taken
         for the new.
         """
         self._pending.clear()
-        self.last, self._again = -1, None
+        self.last, self._owed = -1, False
 
     def take(self, settled: int) -> tuple[Any, int] | None:
-        """Who is to be told now, and of which bin; None if nobody is.
+        """Who is to be told now, the one heard last, and of which bin; None if nobody is.
 
         Args:
             settled: All records of the journal below this position are durable.
         """
-        to, self._again = self._again, None
         while self._pending and self._pending[0][0] < settled:
-            _, self.last, peer = self._pending.popleft()
-            to = to if peer is None else peer
-        return None if to is None or self.last < 0 else (to, self.last)
+            _, self.last, was_sent = self._pending.popleft()
+            self._owed |= was_sent
+        owed, self._owed = self._owed, False
+        return (self._peer, self.last) if owed and self.last >= 0 else None

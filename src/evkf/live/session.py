@@ -39,8 +39,8 @@ TELL_NS, TIDY_NS = 500_000_000, 5_000_000_000
 LATE = 4
 """What waits for slack so many times as long as it should is done without."""
 
-BEHIND = 10
-"""Frames that wait at once, above which a session is late anyhow and gives way to others."""
+BEHIND_NS = 100_000_000
+"""Time that waiting frames span, above which a session is late anyhow and gives way to others."""
 
 AT_ONCE_NS = 50_000
 """A frame that came sooner than this after it was asked for was there before."""
@@ -93,8 +93,8 @@ class Session:
         self.phase, self.why = Phase.STARTING, ""
         self._period = round(settings.period * 1e9)
         self._save_ns = int(settings.checkpoint_every * 1e9)
-        learning, at_most = int(costs.learn * 1e9), int(costs.learn_p99 * 1e9)
-        self._learning = Budget([learning] * 98 + [at_most] * 2)
+        learning = int(costs.learn * 1e9)
+        self._learning = Budget([learning, int(costs.learn_p99 * 1e9)])
         self._tidying, self._saving, self._telling = (Budget([learning]) for _ in range(3))
         self._latencies = Latencies()
         self._key = engine.key
@@ -140,7 +140,8 @@ class Session:
             self._due_ns = now if now - asked > AT_ONCE_NS else there
         self._looked_ns = now
         self._backlog = max(self._backlog, len(messages))
-        with aside(LOWEST) if len(messages) > BEHIND else contextlib.nullcontext():
+        late = len(messages) * (self._period or BEHIND_NS) > BEHIND_NS
+        with aside(LOWEST) if late else contextlib.nullcontext():
             for number, (peer, data) in enumerate(messages, start=1):
                 if self._over:
                     return

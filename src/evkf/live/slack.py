@@ -6,7 +6,8 @@ KEPT = 256
 """Durations whose 99th percentile is taken."""
 
 RETRY_NS = 1_000_000_000
-"""What did not fit for so long has its longest duration forgotten, to be tried again one day."""
+"""What did not fit for so long has the longer half of its durations forgotten: the machine may have
+been busy when they were measured, and soon it is tried again."""
 
 
 class Budget:
@@ -43,8 +44,8 @@ class Budget:
             return True
         if self._refused_ns is None:
             self._refused_ns = now_ns
-        elif now_ns - self._refused_ns > RETRY_NS and len(self._kept) > 1:
-            self._kept.remove(max(self._kept))
+        elif now_ns - self._refused_ns > RETRY_NS:
+            self._kept = sorted(self._kept)[: len(self._kept) // 2]
             self._at = 0
             self._refused_ns = now_ns
             self._reckon()

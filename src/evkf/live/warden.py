@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from evkf.errors import InputError
 from evkf.live.control import load
+from evkf.live.disk import Disk
 from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
 from evkf.live.machine import PRIORITY, become_real_time, undisturbed
@@ -216,9 +217,13 @@ class Warden:
 
 
 def keep_stop(folder: Path, why: str) -> bool:
-    """Leave a stop in a folder, for whoever takes up the session; whether the disk took it."""
+    """Leave a stop in a folder, for whoever takes up the session; whether the disk has it."""
     try:
-        (folder / STOPPED).write_text(why + "\n", encoding="utf-8", errors="replace")
+        with (folder / STOPPED).open("w", encoding="utf-8", errors="replace") as file:
+            file.write(why + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Disk().sync_folder(folder)
     except OSError:
         return False
     return True
@@ -291,19 +296,19 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
     Raises:
         InputError: If there is no guard, or it does not answer to anything else.
     """
-    if word == Word.STOP and (folder / PLAN).exists():
-        # First, so that it holds for a guard that is only just beginning; a disk that refuses must
-        # not be in the way of the others.
-        keep_stop(folder, "the operator")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as way, _address(folder) as where:
-        try:
-            way.settimeout(ANSWER_S)
-            way.connect(where)
-        except OSError as error:
+        way.settimeout(ANSWER_S)
+        # The guard first: a disk that hangs must not be in the way of it.
+        nobody = _knock(way, where)
+        if nobody and word == Word.STOP and (folder / PLAN).exists():
+            # One that is only just beginning looks for this after its door is there.
+            keep_stop(folder, "the operator")
+            nobody = _knock(way, where)
+        if nobody:
             remedy = "nothing stimulates there, unless something else does"
             if (folder / STOPPED).exists():
                 remedy += "; a session that begins there is stopped until `evkf arm` while it runs"
-            raise InputError(f"no guard ({error})", str(folder), remedy) from None
+            raise InputError(f"no guard ({nobody})", str(folder), remedy)
         try:
             way.send((word or "state").encode())
             return Output.decode(way.recv(LONGEST))
@@ -316,6 +321,15 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
                 os.kill(struct.unpack("3i", who)[0], signal.SIGKILL)
             keep_stop(folder, "the guard did not answer")
             return None
+
+
+def _knock(way: socket.socket, where: str) -> OSError | None:
+    """Connect; why not, if nobody is there."""
+    try:
+        way.connect(where)
+    except OSError as error:
+        return error
+    return None
 
 
 @contextlib.contextmanager

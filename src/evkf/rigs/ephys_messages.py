@@ -31,7 +31,6 @@ class Edge(NamedTuple):
 
     sample: int
     line: int
-    state: bool
 
 
 class Buffer(NamedTuple):
@@ -116,7 +115,7 @@ def _event(fields: dict[str, Any], data: bytes) -> Edge | None:
         return None
     if len(data) < 2:
         raise RigError("bad_event", f"{len(data)} bytes with a TTL event, 10 are due")
-    return Edge(_sample(fields), data[0], bool(data[1]))
+    return Edge(_sample(fields), data[0])
 
 
 def _data(fields: dict[str, Any], _: bytes) -> Buffer:

@@ -4,7 +4,6 @@ A gateway speaks to a rig in a process of its own and sends plain frames to the 
 of sockets. Nothing foreign runs in the session's process, and nothing there can take it down.
 """
 
-import importlib.util
 import multiprocessing
 import socket
 import sys
@@ -16,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evkf.errors import EvkfError, InputError
+from evkf.errors import EvkfError
 from evkf.live.frames import HEADER, Frame, encode
 from evkf.live.machine import aside
 from evkf.live.pipes import PipeSender, PipeSource, pair
@@ -219,10 +218,3 @@ def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProc
         process.start()
     own.close()
     return process
-
-
-def need(module: str, what: str, extra: str) -> None:
-    """Refuse to go on without an optional package, which is not imported."""
-    if importlib.util.find_spec(module) is None:
-        remedy = f'pip install "evkf[{extra}]"'
-        raise InputError(f"{what} needs {module}", "this installation", remedy)

@@ -175,7 +175,8 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
         if taker is None:
             taker = (Rows if regular else Spikes)(setup, notes)
         elif isinstance(taker, Rows) != regular:
-            raise InputError(f"stream {setup.stream!r} of another kind", "--stream", "begin anew")
+            remedy = "stream the same kind again, or begin a new session"
+            raise InputError(f"stream {setup.stream!r} of another kind", "--stream", remedy)
         inlet = pylsl.StreamInlet(info, recover=False, processing_flags=0)
         try:
             inlet.open_stream(timeout=10.0)

@@ -1,7 +1,6 @@
 """The web process of a session, as the session sees it: started, and started again if it dies."""
 
 import contextlib
-import importlib.util
 import json
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evkf.installed import need
 from evkf.live.addresses import is_loopback
 from evkf.live.desk import Desk
 from evkf.live.machine import aside
@@ -149,8 +149,7 @@ class WebProcess:
 
 def check_installed() -> None:
     """Refuse to go on without the packages that the web process needs."""
-    if any(importlib.util.find_spec(name) is None for name in NEEDED):
-        raise ImportError('the web needs FastAPI and Bokeh: pip install "evkf[web]"')
+    need("the page", "web", *NEEDED)
 
 
 def page_address(address: str, token: Path) -> str:

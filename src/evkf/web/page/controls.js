@@ -14,7 +14,7 @@ export class Controls {
     click("pause", () => this.pause());
     click("freeze", () => this.freeze());
     click("save", () => this.ask("save", "", "A checkpoint is being saved."));
-    click("arm", () => this.ask("arm", "", "Stimulation is armed."));
+    click("arm", () => this.ask("arm", "", "The stop is lifted: stimulation is armed after five sound estimates."));
     click("reset", () => this.ask("reset", "", "The source begins again."));
     click("png", () => this.png());
     click("svg", () => this.svg());

@@ -1,0 +1,41 @@
+"""What is installed: versions that a result depends on, and packages that only some of it needs."""
+
+import importlib.util
+import platform
+import sys
+from importlib import metadata
+
+from evkf.errors import InputError
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its options.
+
+    Example:
+        >>> list(versions())
+        ['evkf', 'jax', 'jaxlib', 'numpy', 'python']
+    """
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    own = sys.modules["evkf"].__version__  # this module is below it, and does not import it
+    return {"evkf": own, **libraries, "python": platform.python_version()}
+
+
+def need(what: str, extra: str, *packages: str) -> None:
+    """Refuse to go on without optional packages, which are not imported.
+
+    Args:
+        what: That needs them.
+        extra: Of this package, which brings them.
+        packages: By the names that they are imported by.
+
+    Example:
+        >>> need("the page", "web", "no_such_package")
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: the page needs no_such_package (in this installation): \
+pip install "evkf[web]"
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f'pip install "evkf[{extra}]"'
+        raise InputError(f"{what} needs {', '.join(missing)}", "this installation", remedy)
