@@ -9,6 +9,7 @@ Between `<!-- results: SOURCE -->` and `<!-- end -->` stands what a file under `
     paper/table1.json : config.trials                           a value, by its path
     live/latency.json : 10ms.session.p999 : .2f                 a number, in a format of Python's
     bench/gpu.json : parts.sessions.figures.1.value : .0f       of a list, the place counted from 0
+    adversarial.json : rows.*.bins : ,                          the sum over a list
     losses.json # table                                         what `result_tables` makes of it
 
 `python docs/fill_in.py` writes them, `--check` says what is not as it should be and exits with 1.
@@ -19,6 +20,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from result_tables import tables
 
@@ -112,8 +114,19 @@ def cell(results: Path, source: str) -> str:
 def value(results: Path, source: str) -> str:
     """What a JSON file says at a path."""
     name, path, *form = (part.strip() for part in source.split(":"))
-    found = json.loads(read(results, name))
-    for key in path.split("."):
+    found = follow(json.loads(read(results, name)), path.split("."), source)
+    try:
+        return format(found, *form)
+    except (TypeError, ValueError):
+        remedy = "end with : FORMAT, such as .2f or , for a number, or with the path"
+        raise InputError(f"{found!r} in the format {form}", f"results/{source}", remedy) from None
+
+
+def follow(found: Any, path: list[str], source: str) -> Any:
+    """What is at a path."""
+    for i, key in enumerate(path):
+        if isinstance(found, list) and key == "*":
+            return sum(follow(each, path[i + 1 :], source) for each in found)
         if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
             continue
@@ -121,11 +134,7 @@ def value(results: Path, source: str) -> str:
             there = ", ".join(found) if isinstance(found, dict) else "nothing"
             raise InputError(f"no {key!r}", f"results/{source}", f"there is {there}")
         found = found[key]
-    try:
-        return format(found, *form)
-    except (TypeError, ValueError):
-        remedy = "end with : FORMAT, such as .2f or , for a number, or with the path"
-        raise InputError(f"{found!r} in the format {form}", f"results/{source}", remedy) from None
+    return found
 
 
 def read(results: Path, name: str) -> str:
