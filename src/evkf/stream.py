@@ -184,7 +184,7 @@ class Stream:
             self.learner,
             start,
             *trials[:4],
-            epochs=passes,
+            passes=passes,
             batch=batch,
             window=window,
             steps=steps,

@@ -26,7 +26,7 @@ def test_learns_an_oscillator_better_than_one_pass_of_a_stream():
     start = Model(ResidualMLP(2, 0.04, jax.random.key(1), hidden=16), likelihood)
     learner = Learner(ring=512, num_windows=4)
     streamed, _ = learner.scan(learner.init(start), ys[:600])
-    trained = pretrain(learner, start, ys[:600], epochs=60, batch=4, window=20)
+    trained = pretrain(learner, start, ys[:600], passes=60, batch=4, window=20)
 
     def bound(model):
         return float(np.mean(scan_filter(FILTER, model, ys[600:])[1].info.elbo[20:]))
@@ -55,7 +55,7 @@ STRAIGHT = optax.GradientTransformation(
 )
 """Always the same step, so that steps can be counted."""
 
-OPTIONS = {"epochs": 2, "batch": 2, "window": 6, "optimiser": STRAIGHT}
+OPTIONS = {"passes": 2, "batch": 2, "window": 6, "optimiser": STRAIGHT}
 
 
 @pytest.mark.parametrize("size", [16, 64, 0])
@@ -67,7 +67,7 @@ def test_state_is_ready_for_the_stream(trials, size):
     marks = fresh & (np.arange(40) > 0)
     state = pretrain(learner, start, ys, masks, fresh=marks, **OPTIONS)
     model, old = state.model, start.model
-    # Two epochs of ceil(40 / (2 * 6)) steps.
+    # Two passes of ceil(40 / (2 * 6)) steps.
     np.testing.assert_allclose(model.dynamics.weight, old.dynamics.weight + 8 * 0.01)
     np.testing.assert_array_equal(model.dynamics.noise.log_std, old.dynamics.noise.log_std)
     held = min(size or 2, 40)
@@ -95,7 +95,7 @@ def _split(ys, masks):
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        ("epochs", {"epochs": 0}),
+        ("passes", {"passes": 0}),
         ("batch", {"batch": 0}),
         ("window", {"window": 0}),
         ("window", {"window": 40}),

@@ -41,7 +41,7 @@ def pretrain(
     masks: ArrayLike | None = None,
     us: ArrayLike | None = None,
     fresh: ArrayLike | None = None,
-    epochs: int = 20,
+    passes: int = 20,
     batch: int = 16,
     window: int = 50,
     steps: int | None = None,
@@ -51,7 +51,7 @@ def pretrain(
 ) -> LearnerState:
     """Train a learner's model offline, by the learner's own loss.
 
-    Every epoch filters the recording with the present model, and then replays windows spread over
+    Every pass filters the recording with the present model, and then replays windows spread over
     it.
 
     Args:
@@ -62,13 +62,13 @@ def pretrain(
         masks: True where observed, (bins, channels), or (bins,) for whole bins.
         us: Inputs, (bins, inputs).
         fresh: True where a trial begins, (bins,). The first bin is one.
-        epochs: How often the recording is gone through.
+        passes: How often the recording is gone through.
         batch: Windows in a gradient step.
         window: Bins in a window.
-        steps: Gradient steps in an epoch; as many as see every bin about once when left out.
+        steps: Gradient steps in a pass; as many as see every bin about once when left out.
         optimiser: Any optax optimiser; Adam with a rate that falls from 1e-2 when left out.
         key: Randomness, for filters and likelihoods that sample; a state has its own.
-        progress: Told after every epoch how many are done.
+        progress: Told after every pass how many are done.
 
     Returns:
         A state to stream from: the trained model, the last bins of the recording in the ring, the
@@ -82,14 +82,14 @@ def pretrain(
         >>> likelihood = Gaussian([[1.0, 0.0], [0.0, 1.0]], noise=0.1)
         >>> _, ys = simulate(Model(VanDerPol(), likelihood), jax.random.key(0), 100)
         >>> model = Model(ResidualMLP(2, 0.04, jax.random.key(1)), likelihood)
-        >>> state = pretrain(Learner(ring=64), model, ys, epochs=2, batch=2, window=10)
+        >>> state = pretrain(Learner(ring=64), model, ys, passes=2, batch=2, window=10)
         >>> int(state.ring.count)
         64
     """
     model = start if isinstance(start, Model) else start.free.build()
     bins = _read(model, ys, masks, us, fresh)
     num = len(bins[0])
-    for name, value in {"epochs": epochs, "batch": batch, "window": window, "steps": steps}.items():
+    for name, value in {"passes": passes, "batch": batch, "window": window, "steps": steps}.items():
         if value is not None and value < 1:
             raise InputError(f"{name} = {value}", name, "pass 1 or more")
     if window >= num:
@@ -97,7 +97,7 @@ def pretrain(
     if steps is None:
         steps = math.ceil(num / (batch * window))
     if optimiser is None:
-        optimiser = adam(decay=epochs * steps, floor=0.05)
+        optimiser = adam(decay=passes * steps, floor=0.05)
     state = learner.init(model, key)
     if isinstance(start, LearnerState):
         state = state._replace(thawed=start.thawed, key=start.key if key is None else state.key)
@@ -105,11 +105,11 @@ def pretrain(
     settings = {"ring": num, "num_windows": batch, "window": window, "min_std": learner.min_std}
     offline = Learner(*same, **settings, average=1.0)
     training = offline.init(model)._replace(thawed=state.thawed, key=state.key)
-    for epoch in range(epochs):
-        training = _epoch(offline, training, bins, steps)
+    for done in range(passes):
+        training = _pass(offline, training, bins, steps)
         if progress is not None:
             jax.block_until_ready(training.raw)
-            progress(epoch + 1)
+            progress(done + 1)
     training = _watch(offline, training, bins)
     return state._replace(
         free=training.free,
@@ -140,7 +140,7 @@ def _watch(learner: Learner, state: LearnerState, bins: Recording) -> LearnerSta
 
 
 @partial(jax.jit, static_argnames="steps")
-def _epoch(learner: Learner, state: LearnerState, bins: Recording, steps: int) -> LearnerState:
+def _pass(learner: Learner, state: LearnerState, bins: Recording, steps: int) -> LearnerState:
     def descend(state: LearnerState, _: None) -> tuple[LearnerState, None]:
         drawn = windows(state.ring, state.steps, learner.num_windows, learner.window)[0]
         return learner._descend(state, drawn)[0], None
