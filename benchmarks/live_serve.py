@@ -2,14 +2,15 @@
 
 The other two may lose nothing, and the 99th percentile from a bin sent to its estimate published
 may move by less than 10 % from that without kills, in minutes of either kind by turns. The one that
-is killed loses no bin that was acknowledged. What sends and hears bins has real-time priority where
-that is permitted, as a rig would.
+is killed loses no bin that was acknowledged. Every session has a rig of its own, a process with
+real-time priority where that is permitted; their bins do not end at the same moment.
 
     python benchmarks/live_serve.py [--quick] [--json FILE]
 """
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from closing import close
 from live_kill import bins_kept
 
-from evkf.live.answers import Estimate
 from evkf.live.feed import Tape
-from evkf.live.machine import aside, real_time
+from evkf.live.machine import real_time
 from evkf.live.plan import JOURNAL
 from evkf.live.zeromq import ZmqReader, ZmqSender
 
@@ -34,13 +35,21 @@ MINUTES, EVERY, KILLS = (5, 1), 20.0, (3, 1)
 """Spells with kills, and as many without; seconds between kills; kills in a spell; with --quick."""
 MOVED, PERIOD, UNITS, TAPE = 0.1, 0.01, 40, 3000
 READY_S = 120.0
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Line:
-    """A rig's two ends of a session: what it sends, and what it hears."""
+    """A rig's two ends of a session: what it sends, and what it hears.
 
-    def __init__(self, name: str, port: int, folder: Path, tape: Tape):
-        self.name, self.folder, self.tape = name, folder / name, tape
+    Args:
+        port: Frames go there, estimates come from the next.
+        acknowledged: Where others see how many bins are.
+    """
+
+    def __init__(self, port: int, acknowledged: Any):
+        rng = np.random.default_rng(port)
+        counts = rng.poisson(0.2, (TAPE, UNITS)).astype(np.uint8)
+        self.tape, self.acknowledged = Tape(counts, np.arange(TAPE) == 0), acknowledged
         self.sender = ZmqSender(f"tcp://127.0.0.1:{port}")
         self.reader = ZmqReader(f"tcp://127.0.0.1:{port + 1}")
         self.seq, self.heard = 0, 0
@@ -54,18 +63,70 @@ class Line:
 
     def hear(self) -> None:
         self.sender.read()
+        self.acknowledged.value = self.sender.acknowledged + 1
         for said in self.reader.read():
             if said.seq >= self.heard:
                 self.heard = said.seq + 1
-                self.latencies.append(_latency(said))
+                self.latencies.append(said.published_ns - said.sent_ns)
 
-    def close(self) -> None:
+    def begin(self) -> None:
+        """Send until the session answers."""
+        until = time.monotonic() + READY_S
+        self.turn()
+        while self.sender.acknowledged < 0 and time.monotonic() < until:
+            time.sleep(0.05)
+            self.hear()
+        for _ in range(300):
+            time.sleep(PERIOD)
+            self.turn()
+
+    def drive(self, num: int, begin: float) -> list[int]:
+        """Send so many bins to a rhythm, from then on; the latencies."""
+        self.latencies = []
+        for turn in range(num):
+            time.sleep(max(begin + turn * PERIOD - time.monotonic(), 0.0))
+            self.turn()
+        return self.latencies
+
+    def end(self) -> tuple[int, int]:
+        """Wait for what is not acknowledged; how many were sent, and are not."""
+        until = time.monotonic() + READY_S
+        while self.sender.unacknowledged and time.monotonic() < until:
+            self.hear()
+            time.sleep(0.02)
         self.sender.close()
         self.reader.close()
+        return self.seq, self.sender.unacknowledged
 
 
-def _latency(said: Estimate) -> int:
-    return said.published_ns - said.sent_ns
+def rig(port: int, acknowledged: Any, orders: Any) -> None:
+    """Be a rig: a process of its own, which does what it is told to."""
+    with real_time():
+        line = Line(port, acknowledged)
+        while True:
+            what, *given = orders.recv()
+            orders.send(getattr(line, what)(*given))
+            if what == "end":
+                return
+
+
+class Rig:
+    """One of them, as this process sees it."""
+
+    def __init__(self, number: int, port: int, folder: Path):
+        self.name, self.folder = NAMES[number], folder / NAMES[number]
+        self.acknowledged = SPAWN.Value("q", 0)
+        self.phase = number * PERIOD / len(NAMES)
+        self._orders, other = SPAWN.Pipe()
+        args = port, self.acknowledged, other
+        self.process = SPAWN.Process(target=rig, args=args, daemon=True)
+        self.process.start()
+
+    def tell(self, *what: Any) -> None:
+        self._orders.send(what)
+
+    def said(self) -> Any:
+        return self._orders.recv()
 
 
 def pid_of(folder: Path) -> int | None:
@@ -81,42 +142,36 @@ def pid_of(folder: Path) -> int | None:
 class Kills:
     """Ends a session as the kernel would, and knows what it had acknowledged."""
 
-    def __init__(self, line: Line):
-        self.line, self.done = line, []
+    def __init__(self, killed: Rig):
+        self._killed, self.done = killed, []
 
     def kill(self) -> None:
-        """Now; what is left of it is looked at later: bins are due here."""
-        folder = self.line.folder
+        """Now; what is left of it is looked at later."""
+        folder = self._killed.folder
         if pid := pid_of(folder):
-            acknowledged = self.line.sender.acknowledged + 1
+            acknowledged = self._killed.acknowledged.value
             os.kill(pid, signal.SIGKILL)
             copy = folder.with_name(f"{folder.name} {len(self.done)}")
             copy.mkdir()
-            with aside():
-                process = subprocess.Popen(["cp", "-r", folder / JOURNAL, copy / JOURNAL])
-            self.done.append((acknowledged, copy, process))
+            subprocess.run(["cp", "-r", folder / JOURNAL, copy / JOURNAL], check=True)
+            self.done.append((acknowledged, copy))
 
     def gone(self) -> int:
         """Bins that had been acknowledged and were not in the journal."""
-        num = 0
-        for acknowledged, copy, process in self.done:
-            process.wait()
-            num += max(acknowledged - bins_kept(copy, channels=UNITS)[1], 0)
-        return num
+        kept = [(told, bins_kept(copy, channels=UNITS)[1]) for told, copy in self.done]
+        return sum(max(told - there, 0) for told, there in kept)
 
 
-def drive(lines: list[Line], num_kills: int, kills: Kills | None = None) -> dict[str, list[int]]:
+def drive(rigs: list[Rig], num_kills: int, kills: Kills | None = None) -> dict[str, list[int]]:
     """Send to a rhythm for so many times 20 s, with a kill at the start of each; the latencies."""
-    for line in lines:
-        line.latencies = []
-    begin, every = time.perf_counter(), int(EVERY / PERIOD)
-    for turn in range(num_kills * every):
-        time.sleep(max(begin + turn * PERIOD - time.perf_counter(), 0.0))
-        for line in lines:
-            line.turn()
-        if kills is not None and turn % every == 0:
-            kills.kill()
-    return {line.name: line.latencies for line in lines}
+    begin = time.monotonic() + 0.1
+    for each in rigs:
+        each.tell("drive", num_kills * int(EVERY / PERIOD), begin + each.phase)
+    for number in range(num_kills if kills else 0):
+        time.sleep(max(begin + number * EVERY - time.monotonic(), 0.0))
+        assert kills is not None
+        kills.kill()
+    return {each.name: each.said() for each in rigs}
 
 
 def pooled(spells: list[dict[str, list[int]]]) -> dict[str, dict[str, float]]:
@@ -165,27 +220,29 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="seconds, and a kill")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    rng = np.random.default_rng(0)
-    tape = Tape(rng.poisson(0.2, (TAPE, UNITS)).astype(np.uint8), np.arange(TAPE) == 0)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         ports = prepare(folder)
-        with serving(folder), real_time():
-            lines = [Line(*each, folder, tape) for each in zip(NAMES, ports, strict=True)]
-            _until_ready(lines)
-            kills = Kills(next(line for line in lines if line.name == KILLED))
+        with serving(folder):
+            rigs = [Rig(number, port, folder) for number, port in enumerate(ports)]
+            for each in rigs:
+                each.tell("begin")
+            for each in rigs:
+                each.said()
+            kills = Kills(rigs[NAMES.index(KILLED)])
             without, during = [], []
             for _ in range(MINUTES[options.quick]):
-                without.append(drive(lines, KILLS[options.quick]))
-                during.append(drive(lines, KILLS[options.quick], kills))
-            _drain(lines)
+                without.append(drive(rigs, KILLS[options.quick]))
+                during.append(drive(rigs, KILLS[options.quick], kills))
+            for each in rigs:
+                each.tell("end")
+            ends = {each.name: each.said() for each in rigs}
         gone = kills.gone()
-        left = {line.name: line.sender.unacknowledged for line in lines}
+        left = {name: unacknowledged for name, (_, unacknowledged) in ends.items()}
         missing = {
-            line.name: line.seq - bins_kept(line.folder, channels=UNITS)[1] for line in lines
+            each.name: ends[each.name][0] - bins_kept(each.folder, channels=UNITS)[1]
+            for each in rigs
         }
-        for line in lines:
-            line.close()
     before, after = pooled(without), pooled(during)
     moved = {
         name: after[name]["p99_ms"] / before[name]["p99_ms"] - 1 for name in NAMES if name != KILLED
@@ -211,31 +268,6 @@ def main() -> int:
         f"{sum(missing.values())} missing in all; p99 of the others: {told}"
     )
     return close(result, missed, options.json)
-
-
-def _until_ready(lines: list[Line]) -> None:
-    """Send bins until every session answers."""
-    until = time.monotonic() + READY_S
-    while any(line.sender.acknowledged < 0 for line in lines):
-        if time.monotonic() > until:
-            raise TimeoutError("the sessions did not begin")
-        for line in lines:
-            if line.seq == 0:
-                line.turn()
-            line.hear()
-        time.sleep(0.05)
-    for _ in range(300):
-        for line in lines:
-            line.turn()
-        time.sleep(PERIOD)
-
-
-def _drain(lines: list[Line]) -> None:
-    until = time.monotonic() + READY_S
-    while any(line.sender.unacknowledged for line in lines) and time.monotonic() < until:
-        for line in lines:
-            line.hear()
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":
