@@ -311,7 +311,7 @@ def main() -> int:
     worst = {}
     for kind in ("frozen", "not_finite", "hung", "killed", "stop"):
         bins = [result[f"{kind}_bins"]] if kind == "stop" else result[f"{kind}_bins"]
-        worst[kind] = max(bins, default=None)
+        worst[kind] = max(map(float, bins), default=None) if None not in bins else None
         if not bins or worst[kind] is None or worst[kind] > MOST_BINS:
             missed.append(f"{kind}: stimulation ended after {worst[kind]} bins")
         if result.get(f"{kind}_on"):
@@ -321,6 +321,7 @@ def main() -> int:
     for key in ("not_journalled", "again", "journalled_again", "differ"):
         if found[key]:
             missed.append(f"{key}: {found[key]}")
+    result["worst_bins"] = worst
     missed += wrong[:10]
     print(f"bins to the end of stimulation, at worst: {worst}")
     print(
