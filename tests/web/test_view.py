@@ -1,6 +1,7 @@
 """The page's end of a web process: what it is sent, what it may ask for, what is refused."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -204,7 +205,8 @@ def test_a_finished_session_is_viewed_to_its_last_bin(tmp_path: Path):
         write(journal, seq)
     journal.close()
     command = [sys.executable, "-m", "evkf", "view", str(tmp_path), "--speed", "20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         address, token = process.stdout.readline().split()[-1].split("/#token=")
         where = address.replace("http", "ws") + "/page"
@@ -217,8 +219,9 @@ def test_a_finished_session_is_viewed_to_its_last_bin(tmp_path: Path):
             while (header := next(messages(client))[0]).get("report", {}).get("phase") != "closed":
                 assert header["kind"] in ("bins", "field")
         assert (tmp_path / "token").read_text().strip() == token
-        process.terminate()
-        process.wait(PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, said) == (0, "")
 
 
 def test_a_view_is_for_this_machine_alone(tmp_path: Path):

@@ -129,5 +129,6 @@ def fit(
     model.save(out)
     write_config(out, resolved)
     size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
+    size += f" of {recording.bin_width * 1e3:g} ms"
     say.print(f"{latents} latents of {size}: {out}")
     emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})

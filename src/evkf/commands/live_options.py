@@ -100,7 +100,7 @@ Latents = Annotated[int, typer.Option(min=2, help="Latent dimensions of the simu
 Channels = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
 Bins = Annotated[int | None, typer.Option(min=1, help="End rig or replay after this many bins.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this long, whatever the source.")
+    float | None, typer.Option(min=0, help="Stop so long after it is ready, bins or not.")
 ]
 Horizon = Annotated[
     int | None,

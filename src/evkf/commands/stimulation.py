@@ -169,7 +169,7 @@ def _tell(command: str, options: dict[str, Any], word: Word) -> None:
     elif output.state == State.STOPPED:
         say.print(f"stopped: {', '.join(map(str, output.values))} is on")
     else:
-        say.print(f"{output.state}: no stop; armed after {SOUND} sound estimates")
+        say.print(f"the stop is lifted; {output.state} until {SOUND} estimates are sound")
     if word == Word.STOP and not (folder / STOPPED).exists():
         say.print("the disk refuses to keep it: a session taken up again would not be stopped")
     told = {} if output is None else output._asdict()

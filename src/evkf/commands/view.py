@@ -1,13 +1,12 @@
 """The command that shows a session that was run, or that runs, on a page."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evkf.commands.console import Config, Quiet, console
+from evkf.commands.console import Config, Quiet, console, stopping
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.addresses import is_loopback
@@ -79,5 +78,6 @@ def view(
     )
     from evkf.web.serve import say, serve
 
-    with contextlib.suppress(KeyboardInterrupt):
+    # The server ends by Ctrl-C, and hands it on afterwards, when there is nothing left to end.
+    with stopping():
         asyncio.run(serve(settings, Measured(say)))
