@@ -116,7 +116,6 @@ class Rig:
     def __init__(self, number: int, port: int, folder: Path):
         self.name, self.folder = NAMES[number], folder / NAMES[number]
         self.acknowledged = SPAWN.Value("q", 0)
-        self.phase = number * PERIOD / len(NAMES)
         self._orders, other = SPAWN.Pipe()
         args = port, self.acknowledged, other
         self.process = SPAWN.Process(target=rig, args=args, daemon=True)
@@ -166,7 +165,7 @@ def drive(rigs: list[Rig], num_kills: int, kills: Kills | None = None) -> dict[s
     """Send to a rhythm for so many times 20 s, with a kill at the start of each; the latencies."""
     begin = time.monotonic() + 0.1
     for each in rigs:
-        each.tell("drive", num_kills * int(EVERY / PERIOD), begin + each.phase)
+        each.tell("drive", num_kills * int(EVERY / PERIOD), begin)
     for number in range(num_kills if kills else 0):
         time.sleep(max(begin + number * EVERY - time.monotonic(), 0.0))
         assert kills is not None

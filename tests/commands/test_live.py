@@ -13,12 +13,16 @@ import pytest
 from rich.console import Console
 
 from evkf.cli import main
-from evkf.commands.journal import _began, _write_nwb
+from evkf.commands.journal import _write_nwb
 from evkf.commands.running import _end
 from evkf.data import Recording
+from evkf.data.nwb_write import Mark, read_results
 from evkf.errors import InputError
+from evkf.live.export import Exported, _Kept, recall_recording
 from evkf.live.guard import Output, State, Word
-from evkf.live.plan import Plan, new_folder
+from evkf.live.plan import Plan, new_folder, parts
+from evkf.live.records import Bin, Kind, encode_words
+from evkf.live.segments import Record
 from evkf.live.zeromq import ZmqSink
 from evkf.units import Inferred
 from tests.quick import quick_environment
@@ -48,7 +52,6 @@ def test_a_session_from_end_to_end(tmp_path: Path):
     asked = ("--channels", "8", "--bins", str(BINS), "--no-real-time", "--overload")
     before = datetime.now(UTC)
     live = run("live", str(folder), *asked, "--web", "127.0.0.1:0")
-    assert before < datetime.fromisoformat(Plan.read(folder).began) < datetime.now(UTC)
     assert (live["phase"], live["bins"], live["acknowledged"]) == ("closed", BINS, BINS - 1)
     assert live["counters"]["lost"] == 0
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
@@ -60,6 +63,12 @@ def test_a_session_from_end_to_end(tmp_path: Path):
     with np.load(folder / "session.npz") as found:
         assert found["latent_mean"].shape == (BINS, 2)
         assert np.isfinite(found["latent_cov"]).all()
+        # The rig's clock, at which a bin was sent when it was over.
+        assert np.allclose(np.diff(found["source_times"]), 0.01, atol=0.2)
+        assert found["mark_times"].shape == (0,)
+    plan = Plan.read(folder)
+    exported = recall_recording(folder, plan, parts(plan, folder))
+    assert before < exported.began < datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
@@ -232,21 +241,43 @@ FOUND = Inferred(
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_an_export_knows_when_the_session_began(tmp_path: Path, counts: bool):
-    began = "2026-05-04T10:30:00.250+02:00"
-    for said, due in ((began, began), ("", "2000-01-01T00:00:00+00:00")):
-        when = _began(Plan("rig", 0.01, began=said), tmp_path)
-        _write_nwb(tmp_path / "out.nwb", RECORDING, FOUND, counts, when, force=True)
+def test_an_export_knows_when_the_session_began_and_what_was_marked(tmp_path: Path, counts: bool):
+    began, sent = "2026-05-04T10:30:00.250+02:00", np.array([1.5, np.nan, 1.52, 1.53])
+    marks = (Mark(0.01, "stimulus on"), Mark(0.03, "größer"))
+    for said, due in ((began, began), (None, "2000-01-01T00:00:00+00:00")):
+        when = None if said is None else datetime.fromisoformat(said)
+        made = Exported(RECORDING, FOUND, sent, marks, when)
+        _write_nwb(tmp_path / "out.nwb", made, counts, force=True)
         with h5py.File(tmp_path / "out.nwb") as file:
             found = file["session_start_time"].asstr()[()]
             unknown = "not known" in file["session_description"].asstr()[()]
         assert datetime.fromisoformat(found) == datetime.fromisoformat(due)
-        assert unknown == (said == "")
+        assert unknown == (said is None)
+        results = read_results(tmp_path / "out.nwb")
+        assert results.marks == marks
+        np.testing.assert_array_equal(results.source_times, sent)
 
 
-def test_a_beginning_that_is_no_time_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match=r"began = 'noon' .*session.json"):
-        _began(Plan("rig", 0.01, began="noon"), tmp_path)
+def record(kind: Kind, payload: bytes) -> Record:
+    return Record(0, kind, payload)
+
+
+def test_marks_and_the_beginning_are_told_by_the_clock_of_the_recording():
+    """Second 0 is when bin 0 began, by the clock of the process that took in the first bin."""
+    kept = _Kept(0.5)
+    begin = [encode_words(wall_ns=wall, monotonic_ns=10**9) for wall in (5 * 10**9, 10**11)]
+    mark = encode_words(ask="mark", text="now", seq=7)
+    records = [
+        (Kind.BEGIN, begin[0]),
+        (Kind.BEGIN, begin[1]),
+        (Kind.BIN, Bin(4 * 10**9, b"").encode()),
+    ]
+    records += [(Kind.ACTION, encode_words(ask="freeze", text="", seq=4)), (Kind.ACTION, mark)]
+    for each in kept.watch(record(*each) for each in records):
+        if each.kind == Kind.BIN:
+            kept.keep(3, None, None)
+    assert kept.zero_ns == 10**11 + 3 * 10**9 - 2 * 10**9
+    assert kept.marks == [Mark(3.5, "now")]
 
 
 def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):

@@ -1,12 +1,11 @@
 """Gateways: what becomes of one that crashes, and of one that gives up."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rig_peers import WAIT_S, Received
+from rig_peers import Received
 
 from evkf.errors import InputError
 from evkf.live.frames import Frame
@@ -27,6 +26,7 @@ def crash_once(setup: Setup, sender: PipeSender, notes: Notes) -> None:
 
 
 def give_up(setup: Setup, sender: PipeSender, notes: Notes) -> None:
+    send(sender, [Frame(setup.first, np.array([1, 0]))])
     raise InputError("a stream of text", "--stream", "stream numbers")
 
 
@@ -45,14 +45,10 @@ def test_a_gateway_that_crashes_is_begun_again_where_it_was(
     assert not source.gone
 
 
-def test_a_gateway_that_gives_up_says_why_and_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("evkf.rigs.gateway.AGAIN_S", 0.0)
-    source = RigSource(give_up, SETUP._replace(log=tmp_path / "log"))
-    end = time.monotonic() + WAIT_S
-    while not source.gone and time.monotonic() < end:
-        assert source.receive(0.01, 10) == []
-    assert source.gone
-    assert "a stream of text" in (tmp_path / "log").read_text()
+def test_the_session_is_told_why_a_gateway_gives_up_after_the_bins_before():
+    source = RigSource(give_up, SETUP)
+    received = Received(source, 2)
+    assert [frame.seq for frame in received.until(lambda frames: len(frames) == 1)] == [0]
+    with pytest.raises(InputError, match=r"a stream of text \(in --stream\): stream numbers"):
+        received.until(lambda frames: len(frames) == 2)
     source.close()

@@ -1,7 +1,6 @@
 """Commands on sessions that were run: compute one again, write one as a recording."""
 
 import tempfile
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -21,19 +20,14 @@ from evkf.commands.console import (
     json_target,
 )
 from evkf.commands.options import check_ending, result
-from evkf.data import Recording, recording_to_nwb
+from evkf.data import recording_to_nwb
 from evkf.data.estimates import write_estimates
 from evkf.data.nwb_write import Results, write_nwb
-from evkf.errors import InputError
 from evkf.latency import low_latency
-from evkf.live.engine import Latent
-from evkf.live.frames import Frame
-from evkf.live.plan import JOURNAL, PLAN, Parts, Plan, build, keep_compiled, parts
-from evkf.live.recall import Player
+from evkf.live.export import Exported, recall_recording
+from evkf.live.plan import Plan, keep_compiled, parts
 from evkf.live.run import replay as replay_session
-from evkf.live.segments import read
 from evkf.session import to_estimates
-from evkf.units import Inferred
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
@@ -91,7 +85,8 @@ def export(
     """Write a session as a recording, with latents, rates and bounds of every bin.
 
     They are computed again from the journal. Bins that were lost are masked. Rates are those
-    expected before a bin was seen. The session may still be running: what is durable is written.
+    expected before a bin was seen. What the operator marked is there too, and when each bin was
+    sent by the clock of its source. The session may still be running: what is durable is written.
 
     \b
     Examples:
@@ -107,12 +102,16 @@ def export(
     low_latency()
     keep_compiled(folder)
     made = parts(plan, folder)
-    recording, found = _recalled(folder, plan, made)
+    exported = recall_recording(folder, plan, made)
+    recording = exported.recording
     claim([target], force)
     if target.suffix == ".nwb":
-        _write_nwb(target, recording, found, made.counts, _began(plan, folder), force)
+        _write_nwb(target, exported, made.counts, force)
     else:
-        arrays = to_estimates(recording, recording.fresh, found)
+        arrays = to_estimates(recording, recording.fresh, exported.found)
+        arrays["source_times"] = exported.source_times
+        arrays["mark_times"] = np.array([mark.time for mark in exported.marks])
+        arrays["mark_texts"] = np.array([mark.text for mark in exported.marks], "U")
         write_estimates(target, recording, arrays, force)
     bins, lost = recording.num_bins, int((~recording.masks).all(axis=1).sum())
     trials = "1 trial" if recording.num_trials == 1 else f"{recording.num_trials} trials"
@@ -120,75 +119,21 @@ def export(
     emit(json_file, result("export", options, bins=bins, lost=lost, written=str(target)))
 
 
-def _recalled(folder: Path, plan: Plan, made: Parts) -> tuple[Recording, Inferred]:
-    """The bins of a session, and what came of them."""
-    seqs: list[int] = []
-    frames: list[Frame | None] = []
-    latents: list[Latent] = []
-
-    def keep(seq: int, frame: Frame | None, latent: Latent) -> None:
-        seqs.append(seq)
-        frames.append(frame)
-        latents.append(latent)
-
-    engine = build(plan, made)
-    Player(engine, made.counts, keep=keep).play(read(folder / JOURNAL))
-    if not seqs:
-        raise InputError("a session without bins", str(folder), "name another")
-    shape = len(seqs), engine.num_channels
-    counts, masks = np.zeros(shape, np.int64 if made.counts else float), np.zeros(shape, bool)
-    fresh = np.zeros(len(seqs), bool)
-    for i, frame in enumerate(frames):
-        if frame is not None:
-            counts[i], fresh[i] = frame.y, frame.fresh
-            masks[i] = True if frame.mask is None else frame.mask
-    starts = np.flatnonzero(fresh | (np.arange(len(seqs)) == 0))
-    recording = Recording(
-        counts,
-        plan.bin_width,
-        lengths=tuple(np.diff(starts, append=len(seqs)).tolist()),
-        start_times=plan.bin_width * np.asarray(seqs, float)[starts],
-        masks=masks,
-        units={"id": np.asarray(made.units)},
-        source=str(folder),
+def _write_nwb(target: Path, made: Exported, counts: bool, force: bool) -> None:
+    recording, found, began = made.recording, made.found, made.began
+    results = Results(
+        found.mean,
+        found.cov,
+        found.rates,
+        found.elbo,
+        source_times=made.source_times,
+        marks=made.marks,
     )
-    ahead = np.stack([latent.rate for latent in latents])
-    predicted = np.concatenate([ahead[:1], ahead[:-1]])
-    found = Inferred(
-        np.stack([latent.mean for latent in latents]),
-        np.stack([latent.cov for latent in latents]),
-        predicted / (plan.bin_width if made.counts else 1.0),
-        predicted,
-        np.array([latent.elbo for latent in latents]),
-    )
-    return recording, found
-
-
-def _began(plan: Plan, folder: Path) -> datetime | None:
-    """When the session began, if its plan knows."""
-    if not plan.began:
-        return None
-    try:
-        return datetime.fromisoformat(plan.began).astimezone()
-    except ValueError:
-        remedy = "write a time such as 2026-05-04T10:30:00+02:00, or nothing"
-        raise InputError(f"began = {plan.began!r}", str(folder / PLAN), remedy) from None
-
-
-def _write_nwb(
-    target: Path,
-    recording: Recording,
-    found: Inferred,
-    counts: bool,
-    began: datetime | None,
-    force: bool,
-) -> None:
-    results = Results(found.mean, found.cov, found.rates, found.elbo)
     if not counts:
         results = results._replace(rates_unit="a.u.")
         write_nwb(target, recording, results, overwrite=force, began=began)
         return
-    with tempfile.TemporaryDirectory(dir=target.parent) as made:
-        spikes = Path(made) / "spikes.nwb"
+    with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+        spikes = Path(beside) / "spikes.nwb"
         recording_to_nwb(spikes, recording, began=began)
         write_nwb(target, recording, results, into=spikes, overwrite=force)

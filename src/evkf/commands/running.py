@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import datetime
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,6 @@ def run(
             each(report)
 
     if player is None:
-        began = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        plan = plan._replace(began=began)
         plan.write(folder)
     try:
         session = open_session(

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,15 @@ from evkf.data.recording import Recording
 from evkf.errors import InputError
 from evkf.storage import VERSION
 
-PREDICTION = "prediction_"
+PREDICTION, SOURCE_TIMES, MARKS = "prediction_", "source_times", "marks"
+
+
+class Mark(NamedTuple):
+    """A moment that someone marked."""
+
+    time: float
+    """Seconds."""
+    text: str
 
 
 class Results(NamedTuple):
@@ -34,6 +42,10 @@ class Results(NamedTuple):
     """When bins begin, in seconds; filled on reading."""
     rates_unit: str = "Hz"
     """For continuous signals such as "a.u."."""
+    source_times: Float[np.ndarray, " T"] | None = None
+    """When bins were sent by the clock of their source, in seconds; NaN where that is not known."""
+    marks: Sequence[Mark] = ()
+    """In the order of time."""
 
 
 def write_nwb(
@@ -110,7 +122,8 @@ def read_results(path: str | os.PathLike) -> Results:
         if module is None or names:
             what = f"no {names[0]} of evkf"
             raise InputError(what, f"{path}: processing/{MODULE}", "pass what write_nwb wrote")
-        values = {name: series["data"][...] for name, series in module.items()}
+        values = {name: each["data"][...] for name, each in module.items() if name != MARKS}
+        marks = _read_marks(module.get(MARKS))
         unit = module["rates"]["data"].attrs["unit"]
         series = module["latent_mean"]
         even = clock(series)
@@ -124,7 +137,21 @@ def read_results(path: str | os.PathLike) -> Results:
         for name, array in values.items()
         if name.startswith(PREDICTION)
     }
-    return Results(*fields, predictions=predictions or None, times=times, rates_unit=str(unit))
+    return Results(
+        *fields,
+        predictions=predictions or None,
+        times=times,
+        rates_unit=str(unit),
+        source_times=values.get(SOURCE_TIMES),
+        marks=marks,
+    )
+
+
+def _read_marks(table: Any) -> tuple[Mark, ...]:
+    if table is None:
+        return ()
+    times, texts = table["start_time"][...].tolist(), table["label"].asstr()[...]
+    return tuple(Mark(*each) for each in zip(times, texts, strict=True))
 
 
 def recording_to_nwb(
@@ -222,6 +249,9 @@ def _check_results(recording: Recording, results: Results) -> None:
         if np.shape(getattr(results, name)) != shape:
             what = f"{name} of shape {np.shape(getattr(results, name))}"
             raise InputError(what, f"results.{name}", f"pass shape {shape}")
+    if results.source_times is not None and np.shape(results.source_times) != (num,):
+        what = f"source_times of shape {np.shape(results.source_times)}"
+        raise InputError(what, "results.source_times", f"pass shape {(num,)}")
     for name, values in (results.predictions or {}).items():
         if np.shape(values)[:1] != (num,) or "/" in name:
             what = f"{name} of shape {np.shape(values)}"
@@ -247,6 +277,18 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
         unit = "counts" if name == "counts" else "a.u."
         more = f"Columns are units {ids}."
         module.add(make_series(recording, shared, PREDICTION + name, values, unit, text, more))
+    if results.source_times is not None:
+        text = "When each bin was sent, by the clock of its source."
+        times = results.source_times
+        module.add(make_series(recording, shared, SOURCE_TIMES, times, "seconds", text))
+    if results.marks:
+        marks = need("pynwb.epoch").TimeIntervals(
+            name=MARKS, description="Moments that the operator marked."
+        )
+        marks.add_column(name="label", description="what was written")
+        for time, text in results.marks:
+            marks.add_interval(start_time=time, stop_time=time, label=text)
+        module.add(marks)
 
 
 def _whole(recording: Recording) -> np.ndarray:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +72,6 @@ class Plan(NamedTuple):
         blank: LINE:SECONDS, bins that are masked around the edges of a TTL line of Open Ephys.
         lsl_out: Name of the stream that estimates go out as, if they do.
         id: Name of the session, the same whenever it is taken up again.
-        began: When it began by the clock on the wall, in ISO 8601 with its zone; empty before.
         open_to_all: Whether ZeroMQ may listen where other machines reach it.
         web: HOST:PORT of the web process, if there is one.
         tls_cert: File of its certificate.
@@ -108,7 +108,6 @@ class Plan(NamedTuple):
     blank: str | None = None
     lsl_out: str | None = None
     id: str = ""
-    began: str = ""
     open_to_all: bool = False
     web: str | None = None
     tls_cert: str | None = None
@@ -289,4 +288,6 @@ def describe(plan: Plan, engine: Engine, costs: Costs) -> dict[str, Any]:
         "dtype": engine.dtype.name,
         "costs": costs._asdict(),
         "versions": versions(),
+        "wall_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
     }

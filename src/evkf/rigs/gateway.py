@@ -4,6 +4,8 @@ A gateway speaks to a rig in a process of its own and sends plain frames to the 
 of sockets. Nothing foreign runs in the session's process, and nothing there can take it down.
 """
 
+import contextlib
+import json
 import multiprocessing
 import socket
 import sys
@@ -15,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evkf.errors import EvkfError
+from evkf.errors import EvkfError, InputError
 from evkf.live.frames import HEADER, Frame, encode
 from evkf.live.machine import aside
 from evkf.live.pipes import PipeSender, PipeSource, pair
@@ -24,6 +26,9 @@ from evkf.rigs.clock import Flag, Kind
 
 AGAIN_S, END_S = 5.0, 10.0
 """Seconds from one start of a gateway to the next, and that it has to end."""
+
+GAVE_UP = b"?"
+"""What precedes the reason that a gateway gives up for; no frame begins so."""
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -142,10 +147,10 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
     except (KeyboardInterrupt, ConnectionError):
         # The session is gone, or an interrupt of the terminal ends both.
         pass
-    except EvkfError as error:
-        notes.tell(str(error))
-        # The thread that writes it ends with the process.
-        time.sleep(0.5)
+    except InputError as error:
+        words = error.what, error.where, error.remedy
+        with contextlib.suppress(ConnectionError):
+            sender.send(GAVE_UP + json.dumps(words).encode())
     finally:
         sender.close()
 
@@ -153,7 +158,7 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
 class RigSource:
     """Frames of a gateway in a process of its own, which is begun again when it crashes.
 
-    One that ends in good order, because it cannot do what it is told, is not.
+    One that gives up, because it cannot do what it is told, is not: the session fails.
 
     Args:
         run: What the gateway does.
@@ -165,7 +170,7 @@ class RigSource:
 
     def __init__(self, run: Run, setup: Setup):
         self._run, self._setup, self.gone = run, setup, False
-        self._last = b""
+        self._last = self._why = b""
         with aside():
             self._notes = notes_of(setup)
         self._begin()
@@ -176,10 +181,18 @@ class RigSource:
         self._process = spawn(_main, other, self._run, other, self._setup)
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
-        """Messages that are there; waits for the first so many seconds."""
+        """Messages that are there; waits for the first so many seconds.
+
+        Raises:
+            InputError: The gateway cannot do what it is told.
+        """
         found = self._pipe.receive(timeout, most)
+        if found and found[-1][1].startswith(GAVE_UP):
+            self._why = found.pop()[1].removeprefix(GAVE_UP)
         if found:
             self._last = found[-1][1]
+        elif self._why:
+            raise InputError(*json.loads(self._why))
         elif self._pipe.gone:
             self._look_after(timeout)
         return found

@@ -195,10 +195,11 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
 def _find(name: str, sender: PipeSender, notes: Notes) -> Any:
     import pylsl
 
+    notes.tell(f"lsl: looking for a stream called {name!r}")
     waiting = False
     while not (found := pylsl.resolve_byprop("name", name, 1, LOOK_S)):
         if not waiting:
-            notes.tell(f"lsl: waiting for a stream called {name!r}")
+            notes.tell(f"lsl: there is none yet called {name!r}; waiting for it")
         waiting = True
         sender.read()
     if len(found) > 1:

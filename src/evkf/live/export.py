@@ -1,0 +1,127 @@
+"""A session as a recording: its bins, what came of them, and what the operator marked."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from evkf.data import Recording
+from evkf.data.nwb_write import Mark
+from evkf.errors import InputError
+from evkf.live.desk import Ask
+from evkf.live.engine import Latent
+from evkf.live.frames import Frame
+from evkf.live.plan import JOURNAL, Parts, Plan, build
+from evkf.live.recall import Player
+from evkf.live.records import Bin, Kind, decode
+from evkf.live.segments import Record, read
+from evkf.units import Inferred
+
+
+class Exported(NamedTuple):
+    """What a session comes to.
+
+    Attributes:
+        recording: Its bins; those that were lost are masked.
+        found: Latents, rates and bounds. Rates are those expected before a bin was seen.
+        source_times: When each bin was sent by the clock of its source, in seconds; NaN where that
+            is not known.
+        marks: What the operator marked, by the time of the recording.
+        began: When second 0 of the recording was by the clock on the wall, if that is known.
+    """
+
+    recording: Recording
+    found: Inferred
+    source_times: np.ndarray
+    marks: tuple[Mark, ...]
+    began: datetime | None
+
+
+class _Kept:
+    """What is kept of a session while it is computed again."""
+
+    def __init__(self, bin_width: float):
+        self._width = bin_width
+        self.seqs: list[int] = []
+        self.frames: list[Frame | None] = []
+        self.latents: list[Latent] = []
+        self.marks: list[Mark] = []
+        self.zero_ns: int | None = None
+        """When second 0 was, by the clock on the wall."""
+        self._ahead_ns = 0
+
+    def keep(self, seq: int, frame: Frame | None, latent: Latent) -> None:
+        """A bin that was computed."""
+        self.seqs.append(seq)
+        self.frames.append(frame)
+        self.latents.append(latent)
+
+    def watch(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Records, each handed on when those before it have been taken."""
+        for record in records:
+            if record.kind == Kind.BEGIN:
+                words = decode(record.kind, record.payload)
+                self._ahead_ns = words["wall_ns"] - words["monotonic_ns"]
+            elif record.kind == Kind.ACTION:
+                words = decode(record.kind, record.payload)
+                if words["ask"] == Ask.MARK:
+                    self.marks.append(Mark(self._width * words["seq"], words["text"]))
+            yield record
+            if record.kind == Kind.BIN and self.zero_ns is None:
+                bin: Bin = decode(record.kind, record.payload)
+                since = round(self._width * (self.seqs[-1] + 1) * 1e9)
+                self.zero_ns = bin.received_ns + self._ahead_ns - since
+
+
+def recall_recording(folder: Path, plan: Plan, made: Parts) -> Exported:
+    """Compute a session again from its journal.
+
+    Args:
+        folder: Of the session.
+        plan: Its plan.
+        made: What its engine is built from.
+    """
+    kept, engine = _Kept(plan.bin_width), build(plan, made)
+    Player(engine, made.counts, keep=kept.keep).play(kept.watch(read(folder / JOURNAL)))
+    num = len(kept.seqs)
+    if not num:
+        raise InputError("a session without bins", str(folder), "name another")
+    shape = num, engine.num_channels
+    counts, masks = np.zeros(shape, np.int64 if made.counts else float), np.zeros(shape, bool)
+    fresh, sent_ns = np.zeros(num, bool), np.zeros(num, np.int64)
+    for i, frame in enumerate(kept.frames):
+        if frame is not None:
+            counts[i], fresh[i], sent_ns[i] = frame.y, frame.fresh, frame.sent_ns
+            masks[i] = True if frame.mask is None else frame.mask
+    starts = np.flatnonzero(fresh | (np.arange(num) == 0))
+    recording = Recording(
+        counts,
+        plan.bin_width,
+        lengths=tuple(np.diff(starts, append=num).tolist()),
+        start_times=plan.bin_width * np.asarray(kept.seqs, float)[starts],
+        masks=masks,
+        units={"id": np.asarray(made.units)},
+        source=str(folder),
+    )
+    began = None if kept.zero_ns is None else datetime.fromtimestamp(kept.zero_ns / 1e9, UTC)
+    return Exported(
+        recording,
+        _inferred(kept.latents, plan.bin_width if made.counts else 1.0),
+        np.where(sent_ns == 0, np.nan, sent_ns / 1e9),
+        tuple(kept.marks),
+        began,
+    )
+
+
+def _inferred(latents: list[Latent], per: float) -> Inferred:
+    ahead = np.stack([latent.rate for latent in latents])
+    predicted = np.concatenate([ahead[:1], ahead[:-1]])
+    return Inferred(
+        np.stack([latent.mean for latent in latents]),
+        np.stack([latent.cov for latent in latents]),
+        predicted / per,
+        predicted,
+        np.array([latent.elbo for latent in latents]),
+    )
