@@ -11,7 +11,7 @@ from evkf.units import Inferred
 
 UNITS = {
     "mean": "a.u.",
-    "cov": "a.u.",
+    "cov": "a.u.^2",
     "rates": "Hz",
     "predicted": "spikes per bin",
     "elbo": "nats",

@@ -110,7 +110,6 @@ def live(
     if blank is not None:
         read_blank(blank)
     _check_heeded(source, options)
-    folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     say = console(quiet, json_file)
     unit = None if model_file is None else load_model(model_file)
     _check_width(unit, bin_width)
@@ -142,6 +141,7 @@ def live(
         **loop,
     )
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
+    folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     if model_file is not None:
         keep_model(model_file, folder)
     report = run_new(folder, plan, say, real_time, overload, seconds)

@@ -265,7 +265,7 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
     ids = ", ".join(map(str, recording.units["id"].tolist()))
     rows = [
         ("latent_mean", "a.u.", "Mean of the latent state: time, dimension.", ""),
-        ("latent_cov", "a.u.", "Covariance of the latent state: time, dimension, dimension.", ""),
+        ("latent_cov", "a.u.^2", "Covariance of the latent state: time, dimension, dimension.", ""),
         ("rates", results.rates_unit, "Expected rates: time, unit.", f"Columns are units {ids}."),
         ("elbo", "nats", "Evidence lower bound of every bin.", ""),
     ]

@@ -112,7 +112,7 @@ class Session:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Report:
         """Take in bins until the stream ends or `stop` says so, and close."""
-        self._enter(Phase.READY, "waiting for bins")
+        self._enter(Phase.READY, "bins are taken in as they come")
         self._save_soon()
         try:
             with undisturbed():

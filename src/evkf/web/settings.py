@@ -70,9 +70,9 @@ def describe_stream(
         "channels": list(channels),
         "units": {
             "mean": "a.u.",
-            "cov": "a.u.",
+            "cov": "a.u.^2",
             "ahead": "a.u.",
-            "ahead_var": "a.u.",
+            "ahead_var": "a.u.^2",
             "rate": "spikes per bin" if counts else "a.u.",
             "elbo": "nats",
             "bin_width": "s",
