@@ -195,8 +195,7 @@ def test_the_session_is_downloaded_as_nwb(page: Page, session: Session, tmp_path
         found = opened_file.read()
         assert len(found.units) == CHANNELS
         [module] = found.processing.values()
-        series = {each.name: np.asarray(each.data) for each in module.data_interfaces.values()}
-    mean = next(each for each in series.values() if each.ndim == 2 and each.shape[1] == 2)
+        mean = np.asarray(module["latent_mean"].data)
     steps = [Step.decode(each.payload) for each in session.records() if each.kind == Kind.STEP]
     assert 20 < len(mean) <= len(steps)
     np.testing.assert_array_equal(mean, [step.mean for step in steps[: len(mean)]])
