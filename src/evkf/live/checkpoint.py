@@ -9,8 +9,6 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from evkf.checks import check_whole
@@ -33,8 +31,6 @@ class Checkpoint(NamedTuple):
     state: Any
     metadata: dict[str, str]
     path: Path
-    skipped: tuple[str, ...]
-    """Later checkpoints that cannot be used: their names, and why."""
 
 
 def save(
@@ -53,8 +49,7 @@ def save(
     Args:
         folder: Where to, made if it is not there.
         bin: Number of the bin it was made after.
-        state: Arrays of the types that `evkf.storage` knows: dictionaries of them, or any other
-            tree, which is loaded with `like`.
+        state: A tree of arrays of the types that `evkf.storage` knows.
         metadata: What else to keep.
         disk: To use.
         keep: How many to keep, with this one.
@@ -67,9 +62,10 @@ def save(
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = save(folder, 7, {"mean": np.ones(2)}, {"animal": "m1"})
-        ...     found = load_newest(folder)
+        ...     found = load_newest(folder, like={"mean": np.zeros(2)})
         >>> found.bin, found.state, found.metadata
         (7, {'mean': array([1., 1.])}, {'animal': 'm1'})
     """
@@ -80,8 +76,7 @@ def save(
     folder = Path(folder)
     disk.make_folder(folder)
     part, path = folder / _UNFINISHED, folder / f"{bin:012d}.safetensors"
-    meta = {"bin": bin, "metadata": metadata, "outline": _outline(state)}
-    save_tree(part, state, meta)
+    save_tree(part, state, {"bin": bin, "metadata": metadata})
     disk.rename(part, path)
     disk.sync_folder(folder)
     _tidy(folder, bin, keep, disk)
@@ -90,18 +85,17 @@ def save(
 
 def load_newest(
     folder: str | Path,
+    like: PyTree,
     at_most: int | None = None,
     disk: Disk = DISK,
-    like: PyTree = None,
 ) -> Checkpoint | None:
     """Read the newest checkpoint that is whole.
 
     Args:
         folder: Where they are.
+        like: A tree of the same structure as was saved, see `evkf.storage.load_tree`.
         at_most: None made after a later bin than this is looked at.
         disk: To use.
-        like: A tree of the same structure as was saved, see `evkf.storage.load_tree`. It may be
-            left out for dictionaries, which come back with arrays of NumPy.
 
     Returns:
         The checkpoint; None if there is none that can be used.
@@ -112,18 +106,18 @@ def load_newest(
     Warns:
         CheckpointWarning: For every later one that cannot be used.
     """
-    folder, skipped = Path(folder), []
+    folder = Path(folder)
     for bin in reversed(_bins(folder, disk)):
         if at_most is not None and bin > at_most:
             continue
         path = folder / f"{bin:012d}.safetensors"
         meta = _read(path, bin)
         if isinstance(meta, str):
-            skipped.append(f"{path.name}: {meta}")
-            warnings.warn(f"checkpoint passed over: {skipped[-1]}", CheckpointWarning, stacklevel=2)
+            why = f"checkpoint passed over: {path.name}: {meta}"
+            warnings.warn(why, CheckpointWarning, stacklevel=2)
             continue
-        state, _ = load_tree(path, _fill_in(meta["outline"], path) if like is None else like)
-        return Checkpoint(bin, state, meta["metadata"], path, tuple(skipped))
+        state, _ = load_tree(path, like)
+        return Checkpoint(bin, state, meta["metadata"], path)
     return None
 
 
@@ -138,29 +132,9 @@ def _read(path: Path, bin: int) -> dict | str:
         if error.where != str(path):
             raise
         return error.what
-    if not (meta.keys() >= {"bin", "metadata", "outline"} and meta["bin"] == bin):
+    if not (meta.keys() >= {"bin", "metadata"} and meta["bin"] == bin):
         return "no checkpoint of this bin"
     return meta
-
-
-def _outline(state: Any) -> Any:
-    """Types and shapes of dictionaries of arrays, as JSON keeps them; None for other trees."""
-    if not isinstance(state, dict):
-        array = isinstance(state, np.ndarray | jax.Array)
-        return [str(state.dtype), list(state.shape)] if array else None
-    parts = {key: _outline(value) for key, value in state.items()}
-    fits = all(isinstance(key, str) and part is not None for key, part in parts.items())
-    return parts if fits else None
-
-
-def _fill_in(outline: Any, path: Path) -> Any:
-    if outline is None:
-        what = "a checkpoint of more than dictionaries of arrays"
-        raise InputError(what, str(path), "pass a tree of the same structure as like")
-    if isinstance(outline, dict):
-        return {key: _fill_in(part, path) for key, part in outline.items()}
-    dtype, shape = outline
-    return np.empty(shape, dtype)
 
 
 def _tidy(folder: Path, bin: int, keep: int, disk: Disk) -> None:

@@ -3,7 +3,6 @@
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol
 
@@ -31,16 +30,14 @@ class Tape(NamedTuple):
     """True where a trial begins, (bins,)."""
     masks: np.ndarray | None = None
     """True where observed, (bins, channels)."""
-    inputs: np.ndarray | None = None
 
     def frame(self, seq: int, begun: int = 0) -> Frame:
         """The bin of a number; the tape begins with bin `begun`."""
         at = (seq - begun) % len(self.counts)
         mask = None if self.masks is None or self.masks[at].all() else self.masks[at]
-        u = None if self.inputs is None else self.inputs[at]
         # Asked to begin again, it does so with a trial.
         fresh = bool(self.fresh[at]) or seq == begun > 0
-        return Frame(seq, self.counts[at], mask, u, fresh, time.monotonic_ns())
+        return Frame(seq, self.counts[at], mask, None, fresh, time.monotonic_ns())
 
 
 class Sender(Protocol):
@@ -61,7 +58,6 @@ def pace(
     period: float,
     num: int | None,
     first: int = 0,
-    change: Callable[[int, bytes], list[bytes]] = lambda seq, data: [data],
     width: float = 0.0,
 ) -> int:
     """Send bins, one a period, then the end; the number of the last that was acknowledged.
@@ -72,14 +68,12 @@ def pace(
         period: Seconds from one to the next; 0 sends as fast as they are taken.
         num: How many; None never ends.
         first: Number of the first.
-        change: What is sent for a frame, such as nothing, or it twice.
         width: Seconds of a bin, for an operator who asks for another speed.
     """
     clock, seq, acknowledged = _Clock(first, period), first, first - 1
     while num is None or seq < first + num:
         clock.wait(seq)
-        for data in change(seq, encode(tape.frame(seq, clock.begun))):
-            sender.send(data)
+        sender.send(encode(tape.frame(seq, clock.begun)))
         for answer in sender.read():
             if answer[:1] == b"{":
                 clock.do(Action.decode(answer), seq + 1, width)
