@@ -13,7 +13,8 @@ from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief, LowRankGaussian
 from evkf.families.low_rank import standard
-from evkf.likelihoods import Joint, Likelihood
+from evkf.likelihoods import Likelihood
+from evkf.likelihoods.shapes import check_likelihood
 from evkf.types import Belief, Input, Key, Vector
 
 
@@ -54,7 +55,7 @@ class Model(eqx.Module):
         self.dynamics, self.likelihood = dynamics, likelihood
         self.family = dynamics.family if family is None else family
         _check_family(self.family, dynamics)
-        _check_readout(likelihood, dynamics.dim)
+        check_likelihood(likelihood, dynamics.dim)
         if prior is None:
             prior = _standard(self.family)
         self.prior = _check_prior(self.family, prior)
@@ -159,18 +160,6 @@ def _check_family(family: Family, dynamics: Dynamics) -> None:
             "family",
             f"use {type(family).__name__}({native.dim})",
         )
-
-
-def _check_readout(likelihood: Likelihood, dim: int) -> None:
-    parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
-    for part in parts:
-        C = getattr(part, "C", None)
-        if C is not None and C.shape[1] != dim:
-            raise InputError(
-                f"readout C of shape {C.shape} for {dim} latents",
-                type(part).__name__,
-                f"let C have {dim} columns",
-            )
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:

@@ -4,6 +4,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evkf.dynamics import Dynamics
@@ -31,7 +34,7 @@ def save_stream(
     meta = {
         "estimator": KIND,
         "params": {k: _plain(v) for k, v in params.items() if k not in given},
-        "given": {name: repr(value) for name, value in given.items()},
+        "given": {name: _kind(value) for name, value in given.items()},
         "neurons": stream.model.likelihood.num_channels,
         "kept": len(tree["kept"][0]) if "kept" in tree else 0,
         "trained": stream.trained,
@@ -59,9 +62,11 @@ def load_stream(
     like = {name: value for name, value in given.items() if value is not None}
     for name in {**meta["given"], **like}:
         saved, passed = meta["given"].get(name), like.get(name)
-        if saved != (None if passed is None else repr(passed)):
-            what = f"saved with {saved} as {name}, loaded with {passed}"
-            raise InputError(what, str(path), f"pass {name} as it was when saved, or not")
+        kind = None if passed is None else _kind(passed)
+        if saved != kind:
+            what = f"saved with {saved} as {name}, loaded with {kind}"
+            remedy = f"leave {name} out" if saved is None else f"pass {name}={saved}"
+            raise InputError(what, str(path), f"{remedy}; its numbers come from the file")
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
     blank = make(params | like, meta["neurons"]).blank(meta["kept"])
     tree, _ = load_tree(path, {"given": like, **blank})
@@ -71,6 +76,13 @@ def load_stream(
         stream.go_on_trained()
     stream.restore(tree)
     return params, stream
+
+
+def _kind(value: Likelihood | Dynamics) -> str:
+    """What an object is, but for its numbers; weak types are those of Python's, and no kind."""
+    arrays, rest = eqx.partition(value, eqx.is_array)
+    strong = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), arrays)
+    return repr(eqx.combine(strong, rest))
 
 
 def _plain(value: Any) -> Any:

@@ -35,11 +35,12 @@ class Custom(Likelihood):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jax.scipy.stats import norm
         >>> def log_prob(params, z, y):
-        ...     return -jnp.abs(y - params * z[0])
+        ...     return norm.logpdf(y, params * z[0])
         >>> likelihood = Custom(log_prob, 1, params=jnp.array(2.0))
-        >>> float(likelihood.log_prob(jnp.ones(1), jnp.array([2.5]), jnp.array([True])))
-        -0.5
+        >>> likelihood.log_prob(jnp.ones(1), jnp.array([2.5]), jnp.array([True]))
+        Array(-1.0439385, dtype=float32)
     """
 
     params: PyTree
@@ -72,6 +73,13 @@ class Custom(Likelihood):
         terms = self._with_params(self.log_prob_fn)(
             z, jnp.where(mask, y, self.fill).astype(z.dtype)
         )
+        if jnp.shape(terms) not in ((), (self.num_channels,)):
+            # It would be broadcast against the mask, and count as often as there are channels.
+            raise InputError(
+                f"log densities of shape {terms.shape}",
+                "Custom.log_prob_fn",
+                f"return shape ({self.num_channels},), one per channel, or a scalar",
+            )
         if terms.ndim == 0:
             return jnp.where(jnp.all(mask), terms, 0)
         return jnp.sum(jnp.where(mask, terms, 0))

@@ -1,0 +1,100 @@
+"""What does not fit is refused when a model is made, not broadcast in every bin."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evkf import Model
+from evkf.dynamics import Linear
+from evkf.errors import InputError
+from evkf.likelihoods import Custom, Joint, Likelihood, Poisson, ReadoutLikelihood
+
+DYNAMICS = Linear(0.9 * np.eye(2), noise=0.1)
+
+
+def each(z, y):
+    return -((y - z[0]) ** 2)
+
+
+def with_params(params, z, y):
+    return -params * (y - z[0]) ** 2
+
+
+class Summing(ReadoutLikelihood):
+    """Forgets that a kernel is one number per channel."""
+
+    C: jax.Array
+    b: jax.Array
+    log_concave: ClassVar[bool] = True
+
+    def each_kernel(self, a, y):
+        return jnp.sum(-((a - y) ** 2))
+
+    def each_mean(self, a):
+        return a
+
+    def each_sample(self, a, key):
+        return a
+
+    def check(self, ys, mask, where):
+        pass
+
+
+class Whole(Likelihood):
+    """A class without a readout, whose log density has the shape that it is told."""
+
+    summed: bool = eqx.field(static=True)
+    num_channels: int = eqx.field(static=True, default=5)
+    log_concave: ClassVar[bool] = True
+
+    def log_prob(self, z, y, mask):
+        terms = jnp.where(mask, each(z, y), 0)
+        return jnp.sum(terms) if self.summed else terms
+
+    def mean(self, z):
+        return jnp.full(5, z[0])
+
+    def sample(self, z, key):
+        return jnp.full(5, z[0])
+
+    def check(self, ys, mask, where):
+        pass
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Custom(each, 5),
+        Custom(lambda z, y: jnp.sum(each(z, y)), 5),
+        Custom(with_params, 5, params=jnp.ones(())),
+        Whole(True),
+        Joint([Poisson(np.ones((3, 2))), Whole(True)]),
+    ],
+)
+def test_what_fits_is_taken(likelihood: Likelihood):
+    assert Model(DYNAMICS, likelihood).likelihood is likelihood
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "said"),
+    [
+        (Custom(lambda z, y: each(z, y)[:, None], 5), r"\(5, 1\) \(in Custom.log_prob_fn"),
+        (Custom(lambda z, y: jnp.sum(each(z, y))[None], 5), r"\(1,\) \(in Custom.log_prob_fn"),
+        (Custom(each, 5, sample_fn=lambda z, key: z), r"\(2,\) \(in Custom.sample\)"),
+        (Custom(each, 5, mean_fn=lambda z: z[0]), r"\(\) \(in Custom.mean\)"),
+        (Custom(each, 5, params=jnp.ones(())), r"called with params, then .* \(2,\), \(5,\), and"),
+        (Custom(with_params, 5), r"missing 1 required .* of shapes \(2,\), \(5,\), and traced"),
+        (Whole(False), r"\(5,\) \(in Whole.log_prob\): return the sum"),
+        (Joint([Poisson(np.ones((3, 2))), Whole(False)]), r"in Whole.log_prob"),
+        (Summing(jnp.ones((5, 2)), jnp.zeros(5)), r"\(\) \(in Summing.each_kernel\)"),
+        (each, r"function, not a likelihood .* Custom\("),
+        (Poisson, r"class Poisson .* Poisson\(\.\.\.\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(likelihood, said: str):
+    with pytest.raises(InputError, match=said):
+        Model(DYNAMICS, likelihood)
