@@ -2,8 +2,8 @@
 
 A new filter, family or likelihood is added to `PAIRS`; all tests below then run on it. Compiling
 takes seconds, so what is compiled for a pair is shared between tests, with full effort only for
-what must be equal bit for bit, and pairs that add little are marked slow: they run in
-`test_conformance_slow`.
+what must be equal bit for bit. The pairs marked slow run in `test_conformance_slow`, those marked
+long, which add little, there too, but only with `make long`.
 """
 
 from collections.abc import Callable
@@ -59,6 +59,7 @@ class Pair(NamedTuple):
     rounding: float = 0.0
     """By how much a scan may differ from stepping: by nothing, where XLA fuses both alike."""
     slow: bool = False
+    long: bool = False
 
 
 def readout(dim, keep):
@@ -167,20 +168,20 @@ PAIRS = {
     "ovs": Pair(
         OVS, linear, random=True, us=np.linspace(-1, 1, T)[:, None], rounding=1e-9, slow=True
     ),
-    "svmc_saturating": Pair(SVMC, continuous_bernoulli, random=True, rounding=1e-9, slow=True),
-    "monte_carlo": Pair(VKF("monte_carlo", num_samples=16), poisson, random=True, slow=True),
+    "svmc_saturating": Pair(SVMC, continuous_bernoulli, random=True, rounding=1e-9, long=True),
+    "monte_carlo": Pair(VKF("monte_carlo", num_samples=16), poisson, random=True, long=True),
     "moment_matching": Pair(VKF("moment_matching"), poisson, slow=True),
     "diagonal_gaussian": Pair(VKF(), diagonal, slow=True),
     "low_rank": Pair(VKF(), low_rank, rounding=1e-9),
-    "beta": Pair(VKF(), beta, rounding=1e-12, slow=True),
-    "bernoulli": Pair(VKF(), bernoulli, rounding=1e-12, slow=True),
-    "mixed": Pair(VKF(), mixed, rounding=1e-12, slow=True),
+    "beta": Pair(VKF(), beta, rounding=1e-12, long=True),
+    "bernoulli": Pair(VKF(), bernoulli, rounding=1e-12, long=True),
+    "mixed": Pair(VKF(), mixed, rounding=1e-12, long=True),
     "kalman": Pair(Kalman(), linear, us=np.linspace(-1, 1, T)[:, None], slow=True),
     "extended": Pair(ExtendedKalman(), student_t),
     "unscented": Pair(UnscentedKalman(), joint, slow=True),
     "ensemble": Pair(EnsembleKalman(32), poisson, random=True),
     "particle": Pair(ParticleFilter(64), poisson, random=True),
-    "particle_gamma": Pair(ParticleFilter(64), gamma, random=True, slow=True),
+    "particle_gamma": Pair(ParticleFilter(64), gamma, random=True, long=True),
     "vjf": Pair(
         VJF(hidden=4, warm_up=2),
         radial,
@@ -190,11 +191,11 @@ PAIRS = {
         slow=True,
     ),
     "vjf_saturating": Pair(
-        VJF(hidden=4), continuous_bernoulli, random=True, rounding=1e-9, slow=True
+        VJF(hidden=4), continuous_bernoulli, random=True, rounding=1e-9, long=True
     ),
     "vjf_direct": Pair(DirectVJF(iterations=5, learn=False), diagonal, random=True, rounding=1e-9),
     "vjf_direct_saturating": Pair(
-        DirectVJF(iterations=5), continuous_bernoulli, random=True, rounding=1e-9, slow=True
+        DirectVJF(iterations=5), continuous_bernoulli, random=True, rounding=1e-9, long=True
     ),
 }
 
@@ -209,12 +210,15 @@ def pairs(*names):
     return choose
 
 
+def marks(pair):
+    return pytest.mark.long if pair.long else pytest.mark.slow if pair.slow else ()
+
+
 def pytest_generate_tests(metafunc):
     if names := getattr(metafunc.function, "pairs", ()):
         slow = metafunc.module.SLOW
-        marks = pytest.mark.slow if slow else ()
-        chosen = [pytest.param(n, marks=marks) for n in names if PAIRS[n].slow == slow]
-        metafunc.parametrize("name", chosen)
+        chosen = [n for n in names if (PAIRS[n].slow or PAIRS[n].long) == slow]
+        metafunc.parametrize("name", [pytest.param(n, marks=marks(PAIRS[n])) for n in chosen])
 
 
 class Run(NamedTuple):

@@ -1,4 +1,4 @@
-"""The tests of `test_conformance`, on the pairs that add little."""
+"""The tests of `test_conformance`, on the pairs that are marked slow or long."""
 
 # ruff: noqa: F403
 from tests.filters.test_conformance import *
