@@ -20,7 +20,10 @@ from evkf.filters import (
     VariationalKalmanFilter,
     scan_filter,
 )
+from evkf.learning import Learner
+from evkf.learning.optimiser import adam
 from evkf.model import Model, simulate
+from evkf.smoothing import smooth
 from evkf.types import Status
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -47,7 +50,7 @@ def saturating():
 POISSON = Model(linear(), lik.Poisson(C))
 DRIVEN = Model(linear(input_weight=np.ones((2, 1))), lik.Poisson(C))
 BERNOULLI = Model(linear(), lik.Bernoulli(C))
-CUSTOM = Model(linear(), lik.Custom(lambda params, z, y: y * z[0], 3))
+CUSTOM = Model(linear(), lik.Custom(lambda z, y: y * z[0], 3))
 SATURATING = Model(saturating(), lik.Gaussian(C))
 FILTER = VariationalKalmanFilter()
 YS = np.ones((5, 3))
@@ -111,7 +114,7 @@ CONSTRUCTION = {
         lambda: linear(noise=as_covariance(1.0, 3, "x")),
         "3 components for 2",
         "noise",
-        "size it 2",
+        "pass one of 2 dimensions",
     ),
     # dynamics
     "weight not square": (lambda: dyn.Linear(C, 0.1), "(3, 2)", "weight", "square"),
@@ -139,7 +142,7 @@ CONSTRUCTION = {
         "concentration",
         "above",
     ),
-    "no dimensions": (lambda: fam.Gamma(0), "0 latent", "Gamma", "at least one"),
+    "no dimensions": (lambda: fam.Gamma(0), "dim = 0", "dim", "1 or more"),
     # models
     "readout columns": (
         lambda: Model(linear(), lik.Poisson(np.ones((3, 4)))),
@@ -235,6 +238,64 @@ CONSTRUCTION = {
     ),
     "tolerance": (lambda: VariationalKalmanFilter(tolerance=-1.0), "-1.0", "tolerance", "above"),
     "max_std": (lambda: VariationalKalmanFilter(max_std=0.0), "0.0", "max_std", "above"),
+}
+
+CONSTRUCTION |= {
+    "a family of half a dimension": (
+        lambda: fam.Gaussian(2.5),
+        "dim = 2.5",
+        "dim",
+        "whole number",
+    ),
+    "a network of no latents": (lambda: dyn.ResidualMLP(0, 0.1, KEY), "dim = 0", "dim", "1 or"),
+    "a network of half a unit": (
+        lambda: dyn.ResidualMLP(2, 0.1, KEY, hidden=2.9),
+        "hidden = 2.9",
+        "hidden",
+        "whole number",
+    ),
+    "a product of joint families": (
+        lambda: fam.Product((fam.Gaussian(2), fam.Gamma(1))),
+        "Gaussian in a product",
+        "parts",
+        "Gamma",
+    ),
+    "products in another order": (
+        lambda: Model(
+            dyn.NaturalDynamics(fam.Product((fam.Gamma(1), fam.Bernoulli(1))), network(2, 3)),
+            lik.Gaussian(C),
+            family=fam.Product((fam.Bernoulli(1), fam.Gamma(1))),
+        ),
+        "Product beliefs",
+        "family",
+        "leave family out",
+    ),
+    "an odd number of samples": (
+        lambda: VariationalKalmanFilter(num_samples=3),
+        "num_samples = 3",
+        "num_samples",
+        "even",
+    ),
+    "a rate that climbs": (lambda: adam(rate=-0.01), "rate = -0.01", "rate", "above zero"),
+    "a learner of another filter": (
+        lambda: Learner(ExtendedKalman()),
+        "ExtendedKalman",
+        "filter",
+        "VariationalKalmanFilter()",
+    ),
+    "smoothing by a class": (
+        lambda: smooth(VariationalKalmanFilter, POISSON, YS),
+        "VariationalKalmanFilter",
+        "filter",
+        "VariationalKalmanFilter()",
+    ),
+    "a first state of another size": (
+        lambda: simulate(POISSON, KEY, 3, z0=[1, 2, 3]),
+        "z0 of shape (3,)",
+        "z0",
+        "(2,)",
+    ),
+    "half a bin": (lambda: simulate(POISSON, KEY, 3.5), "num_bins = 3.5", "num_bins", "whole"),
 }
 
 RECORDINGS = {
@@ -344,6 +405,25 @@ STEPS = {
         "newton",
         "solver",
         "cvi",
+    ),
+    "Newton for low rank": (
+        lambda: step(
+            model=Model(linear(), lik.Poisson(C), family=fam.LowRankGaussian(2, 1)),
+            filter=VariationalKalmanFilter(solver="newton"),
+        ),
+        "LowRankGaussian",
+        "solver",
+        "leave solver out",
+    ),
+    "low rank without Gaussian noise": (
+        lambda: step(
+            model=Model(
+                dyn.NaturalDynamics(fam.LowRankGaussian(2, 1), network(2, 5)), lik.Poisson(C)
+            )
+        ),
+        "NaturalDynamics",
+        "dynamics",
+        "additive Gaussian noise",
     ),
     "correction of a fixed variance": (
         lambda: step(model=SATURATING, filter=VariationalKalmanFilter(correct=True)),

@@ -210,6 +210,22 @@ def test_an_exploding_forecast_says_so():
     assert np.all(np.isfinite(ahead.rate))
 
 
+def test_a_readout_of_an_ill_conditioned_belief_has_no_negative_variance():
+    """In single precision $c^\\top P c$ rounds below zero where P is nearly singular along c."""
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    cov = jnp.asarray(turn @ np.diag([1e6, 1e6, 1e-3]) @ turn.T, jnp.float32)
+    likelihood = lik.Bernoulli(np.tile(turn[:, 2], (20, 1)) * np.linspace(0.5, 2, 20)[:, None])
+    model = Model(Linear(np.eye(3), 0.1), likelihood)
+    small = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), model)
+    found = expected_observation(small, fam.GaussianBelief(jnp.zeros(3, jnp.float32), cov))
+    assert np.all(np.isfinite(found))
+
+
+MANY = Model(
+    GammaDynamics(Network([11, 4, 11], KEY), 11, 20.0), lik.Gaussian(np.ones((2, 11)), noise=0.1)
+)
+
+
 def test_refusals():
     model = linear_model()
     for call, message in (
@@ -219,6 +235,7 @@ def test_refusals():
         (lambda: forecast(FILTER, model, BELIEF.mean, H, US), "no Gaussian belief over 2"),
         (lambda: sample_forecast(model, BELIEF, H, KEY, 0, US), "0 samples"),
         (lambda: predictive_log_prob(model, BELIEF, b, None, KEY, 3), "num_samples = 3"),
+        (lambda: forecast(FILTER, MANY, MANY.prior, 2), "sample_forecast"),
         (lambda: predictive_log_prob(model, BELIEF, b[:2], None, KEY, 2), "y of shape"),
         (lambda: predictive_log_prob(model, BELIEF, b, np.ones(3), KEY, 2), "mask of type"),
     ):

@@ -115,7 +115,7 @@ def condition_psth(
     for name, (found, own) in given.items():
         if found.shape != (len(own),):
             what = f"{name} of shape {found.shape}"
-            raise InputError(what, name, f"pass one for every of {len(own)} trials")
+            raise InputError(what, name, f"pass one for each of the {len(own)} trials")
     seen = np.ones(y.shape, bool) if masks is None else masks
     mean = y.sum(axis=0, where=seen) / np.maximum(seen.sum(axis=0), 1)
     smooth = smooth_trials(y, lengths, sd_bins, seen) if sd_bins > 0 else np.where(seen, y, 0.0)

@@ -74,6 +74,27 @@ def check_whole(value: Any, least: int, name: str) -> None:
         raise InputError(f"{name} = {value!r}", name, f"pass a whole number, {least} or more")
 
 
+def check_even(value: Any, name: str) -> None:
+    """Refuse what is not an even number, two or more: draws come in opposite pairs.
+
+    Example:
+        >>> check_even(64, "num_samples")
+    """
+    if not isinstance(value, int | np.integer) or value < 2 or value % 2:
+        raise InputError(f"{name} = {value!r}", name, "pass an even number, 2 or more")
+
+
+def check_positive(**values: float) -> None:
+    """Refuse numbers that are not above zero, or not finite, by their names.
+
+    Example:
+        >>> check_positive(rate=0.01)
+    """
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} = {value}", name, "pass a number above zero")
+
+
 def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:
     """Refuse a name that is none of those that are known.
 

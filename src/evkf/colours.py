@@ -44,7 +44,7 @@ def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
     labels = np.asarray(conditions)
     if labels.shape != (trials,):
         what = f"conditions of shape {labels.shape}"
-        raise InputError(what, "conditions", f"pass one for every of {trials} trials")
+        raise InputError(what, "conditions", f"pass one for each of the {trials} trials")
     # numbers in their order, names as they come
     names = sorted(set(labels.tolist())) if labels.dtype.kind in "iuf" else labels.tolist()
     names = list(dict.fromkeys(names))

@@ -121,7 +121,7 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
             raise InputError(
                 f"covariance of {value.var().shape[0]} components for {dim}",
                 where,
-                f"size it {dim}",
+                f"pass one of {dim} dimensions",
             )
         return value
     array = real_numbers(value, where)

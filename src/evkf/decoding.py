@@ -89,7 +89,7 @@ class Ridge:
         """The fold of every bin."""
         if groups.shape != (bins,):
             what = f"groups of shape {groups.shape}"
-            raise InputError(what, "groups", f"pass the trial of every of {bins} bins")
+            raise InputError(what, "groups", f"pass the trial of each of the {bins} bins")
         check_whole(self.folds, 2, "folds")
         _, which = np.unique(groups, return_inverse=True)
         trials = which.max() + 1

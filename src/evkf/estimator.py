@@ -65,8 +65,8 @@ class EVKF(WithParams):
         learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
             left out all, but nothing of a likelihood that is known.
         loss: A loss of `evkf.learning.Learner`.
-        rate: Learning rate to start from; it falls to 0.3 of that. Several passes end with 0.05 of
-            it, and a stream that follows goes on so.
+        rate: The largest learning rate, reached after 30 steps of a stream; it falls to 0.3 of
+            that. Several passes end with 0.05 of it, and a stream that follows goes on so.
         steps: Gradient steps after every bin.
         ring: Bins kept for replay.
         watch: Whether to watch the evidence (`evidence_`), and to learn anew after a change of the

@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike
 
 from evkf import families as fam
 from evkf import likelihoods as lik
+from evkf.checks import check_even
 from evkf.errors import InputError
+from evkf.families.base import MAX_TENSOR_DIM
 from evkf.families.low_rank import readout_var
 from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.likelihoods.base import Channels
@@ -81,6 +83,9 @@ def forecast(
         (3, 1)
     """
     _check_belief(model, belief)
+    if isinstance(model.family, fam.Univariate | fam.Product) and model.family.dim > MAX_TENSOR_DIM:
+        what = f"a forecast of {model.family.dim} latents, by 2^{model.family.dim} nodes"
+        raise InputError(what, "model", "draw futures with sample_forecast instead")
     own = filter if isinstance(filter, VariationalKalmanFilter) else VariationalKalmanFilter()
     own = replace(own, rule="moment_matching", correct=None)
     return _forecast(own, model, belief, _future_inputs(model, us, horizon))
@@ -130,8 +135,8 @@ def observation_variance(model: Model, belief: Belief) -> Channels:
     """$\\operatorname{Var} y = E_q[\\operatorname{Var}(y|z)] + \\operatorname{Var}_q E[y|z]$ of
     every channel.
 
-    Of Gaussian beliefs only: in closed form for means that are exponential in the readout, else by
-    Gauss–Hermite.
+    Of a `ReadoutLikelihood` under Gaussian beliefs: in closed form for means that are exponential
+    in the readout, else by Gauss–Hermite.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -144,7 +149,7 @@ def observation_variance(model: Model, belief: Belief) -> Channels:
     readout = isinstance(likelihood, lik.ReadoutLikelihood)
     if not (readout and isinstance(family, GAUSSIANS)):
         what = f"{type(likelihood).__name__} observations of a {type(family).__name__} state"
-        remedy = "take the variance of single channels behind a Gaussian state"
+        remedy = "use a likelihood with a linear readout, such as Poisson, and Gaussian states"
         raise InputError(what, "model", remedy)
     a, v = _readout_moments(family, likelihood, belief)
     mean, most = _expected(family, likelihood, belief), jnp.finfo(a.dtype).max
@@ -226,7 +231,8 @@ def _readout_moments(
     C, a = likelihood.C, likelihood.readout(family.mean(belief))
     if isinstance(family, fam.LowRankGaussian):
         return a, readout_var(C, belief.diagonal, C @ belief.factor)
-    return a, jnp.sum((C @ family.cov(belief)) * C, axis=-1)
+    # Not below zero, where rounding of an ill-conditioned covariance can take it.
+    return a, jnp.maximum(jnp.sum((C @ family.cov(belief)) * C, axis=-1), 0)
 
 
 def _quadrature(
@@ -329,8 +335,7 @@ def predictive_log_prob(
             raise InputError(f"{name} of shape {shape}", name, f"pass shape ({channels},)")
     if mask.dtype != bool:
         raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
-    if num_samples < 2 or num_samples % 2:
-        raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
+    check_even(num_samples, "num_samples")
     return _log_prob(model, belief, jnp.asarray(y), mask, key, num_samples)
 
 

@@ -24,9 +24,9 @@ def need(what: str, extra: str, *packages: str) -> None:
     """Refuse to go on without optional packages, which are not imported.
 
     Args:
-        what: That needs them.
-        extra: Of this package, which brings them.
-        packages: By the names that they are imported by.
+        what: What needs them.
+        extra: The extra of this package that brings them.
+        packages: Their import names.
 
     Example:
         >>> need("the page", "web", "no_such_package")

@@ -19,8 +19,8 @@ _prepared = False
 def low_latency() -> None:
     """Prepare this process for streams on a CPU; call it first, before JAX computes anything.
 
-    Programs are run by the thread that calls them, for to wake another costs more than a small
-    step; and small loops are compiled as one kernel. Both hold for all that JAX runs in this
+    Programs are run by the thread that calls them, because waking another costs more than a
+    small step; and small loops are compiled as one kernel. Both hold for all that JAX runs in this
     process on a CPU; results are the same but for rounding. A second call does nothing.
 
     Example:

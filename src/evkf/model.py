@@ -7,11 +7,18 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import real_numbers
+from evkf.checks import check_whole, read_array, real_numbers
 from evkf.covariance import positive_root
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief, LowRankGaussian
+from evkf.families import (
+    DiagonalGaussian,
+    Family,
+    Gaussian,
+    GaussianBelief,
+    LowRankGaussian,
+    Product,
+)
 from evkf.families.low_rank import standard
 from evkf.likelihoods import Likelihood
 from evkf.likelihoods.shapes import check_likelihood
@@ -74,7 +81,7 @@ def simulate(
     key: Key,
     num_bins: int,
     us: ArrayLike | None = None,
-    z0: Vector | None = None,
+    z0: ArrayLike | None = None,
 ) -> tuple[Float[Array, "T L"], Float[Array, "T N"]]:
     """Draw states and observations from a model.
 
@@ -97,14 +104,12 @@ def simulate(
         >>> states.shape, observations.shape
         ((20, 1), (20, 2))
     """
-    if num_bins < 1:
-        raise InputError(f"{num_bins} bins", "num_bins", "simulate at least one")
+    check_whole(num_bins, 1, "num_bins")
     us = read_inputs(model, us, num_bins)
     start_key, run_key = jax.random.split(key)
     if z0 is None:
         z0 = model.family.sample(model.prior, start_key, 1)[0]
-    if z0.shape != (model.family.dim,):
-        raise InputError(f"state of shape {z0.shape}", "z0", f"pass shape ({model.family.dim},)")
+    z0 = read_array(z0, (model.family.dim,), "z0")
     return draw_path(model, jax.random.split(run_key, num_bins), us, z0)
 
 
@@ -148,18 +153,24 @@ def _standard(family: Family) -> Belief:
 def _check_family(family: Family, dynamics: Dynamics) -> None:
     native = dynamics.family
     stand_in = type(native) is Gaussian and type(family) in (DiagonalGaussian, LowRankGaussian)
-    if type(family) is not type(native) and not stand_in:
+    if _kinds(family) != _kinds(native) and not stand_in:
         raise InputError(
             f"{type(family).__name__} beliefs for {type(native).__name__} dynamics",
             "family",
             f"leave family out, or use {type(native).__name__}({native.dim})",
         )
-    if family.dim != native.dim:
+    if stand_in and family.dim != native.dim:
         raise InputError(
             f"family of {family.dim} dimensions for dynamics of {native.dim}",
             "family",
             f"use {type(family).__name__}({native.dim})",
         )
+
+
+def _kinds(family: Family) -> list[tuple[type, int]]:
+    """Of the latents, in their order."""
+    parts = family.parts if isinstance(family, Product) else (family,)
+    return [(type(part), part.dim) for part in parts]
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:

@@ -248,7 +248,7 @@ def aligned_rates(
     trials, when = slices(lengths, len(values)), np.asarray(events, float)
     if when.shape != (len(trials),) or not np.isfinite(when).all():
         what = f"events of shape {when.shape}, or not finite"
-        raise InputError(what, "events", f"pass seconds for every of {len(trials)} trials")
+        raise InputError(what, "events", f"pass seconds for each of the {len(trials)} trials")
     labels = np.asarray(conditions)
     chosen = by_condition(conditions, len(trials)) if colours is None else colours
     shifts = np.round(when / bin_width).astype(int)

@@ -73,6 +73,9 @@ def score_recording(
         seed: Of the units left out.
         progress: Told after every row how many of how many are done.
     """
+    if model.signals:
+        what = "a model of continuous signals"
+        raise InputError(what, "model", "score models of spikes: bits per spike are of counts")
     recording, held = halved(recording)
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
     halves = halve(recording, train, test, condition, behaviour, seed)

@@ -21,11 +21,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import check_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
+from evkf.filters.evkf import check_variational
 from evkf.model import Model, read_inputs
 from evkf.numerics import cholesky, factorisable, inverse_lower, tree_where
 from evkf.types import Belief, Input, Key, Matrix, Vector
@@ -96,6 +98,7 @@ def smooth(
         >>> smoothed.mean.shape, smoothed.cov.shape
         ((50, 1), (50, 1, 1))
     """
+    check_variational(filter)
     _check_model(model)
     observed, seen = read_observations(model, ys, masks)
     num_bins = observed.shape[0]
@@ -183,8 +186,7 @@ class FixedLag(eqx.Module):
     lag: int = eqx.field(static=True)
 
     def __check_init__(self):
-        if self.lag < 0:
-            raise InputError(f"lag of {self.lag} bins", "lag", "pass zero or more")
+        check_whole(self.lag, 0, "lag")
 
     def init(self, model: Model) -> LagState:
         """The state before the first bin."""
@@ -281,5 +283,5 @@ def _check_model(model: Model) -> None:
         raise InputError(
             f"{type(model.dynamics).__name__} with {type(model.family).__name__} beliefs",
             "model",
-            "smooth models whose states are Gaussian with additive noise (GaussianDynamics)",
+            "use Gaussian or DiagonalGaussian beliefs, and GaussianDynamics",
         )

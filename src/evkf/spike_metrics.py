@@ -137,7 +137,7 @@ def psth_r2(
     labels = np.asarray(conditions)
     if labels.shape != (len(trials),):
         what = f"conditions of shape {labels.shape}"
-        raise InputError(what, "conditions", f"pass one for every of {len(trials)} trials")
+        raise InputError(what, "conditions", f"pass one for each of the {len(trials)} trials")
     if not (bin_width > 0 and kernel_sd > 0):
         what = f"bin_width = {bin_width}, kernel_sd = {kernel_sd}"
         raise InputError(what, "bin_width", "pass seconds above zero")

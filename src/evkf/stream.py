@@ -227,7 +227,7 @@ class Stream:
         self.evidence = live.evidence(said)
 
     def outlook(self, u: ArrayLike | None) -> Outlook:
-        """The state now, and the next bin; before the warm-up the mean of what was seen."""
+        """The state now, and the next bin."""
         size = self.model.dynamics.num_inputs
         if u is None and size:
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take inputs")

@@ -146,6 +146,10 @@ def read_one_bin(
         ...
         evkf.errors.InputError: negative count -1.0 (in y[0]): pass spike counts, or mask the entry
     """
+    channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+    for name, x, size in (("y", y, channels), ("mask", mask, channels), ("u", u, inputs)):
+        if x is not None and np.shape(x) != (size,):
+            raise InputError(f"{name} of shape {np.shape(x)}", name, f"pass shape ({size},)")
     Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
     try:
         found = read_trials(model, Y, masks, us)

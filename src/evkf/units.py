@@ -255,9 +255,11 @@ def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -
     _check_map(same, have, model.units, where)
     likelihood = model.model.likelihood
     kind = {Poisson: "poisson", NegativeBinomial: "negative_binomial"}.get(type(likelihood))
-    if kind is None:
-        what = f"a map for {type(likelihood).__name__} observations"
-        raise InputError(what, where, "map units of counts: poisson or negative_binomial")
+    softplus = isinstance(likelihood, Poisson) and likelihood.link != "exp"
+    if kind is None or softplus:
+        what = f"a map for {type(likelihood).__name__} observations" + softplus * " (softplus)"
+        remedy = "map units of counts with an exponential link: poisson or negative_binomial"
+        raise InputError(what, where, remedy)
     known = np.array([unit in same for unit in have])
     rows = np.array([model.units.index(same[unit]) for unit in have if unit in same])
     mapped = _with_likelihood(model, _rows(likelihood, rows), np.array(have)[known])

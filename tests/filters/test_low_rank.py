@@ -12,6 +12,7 @@ from evkf.errors import InputError
 from evkf.expectations import standard, whitened
 from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
 from evkf.filters import VariationalKalmanFilter, scan_filter
+from evkf.filters.cloud import summary
 from evkf.filters.low_rank import update_low_rank
 from evkf.filters.predict import push_low_rank
 from evkf.forecasting import expected_observation
@@ -93,6 +94,29 @@ def test_the_prediction_keeps_what_can_be_kept():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), matched, new)
     still, _ = push_low_rank(linear, PREDICTION, jnp.zeros(0), "cubature", False)
     np.testing.assert_allclose(still.diagonal, 0.1)
+    # Moment matching propagates the variance by itself.
+    own, _ = push_low_rank(linear, PREDICTION, jnp.zeros(0), "moment_matching", False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), own, matched)
+
+
+def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
+    likelihood, y = lik.Poisson(C, bin_width=5.0), jnp.full(N, 30.0)
+    cut = update_low_rank(likelihood, PREDICTION, y, SEEN, 2, 1e-3)
+    assert not cut.converged
+    family = LowRankGaussian(L, R)
+    root = cholesky(family.cov(cut.belief))
+    ell = whitened(likelihood, cut.belief.mean, root, y, SEEN, jax.random.key(0), 2)
+    bound = ell.evaluate(standard(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
+    np.testing.assert_allclose(cut.elbo, bound, rtol=1e-6)
+
+
+def test_particles_tell_correlations_to_a_belief_of_low_rank():
+    points = jnp.asarray(RNG.normal(size=(500, 2)) @ np.array([[1.0, 0.8], [0.0, 0.3]]))
+    weights = jnp.full(500, 1 / 500)
+    wanted = Gaussian(2).cov(summary(Gaussian(2), points, weights))
+    family = LowRankGaussian(2, 1)
+    found = family.cov(summary(family, points, weights))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_near_the_full_gaussian_on_a_stream():

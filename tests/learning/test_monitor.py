@@ -1,15 +1,16 @@
 """The evidence monitor: what dynamics are worth, and that a change is flagged, once."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evkf.dynamics import GammaDynamics, Linear, Network
+from evkf.dynamics import Driven, GammaDynamics, Linear, Network, ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
 from evkf.learning import Learner, Monitor, scan_watched
-from evkf.learning.monitor import PERIOD, SETTLED
+from evkf.learning.monitor import PERIOD, SETTLED, _same_box
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
 from evkf.numerics import tree_where
@@ -81,6 +82,19 @@ def test_a_change_that_is_learned_is_flagged_once_and_dated(stream: jax.Array):
 def test_nothing_is_flagged_before_learning_has_settled(stream: jax.Array):
     early = stream[LONG - 100 : LONG + 200]
     assert not np.any(watched(SLOW, FAST, early, jnp.asarray(100)).changed)
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_copy_knows_where_states_have_been(driven: bool):
+    """Else it would lose wherever they go next, and that would pass for a change."""
+    network = ResidualMLP(2, 0.01, jax.random.key(0), hidden=4)
+    dynamics = Driven(network, np.ones((2, 1))) if driven else network
+    model = Model(dynamics, READOUT)
+    seen = eqx.tree_at(
+        lambda m: m.dynamics, model, dynamics.visited(jnp.full(2, 3.0), jnp.full(2, 0.1))
+    )
+    boxed = _same_box(model, seen)
+    assert jax.tree.all(jax.tree.map(lambda a, b: jnp.all(a == b), boxed, seen.dynamics))
 
 
 def test_masked_bins_say_nothing():

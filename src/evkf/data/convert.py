@@ -223,7 +223,7 @@ def _check_values(recording: Recording, values: Any) -> np.ndarray:
     values = np.asarray(values)
     if values.ndim < 1 or len(values) != recording.num_bins:
         what = f"values of shape {values.shape}"
-        raise InputError(what, "values", f"pass one row for every of {recording.num_bins} bins")
+        raise InputError(what, "values", f"pass one row for each of the {recording.num_bins} bins")
     return values
 
 

@@ -127,7 +127,7 @@ def find_lengths(
         raise InputError(what, where, "pass a whole number of bins for every trial")
     if len(shape) == 3 and (len(given) != shape[0] or given.min() < 1 or given.max() > shape[1]):
         what = f"{len(given)} lengths from {given.min()} to {given.max()}"
-        remedy = f"pass one of 1 to {shape[1]} bins for every of {shape[0]} trials"
+        remedy = f"pass one of 1 to {shape[1]} bins for each of the {shape[0]} trials"
         raise InputError(what, where, remedy)
     return tuple(int(n) for n in given)
 

@@ -150,7 +150,7 @@ class Recording:
     def split(self, array: Shaped[np.ndarray, "T ..."]) -> list[np.ndarray]:
         """Cut an array of all bins into trials."""
         if len(array) != self.num_bins:
-            self._refuse(f"{len(array)} rows", "array", f"pass one for every of {self.num_bins}")
+            self._refuse(f"{len(array)} rows", "array", f"pass one per bin, {self.num_bins}")
         return np.split(array, np.cumsum(self.lengths)[:-1])
 
     def rates(self) -> Float[np.ndarray, " N"]:

@@ -50,7 +50,7 @@ class GaussianDynamics(Dynamics):
         """$f_\\theta(z, u)$."""
 
     def visited(self, mean: Vector, std: Vector) -> Self:
-        """The same dynamics after a state was there; what is learned from data may keep to them."""
+        """The same dynamics after a state was there: what is learned may keep to such places."""
         del mean, std
         return self
 

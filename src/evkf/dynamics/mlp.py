@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
+from evkf.checks import check_whole
 from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
 from evkf.errors import InputError
@@ -102,9 +103,13 @@ class ResidualMLP(GaussianDynamics):
         num_inputs: int = 0,
         output_scale: float = 1e-3,
     ):
-        widths = [int(width) for width in np.atleast_1d(hidden)]
-        if not widths or min(widths) < 1:
-            raise InputError(f"hidden = {hidden}", "hidden", "pass the width of one layer or more")
+        check_whole(dim, 1, "dim")
+        check_whole(num_inputs, 0, "num_inputs")
+        widths = np.atleast_1d(hidden).tolist()
+        if not widths:
+            raise InputError("no hidden layers", "hidden", "pass the width of one or more")
+        for width in widths:
+            check_whole(width, 1, "hidden")
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
         self.network = _spread_bends(network, key)
         self.noise = as_covariance(noise, dim, "noise")

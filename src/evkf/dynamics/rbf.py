@@ -54,7 +54,8 @@ class ResidualRBF(GaussianDynamics):
         num: int = 100,
         num_inputs: int = 0,
     ):
-        check_whole(num, 1, "num")
+        for name, value, least in (("dim", dim, 1), ("num", num, 1), ("num_inputs", num_inputs, 0)):
+            check_whole(value, least, name)
         self.noise = as_covariance(noise, dim, "noise")
         dtype = self.noise.var().dtype
         self.centres = jax.random.uniform(key, (num, dim), dtype, -EXTENT, EXTENT)

@@ -79,7 +79,7 @@ def _digest(root: Path) -> str:
     return found.hexdigest()[:16]
 
 
-ASIDE = ("cli.py", "commands", "bench", "data", "live")
+ASIDE = ("bench", "cli.py", "commands", "data", "demo.py", "live", "rigs", "showcase.py", "web")
 """Parts of this package that no row depends on."""
 SOURCE = _digest(Path(evkf.__file__).parent)
 """Taken when a process begins, as the code that it runs is."""

@@ -25,6 +25,7 @@ from evkf.experiments.streams import (
     stack,
     stream,
 )
+from evkf.experiments.tables import rounded
 from evkf.families import DiagonalGaussian
 from evkf.filters import VJF, Filter, OnlineVariationalSmoother, StreamingVMC
 from evkf.filters import VariationalKalmanFilter as EVKF
@@ -251,22 +252,18 @@ def _series(ran: Ran, states: np.ndarray, drawn: bool) -> Result:
     family = ran.models.family
     mean = jax.vmap(family.mean)(ran.belief)
     error = rmse(mean, states)
-    found: Result = {"moving_rmse": _rounded(error.reshape(-1, MOVING).mean(axis=1))}
+    found: Result = {"moving_rmse": rounded(error.reshape(-1, MOVING).mean(axis=1))}
     if not drawn:
         return found
     std = jnp.sqrt(jax.vmap(family.var)(ran.belief))
     points = jnp.asarray(GRID.reshape(-1, 2))
     move = jax.vmap(lambda z: ran.models.dynamics.transition(z, jnp.zeros(0)))(points)
     field = jax.vmap(ran.models.dynamics.family.mean)(move) - points
-    found |= {"mean": _rounded(mean), "std": _rounded(std), "states": _rounded(states)}
-    found |= {"field": _rounded(field)}
+    found |= {"mean": rounded(mean), "std": rounded(std), "states": rounded(states)}
+    found |= {"field": rounded(field)}
     if ran.ahead is not None:
-        found["ahead"] = _rounded(ran.ahead)
+        found["ahead"] = rounded(ran.ahead)
     return found
-
-
-def _rounded(array: Array | np.ndarray) -> list:
-    return np.round(np.asarray(array, float), 5).tolist()
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:

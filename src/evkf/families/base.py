@@ -1,8 +1,9 @@
 """What every exponential family of latent states offers.
 
 A family is stored in one fixed form, its *belief*: mean and covariance for the full Gaussian,
-natural parameters for everything else. The paper's coordinates are always one call away:
-`nat(belief)` gives $\\lambda$, `to_mean(nat)` gives $\\mu = E[t(z)] = \\nabla A(\\lambda)$.
+mean, diagonal and factor for the low-rank one, natural parameters for everything else. The paper's
+coordinates are always one call away: `nat(belief)` gives $\\lambda$, `to_mean(nat)` gives
+$\\mu = E[t(z)] = \\nabla A(\\lambda)$.
 
 Paper: eq:expfam, with constant base measure throughout.
 """
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
@@ -37,7 +39,7 @@ def tensor_nodes(points: Float[Array, "2 L"], weights: Float[Array, "2 L"]) -> N
         raise InputError(
             f"{dim} dimensions need 2^{dim} nodes",
             "Family.nodes",
-            f"use Monte-Carlo prediction above {MAX_TENSOR_DIM} dimensions",
+            f"use rule='monte_carlo' above {MAX_TENSOR_DIM} dimensions",
         )
     choice = jnp.stack(jnp.meshgrid(*[jnp.arange(2)] * dim, indexing="ij"), -1).reshape(-1, dim)
     dims = jnp.arange(dim)
@@ -55,10 +57,7 @@ class Family(eqx.Module):
     """Whether mean and variance can be set apart, as the variance correction needs."""
 
     def __check_init__(self):
-        if self.dim < 1:
-            raise InputError(
-                f"{self.dim} latent dimensions", type(self).__name__, "pass at least one"
-            )
+        check_whole(self.dim, 1, "dim")
 
     @abstractmethod
     def nat(self, belief: Belief) -> Nat:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from evkf.errors import InputError
 from evkf.families.base import Family, Nodes, Univariate, tensor_nodes
 from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
@@ -28,6 +29,15 @@ class Product(Family):
     """
 
     parts: tuple[Univariate, ...]
+
+    def __check_init__(self):
+        for part in self.parts:
+            if not isinstance(part, Univariate):
+                raise InputError(
+                    f"{type(part).__name__} in a product",
+                    "parts",
+                    "pass families of one dimension: Gamma, Beta, ContinuousBernoulli, Bernoulli",
+                )
 
     @property
     def dim(self) -> int:

@@ -136,6 +136,7 @@ class CompiledStep:
             remedy = "build CompiledStep(..., key=True), and pass a key with every bin"
             raise InputError(f"no key for {type(filter).__name__}", "key", remedy) from error
         self._call = lowered.compile()
+        self.state(self._carry), self.info(self._carry)  # reading a carry compiles a little too
 
     def init(self) -> Carry:
         """The carry before the first bin."""
@@ -198,7 +199,7 @@ class CompiledStep:
             elif given.shape != shape:
                 what, remedy = f"{name} of shape {given.shape}", f"shape {shape}"
             elif jnp.result_type(given) != dtype:
-                what, remedy = f"{name} of {given.dtype}", f"{dtype}, say {name}.astype({dtype})"
+                what, remedy = f"{name} of {given.dtype}", f"{dtype}: {name}.astype('{dtype}')"
             else:
                 continue
             return InputError(what, name, f"pass {remedy}")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
+from evkf.checks import check_even, check_positive, check_whole
 from evkf.errors import InputError
 from evkf.expectations import Moments, is_conjugate, way, whitened
 from evkf.families import (
@@ -114,13 +115,11 @@ class VariationalKalmanFilter(PredictUpdate):
                 "correct",
                 "leave correct out: moment matching propagates the variance by itself",
             )
-        if num_samples < 2 or num_samples % 2:
-            raise InputError(f"num_samples = {num_samples}", "num_samples", "pass an even number")
-        if max_evaluations < 2:
-            raise InputError(f"max_evaluations = {max_evaluations}", "max_evaluations", "allow 2")
-        for name, value in (("tolerance", tolerance), ("max_std", max_std)):
-            if value is not None and not value > 0:
-                raise InputError(f"{name} = {value}", name, "pass a number above zero")
+        check_even(num_samples, "num_samples")
+        check_whole(max_evaluations, 2, "max_evaluations")
+        check_positive(max_std=max_std)
+        if tolerance is not None:
+            check_positive(tolerance=tolerance)
         self.rule, self.correct, self.solver = rule, correct, solver
         self.max_evaluations, self.tolerance = max_evaluations, tolerance
         self.num_samples, self.max_std = num_samples, max_std
@@ -209,6 +208,10 @@ class VariationalKalmanFilter(PredictUpdate):
         self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
     ) -> Updated:
         del key
+        if self.solver == "newton":
+            raise InputError(
+                "solver='newton' for LowRankGaussian states", "solver", "leave solver out"
+            )
         limits = (self.max_evaluations, self.tolerance or LOW_RANK_TOLERANCE)
         found = update_low_rank(model.likelihood, prediction.belief, y, mask, *limits)
         gap = _low_rank_gap(model, prediction, found.belief)
@@ -301,6 +304,14 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
     gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
     info = Info(elbo, gap, updated.evaluations, updated.residual, status)
     return State(belief), info
+
+
+def check_variational(filter: VariationalKalmanFilter) -> VariationalKalmanFilter:
+    """Refuse another filter, for what differentiates or reverses the steps of this one."""
+    if not isinstance(filter, VariationalKalmanFilter):
+        name = filter.__name__ if isinstance(filter, type) else type(filter).__name__
+        raise InputError(f"{name} as the filter", "filter", "pass VariationalKalmanFilter()")
+    return filter
 
 
 def _check_choice(value: str, choices: tuple[str, ...], where: str) -> None:

@@ -107,10 +107,3 @@ def check_counts(**counts: int) -> None:
     """Numbers of particles, samples, units and iterations."""
     for name, value in counts.items():
         check_whole(value, 1, name)
-
-
-def check_rates(**rates: float) -> None:
-    """Learning rates, and whatever else must be above zero."""
-    for name, value in rates.items():
-        if not value > 0:
-            raise InputError(f"{name} = {value}", name, "pass a number above zero")

@@ -208,7 +208,8 @@ def update_low_rank(
     found = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
     converged = end.foretold <= tolerance
     last = jax.tree.map(lambda new, old: jnp.where(converged, new, old), found, end.belief)
-    return LowRankSolution(last, end.elbo + end.gain, evaluations, end.foretold, converged)
+    elbo = end.elbo + jnp.where(converged, end.gain, 0)
+    return LowRankSolution(last, elbo, evaluations, end.foretold, converged)
 
 
 def _covariance(

@@ -13,7 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from evkf.checks import check_whole
+from evkf.checks import check_positive, check_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters.backward import (
@@ -32,7 +32,6 @@ from evkf.filters.learned import (
     check_counts,
     check_learned,
     check_parts,
-    check_rates,
     layers,
     learned_vector,
     visit,
@@ -148,7 +147,7 @@ class OnlineVariationalSmoother(Filter):
             raise InputError(
                 f"num_support = {num_support}", "num_support", "pass an even number, 4 or more"
             )
-        check_rates(rate=rate, ridge=ridge, model_rate=model_rate)
+        check_positive(rate=rate, ridge=ridge, model_rate=model_rate)
         self.iterations, self.num_samples, self.rate = iterations, num_samples, rate
         self.units, self.num_support, self.ridge = units, num_support, ridge
         self.model_rate, self.learn = model_rate, learn

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from evkf.covariance import DiagonalCovariance
-from evkf.dynamics import GaussianDynamics
+from evkf.dynamics import Dynamics, GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import (
     DiagonalGaussian,
@@ -96,9 +96,8 @@ def predict(
         mean, cov, capped = cap(*new, max_std)
         new = GaussianBelief(mean, cov)
     elif isinstance(model.family, LowRankGaussian):
-        assert isinstance(model.dynamics, GaussianDynamics)
-        _check_low_rank(model.dynamics, rule)
-        new, cross = push_low_rank(model.dynamics, belief, u, rule, correct)
+        dynamics = _check_low_rank(model.dynamics, rule)
+        new, cross = push_low_rank(dynamics, belief, u, rule, correct)
         new, capped = _cap_low_rank(new, max_std)
     else:
         new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
@@ -109,7 +108,13 @@ def predict(
     return Prediction(new, cross, capped & ~failed, failed)
 
 
-def _check_low_rank(dynamics: GaussianDynamics, rule: str) -> None:
+def _check_low_rank(dynamics: Dynamics, rule: str) -> GaussianDynamics:
+    if not isinstance(dynamics, GaussianDynamics):
+        raise InputError(
+            f"{type(dynamics).__name__} of LowRankGaussian states",
+            "dynamics",
+            "use dynamics with additive Gaussian noise (GaussianDynamics), or Gaussian states",
+        )
     if not isinstance(dynamics.noise, DiagonalCovariance):
         raise InputError(
             f"{type(dynamics).__name__} with a full noise matrix",
@@ -122,6 +127,7 @@ def _check_low_rank(dynamics: GaussianDynamics, rule: str) -> None:
             "rule",
             "use 'cubature' or 'moment_matching'",
         )
+    return dynamics
 
 
 def _samples(points: Float[Array, "S L"]) -> Nodes:
@@ -181,7 +187,7 @@ def push_low_rank(
     off = jnp.concatenate([high, low]) - new
     spread = jnp.sum(noise.whiten(off.T) ** 2) / len(off)
     cross = AdditiveCross(new, spread)
-    if not correct:
+    if not correct and rule != "moment_matching":
         return LowRankBelief(new, noise.var(), jnp.zeros_like(factor)), cross
     if rule == "moment_matching":
         moved = (high - low) / (2 * reach)

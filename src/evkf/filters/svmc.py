@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, PyTree
 
+from evkf.checks import check_positive
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulli
@@ -27,7 +28,6 @@ from evkf.filters.learned import (
     check_counts,
     check_learned,
     check_parts,
-    check_rates,
     layers,
     learned_vector,
     through,
@@ -140,7 +140,7 @@ class StreamingVMC(Filter):
             units=units,
             decay=decay,
         )
-        check_rates(rate=rate, model_rate=model_rate)
+        check_positive(rate=rate, model_rate=model_rate)
         self.num_particles, self.iterations = num_particles, iterations
         self.num_ancestors, self.units = num_ancestors, units
         self.rate, self.model_rate, self.decay = rate, model_rate, decay

@@ -109,7 +109,8 @@ class UnscentedKalman(PredictUpdate):
         """$L + \\lambda$, and the weights of the centre in means and in covariances."""
         total = self.alpha**2 * (dim + self.kappa)
         if total <= 0:
-            raise InputError(f"kappa = {self.kappa} for {dim} latents", "kappa", f"exceed -{dim}")
+            what = f"kappa = {self.kappa} for {dim} latents"
+            raise InputError(what, "kappa", f"pass more than -{dim}")
         average = 1 - dim / total
         spread = average + 1 - self.alpha**2 + self.beta
         if spread < 0:

@@ -15,11 +15,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.dynamics import GaussianDynamics
+from evkf.checks import check_positive, check_whole
 from evkf.errors import InputError
 from evkf.families import LowRankGaussian
-from evkf.filters import Info, State, VariationalKalmanFilter
+from evkf.filters import Info, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
+from evkf.filters.evkf import check_variational
+from evkf.filters.learned import visit
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.optimiser import RISE, adam
@@ -33,9 +35,8 @@ from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 DEFAULT_OPTIMISER = adam(warm_up=RISE)
 
 EARLY_DOUBT, MOST_DOUBT = 0.8, 0.1
-"""Most of the variance, in the share of what was learned: at the beginning of a stream, when a
-network follows the few bins there are; and of the bins in the ring, for one with so many numbers
-that it does not use them all.
+"""Bounds on the share of the noise that is put down to fitting: early in a stream, when a network
+follows the few bins there are; and later, for one with more numbers than it uses.
 """
 
 
@@ -100,18 +101,18 @@ class Learner(eqx.Module):
     ):
         if loss not in LOSSES:
             raise InputError(f"unknown loss {loss!r}", "loss", f"choose one of {tuple(LOSSES)}")
-        for name, value in (("num_windows", num_windows), ("window", window), ("every", every)):
-            if value < 1:
-                raise InputError(f"{name} = {value}", name, "pass 1 or more")
+        counts = {"num_windows": num_windows, "window": window, "every": every, "steps": steps}
+        for name, value in counts.items():
+            check_whole(value, 1, name)
+        check_whole(ring, 0, "ring")
         if ring and ring <= window:
             raise InputError(f"ring of {ring} bins", "ring", f"pass 0, or more than {window}")
-        if steps < 1 or (steps > 1 and not ring):
-            raise InputError(f"steps = {steps}", "steps", "pass 1, or with a ring more")
+        if steps > 1 and not ring:
+            raise InputError(f"steps = {steps} without a ring", "steps", "pass 1, or a ring")
         if not 0 < average <= 1:
             raise InputError(f"average = {average}", "average", "pass a share above 0, at most 1")
-        if not min_std > 0:
-            raise InputError(f"min_std = {min_std}", "min_std", "pass a number above zero")
-        self.filter = VariationalKalmanFilter() if filter is None else filter
+        check_positive(min_std=min_std)
+        self.filter = VariationalKalmanFilter() if filter is None else check_variational(filter)
         self.loss, self.parts, self.optimiser = loss, tuple(parts), optimiser
         self.ring, self.num_windows, self.window = ring, num_windows, window
         self.every, self.steps = every, steps
@@ -176,16 +177,10 @@ class Learner(eqx.Module):
         used = mask & jnp.isfinite(info.elbo)
         kept = Bins(jnp.where(used, y, 0).astype(dtype), used, u, begins, found.belief)
         usual = jnp.any(used) & (info.status == 0)
-        tree = tree_where(usual, self._visit(state.free, found), state.free)
+        seen = visit(state.free.model, found.belief, usual)
+        tree = eqx.tree_at(lambda free: free.model, state.free, seen)
         ring, going_on = push(state.ring, kept), jnp.asarray(False)
         return state._replace(free=tree, filter=found, ring=ring, fresh=going_on), info
-
-    def _visit(self, tree: Free, found: State) -> Free:
-        dynamics, family = tree.model.dynamics, tree.model.family
-        if not isinstance(dynamics, GaussianDynamics):
-            return tree
-        mean, std = family.mean(found.belief), jnp.sqrt(family.var(found.belief))
-        return eqx.tree_at(lambda t: t.model.dynamics, tree, dynamics.visited(mean, std))
 
     def learn(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
         """Take the gradient steps that are due."""

@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 from numpy.typing import ArrayLike
 
-from evkf.dynamics import Dynamics, GaussianDynamics, Linear, ResidualMLP
+from evkf.dynamics import Driven, Dynamics, GaussianDynamics, Linear, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
 from evkf.filters import Info, State, VariationalKalmanFilter
@@ -248,10 +248,13 @@ class Monitor(eqx.Module):
 
 def _same_box(copy: Model, model: Model) -> Dynamics:
     """The copy's dynamics, with the model's knowledge of where states have been."""
-    if not isinstance(copy.dynamics, ResidualMLP):
-        return copy.dynamics
-    box = (model.dynamics.low, model.dynamics.high)  # pyright: ignore[reportAttributeAccessIssue]
-    return eqx.tree_at(lambda d: (d.low, d.high), copy.dynamics, box)
+
+    def box(dynamics: Dynamics) -> tuple[Array, ...]:
+        own = dynamics.undriven if isinstance(dynamics, Driven) else dynamics
+        return (own.low, own.high) if isinstance(own, ResidualMLP) else ()
+
+    found = box(copy.dynamics)
+    return eqx.tree_at(box, copy.dynamics, box(model.dynamics)) if found else copy.dynamics
 
 
 class Watched(NamedTuple):

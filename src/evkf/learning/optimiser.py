@@ -7,6 +7,8 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
+from evkf.checks import check_positive
+
 RISE = 30
 """Steps in which the rate of a stream rises: it begins with few bins to learn from."""
 
@@ -24,7 +26,7 @@ def adam(
     Args:
         rate: The largest learning rate.
         decay: Steps until the last one is reached.
-        floor: The last rate as a share of the first.
+        floor: The last rate as a share of the largest.
         clip: Largest norm of a gradient.
         warm_up: Steps in which the rate rises first.
 
@@ -32,6 +34,7 @@ def adam(
         >>> from evkf.learning import Learner
         >>> learner = Learner(optimiser=adam(rate=3e-3, decay=10_000))
     """
+    check_positive(rate=rate, decay=decay, clip=clip)
     fall = optax.cosine_decay_schedule(rate, decay, floor)
 
     def schedule(step: ArrayLike) -> Array:

@@ -176,7 +176,7 @@ def _channel_means(ys: np.ndarray, masks: np.ndarray) -> np.ndarray:
 
 
 def _width(ys: np.ndarray, masks: np.ndarray) -> float:
-    """A Gaussian window of this width holds as many bins as it has events in mind."""
+    """The width at which a Gaussian window holds `ENOUGH` events on average."""
     mean = float(_channel_means(ys, masks).mean())
     width = ENOUGH / max(mean, 1e-6) / (2 * np.sqrt(np.pi))
     return float(np.clip(width, 1.0, max(len(ys) / 20, 1.0)))

@@ -34,8 +34,11 @@ def check_likelihood(likelihood: Likelihood, dim: int) -> None:
             "wrap a log density, as in Custom(log_prob, num_channels=...), "
             "or derive your class from evkf.likelihoods.Likelihood",
         )
-    for part in likelihood.parts if isinstance(likelihood, Joint) else (likelihood,):
-        _check_part(part, dim)
+    if isinstance(likelihood, Joint):
+        for part in likelihood.parts:
+            check_likelihood(part, dim)
+    else:
+        _check_part(likelihood, dim)
 
 
 def _check_part(part: Likelihood, dim: int) -> None:
