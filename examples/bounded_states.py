@@ -1,8 +1,8 @@
 """Bounded and positive states.
 
-Not every state is a real number. A switch is on or off and seldom between, a share lies between 0
+Not every state is a real number. A switch is on or off, seldom in between; a share lies between 0
 and 1, a concentration is positive. The filter is the same for all of these; what changes is the
-family of its beliefs, and with it that of the dynamics.
+family of its beliefs, and with it the dynamics.
 """
 
 import sys
@@ -41,8 +41,8 @@ def follow(model, seed):
 # ## States that saturate: continuous Bernoulli
 #
 # `NaturalDynamics` takes any module from the state to natural parameters. This one turns the
-# square about its centre and blows it up, so that states jump from corner to corner. The module
-# holds arrays, which may be learned.
+# square about its centre and stretches it, so that states jump from corner to corner. The module
+# holds arrays, which can be learned.
 
 
 class Turn(eqx.Module):
@@ -69,7 +69,7 @@ switched, switch_beliefs = follow(switching, 1)
 
 
 class Swing(eqx.Module):
-    """Logits that turn by 0.15 rad a bin, and are drawn to a circle of radius 2."""
+    """Logits that turn by 0.15 rad per bin, and are drawn to a circle of radius 2."""
 
     turn: jax.Array
 
@@ -88,7 +88,7 @@ shared, share_beliefs = follow(sharing, 2)
 #
 # A drive that relaxes to 1 and is kicked by the other. Under Poisson counts with a log-linear
 # readout the expected rate is finite only where the belief's rate is above the weight; the filter
-# keeps to that by itself.
+# ensures this by itself.
 
 
 class Relax(eqx.Module):
@@ -108,9 +108,9 @@ driven, drive_beliefs = follow(driving, 3)
 
 # ## Look at them
 #
-# Intervals are those of the family: within the bounds, and lopsided near them. A belief is an
-# array of natural parameters, (latents, parameters): of the Beta and the Gamma shapes less one
-# and the like.
+# Intervals are those of the family: within the bounds, and asymmetric near them. A belief is an
+# array of natural parameters, (latents, parameters): for Beta, both shapes minus one; for Gamma,
+# shape minus one and the negative rate.
 
 
 def beta_band(beliefs):
@@ -148,13 +148,13 @@ with plt.rc_context(STYLE):
 
 # ![Three states with their intervals](../docs/img/bounded_states.png)
 #
-# Beliefs of these families are products: latents are independent in them. Where every neuron sees
-# both drives, as in the last row, what is known is their mixture, and intervals of the single
-# drives come out too narrow now and then; Gaussian beliefs hold such correlations.
+# Beliefs of these families are products, in which latents are independent. Where every neuron
+# sees both drives, as in the last row, only their mixture is well known, and intervals of the
+# single drives are sometimes too narrow; Gaussian beliefs can hold such correlations.
 #
 # ## Learn them
 #
-# Here the dynamics were known. To learn them, put a network in their place, and hand the model to
+# Here the dynamics were known. To learn them, put a network in their place, and pass the model to
 # a `Learner` as with any other: `NaturalDynamics(ContinuousBernoulli(2), Network([2, 32, 2],
-# key))`. How well that goes: [reproduction](../docs/reproduction.md), tables 3 and the Gamma
+# key))`. How well that works: [reproduction](../docs/reproduction.md), table 3 and the Gamma
 # figure.

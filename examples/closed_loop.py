@@ -2,8 +2,7 @@
 
 A rig of 100 simulated neurons sends spikes; a session estimates the state that drives them and
 learns how it moves; a controller answers every estimate and holds the state at a target; a guard
-keeps what it asks for to the limits. In the shell, with the controller that is ready:
-`evkf live --steer 1,0`.
+enforces the limits. In the shell, with the ready-made controller: `evkf live --steer 1,0`.
 """
 
 import sys
@@ -26,7 +25,7 @@ from evkf.wiring import open_loop, open_source
 # ## The plan
 #
 # What `evkf live` makes of its options: bins of 10 ms from the simulated rig, every estimate with
-# a forecast of one bin, and a stimulator, whose two channels push the state.
+# a forecast of one bin, and a stimulator whose two channels push the state.
 
 QUICK = "--quick" in sys.argv
 TARGET = np.array([1.0, 0.0])
@@ -42,8 +41,8 @@ PLAN = Plan(
 
 # ## The controller
 #
-# Anything with a method `command`: called once a bin with its estimate and with what was on, it
-# gives a number for every channel of the stimulator. This one asks for what will be missing.
+# Anything with a method `command`: called once per bin with the estimate and with what was on, it
+# returns a number for every channel of the stimulator. This one asks for what will be missing.
 
 
 class Push:
@@ -68,7 +67,7 @@ class Rest:
 # ## A session
 #
 # The guard and the rig are processes of their own. The session filters, publishes, journals, asks
-# the controller, and learns in the time that is left; a sink is handed every estimate.
+# the controller, and learns in the time that is left; a sink receives every estimate.
 
 
 def run(
@@ -147,11 +146,11 @@ if __name__ == "__main__":
 # ![The state alone runs round its cycle; steered it stays at the
 # target](../docs/img/closed_loop.png)
 #
-# Stimulation begins after five sound estimates in a row, and pauses whenever one is not: on a
-# busy machine without real-time priority now and then, on an idle one hardly ever.
+# Stimulation begins after five sound estimates in a row, and pauses whenever one is not sound:
+# now and then on a busy machine without real-time priority, hardly ever on an idle one.
 #
-# ## Go on
+# ## Next
 #
 # - Limits, stimulators of your own, how it stops: [closed loop](../docs/closed_loop.md).
 # - Bins from a rig: [rigs](../docs/rig.md), [frames](../docs/live_protocol.md).
-# - What is promised, and what shows it: [reliability](../docs/reliability.md).
+# - Promises and evidence: [reliability](../docs/reliability.md).

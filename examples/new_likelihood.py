@@ -1,9 +1,9 @@
 """A new likelihood.
 
-An observation model of one's own in one class: channels that saturate, as calcium indicators and
-amplifiers do. The package derives from one function what it needs: gradients, curvatures,
-expectations. The class is checked, used to filter, and compared with a model that does not know of
-the saturation.
+An observation model of your own in one class: channels that saturate, as calcium indicators and
+amplifiers do. From one function the package derives what it needs: gradients, curvatures and
+expectations. We check the class, filter with it, and compare it with a model that ignores the
+saturation.
 """
 
 import sys
@@ -26,11 +26,11 @@ BINS, CHANNELS = (100, 12) if QUICK else (600, 12)
 
 # ## The class
 #
-# Channel n sees the state through a = C z + b alone, so a `ReadoutLikelihood` it is:
-# `each_kernel` is the log density (up to terms without a), `each_mean` and `each_sample` what
-# they say, `check` refuses what cannot be observed. What must be positive is stored as its
-# logarithm, so that learning cannot leave the range. Not log-concave, so it says so; `each_scale`
-# tells over which length in a the density bends.
+# Channel n sees the state only through a = C z + b, so we subclass `ReadoutLikelihood`:
+# `each_kernel` is the log density (up to terms without a), `each_mean` and `each_sample` return
+# the mean and a draw, `check` refuses what cannot be observed. Positive parameters are stored as
+# their logarithm, so that learning cannot leave the range. The density is not log-concave, and
+# the class says so; `each_scale` is the length in a over which the density bends.
 
 
 class Saturating(ReadoutLikelihood):
@@ -70,8 +70,8 @@ class Saturating(ReadoutLikelihood):
 
 # ## Check it
 #
-# The density integrates to one, draws have its mean. ([Extending](../docs/extending.md) has the
-# whole list of checks, derivatives and the update against brute force among them.)
+# The density integrates to one, and draws have its mean. ([Extending](../docs/extending.md) has
+# the full list of checks, including derivatives and the update against brute force.)
 
 one = Saturating(np.ones((1, 1)), noise=0.01)
 ys = jnp.linspace(-1.5, 2.5, 4001)
@@ -97,7 +97,7 @@ assert not np.any(trace.info.status & 2), "an update fell back"
 
 # ## Is it worth it?
 #
-# The same signals for a model that takes them as linear in the state: its readout is the best
+# The same signals under a model that takes them as linear in the state: its readout is the best
 # linear one, fitted to the true states, and its noise what is left over.
 
 design = np.column_stack([np.asarray(states), np.ones(BINS)])
@@ -136,9 +136,9 @@ with plt.rc_context(STYLE):
 # ![A channel that saturates, and the state inferred with and without knowing
 # so](../docs/img/new_likelihood.png)
 #
-# ## Go on
+# ## Next
 #
 # - Log densities without a linear readout, families and dynamics of your own:
 #   [extending](../docs/extending.md).
-# - Learn its parameters too: hand the model to `evkf.Learner`, or the likelihood to
+# - Learn its parameters too: pass the model to `evkf.Learner`, or the likelihood to
 #   `EVKF(likelihood=..., learn=["dynamics", "noise", "readout", "observation"])`.

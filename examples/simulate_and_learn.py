@@ -1,7 +1,7 @@
 """Simulate and learn.
 
-Spikes of 100 neurons that follow an oscillator nobody sees; from the spikes alone, in one pass, a
-readout, the state of every bin and the dynamics themselves.
+The spikes of 100 neurons follow an oscillator that is never observed. From the spikes alone, in one
+pass, we learn a readout, the state in every bin and the dynamics themselves.
 """
 
 import sys
@@ -23,8 +23,8 @@ LEARNED, AHEAD = (400, 20) if QUICK else (4000, 80)
 
 # ## A population to look at
 #
-# A model is a prior, dynamics and a likelihood. Here the dynamics are a Van der Pol oscillator of
-# some 1.4 s, and every neuron fires with a rate of exp(C z + b) spikes per second.
+# A model is a prior, dynamics and a likelihood. Here the dynamics are a Van der Pol
+# oscillator, and every neuron fires with a rate of exp(C z + b) spikes per second.
 
 rng = np.random.default_rng(0)
 C = 0.6 * rng.normal(size=(NEURONS, 2))
@@ -36,18 +36,18 @@ print(f"{len(counts)} bins, {counts.mean() / BIN:.0f} spikes per second and neur
 
 # ## Learn
 #
-# `EVKF` is told how many latents and how wide the bins are, and nothing else. From the first bins
-# it finds a readout, then it filters every bin and learns from it: dynamics, noise, readout.
-# `watch` has it say what the dynamics are worth.
+# `EVKF` is given the number of latents and the width of the bins, and nothing else. It estimates a
+# readout from the first bins, then filters every bin and learns from it: dynamics, noise, readout.
+# `watch=True` measures how much the dynamics improve prediction.
 
 model = EVKF(latents=2, bin_width=BIN, warm_up=200, watch=True)
 model.fit(counts[:LEARNED])
 gain = float(model.evidence_.over_walk)
 print(f"the dynamics gain {gain:.3f} nats per bin over a random walk")
 
-# ## Judge it on what follows
+# ## Test it on what follows
 #
-# `transform` filters and changes nothing. Latents are known up to an affine map, so one is fitted
+# `transform` filters without learning. Latents are known up to an affine map, so one is fitted
 # before they are compared with the truth; for your data there is no truth, and `score` and
 # forecasts take its place.
 
@@ -55,7 +55,7 @@ found = model.transform(counts)
 weight, offset = affine_map(found[:LEARNED], states[:LEARNED])
 print(f"R² of the true state, unseen bins: {affine_r2(found[LEARNED:], states[LEARNED:]):.3f}")
 
-# A forecast has mean, covariance and expected counts of the bins that follow.
+# A forecast has the mean, covariance and expected counts of the bins that follow.
 
 ahead = model.forecast(AHEAD, counts[: LEARNED + 400])
 mean = ahead.mean @ weight + offset
@@ -64,7 +64,7 @@ std = np.sqrt(np.einsum("tij,ik,jk->tk", ahead.cov, weight, weight))
 # ## Look at what was learned
 #
 # The learned system is a model like the one that made the data: its velocity field, fixed points
-# and limit cycle can be had. Drawn in the coordinates of the truth.
+# and limit cycle can be computed. The plot uses the true coordinates.
 
 learned, back = model.model_.dynamics, np.linalg.inv(weight)
 points = grid([-3, -4.5], [3, 4.5], 17)
@@ -112,7 +112,7 @@ with plt.rc_context(STYLE):
 # ![Spikes, filtered and forecast state, learned field with true and learned
 # cycle](../docs/img/simulate_and_learn.png)
 #
-# ## Go on
+# ## Next
 #
 # - A stream instead of an array: `learn_one(y)` bin by bin, `prepare(neurons)` before the first.
 # - Part by part, with a filter of your choice and parameters that you know:

@@ -1,7 +1,7 @@
 """Your NWB file.
 
-From an NWB file with spikes, trials and behaviour to latents, a judgement of them on trials that
-were left out, and an NWB file that holds the results. The same in the shell: `evkf fit`, `score`,
+From an NWB file with spikes, trials and behaviour to latents, a test of them on held-out
+trials, and an NWB file that holds the results. The same in the shell: `evkf fit`, `score`,
 `filter`, `plot`.
 """
 
@@ -26,8 +26,8 @@ TRIALS, BINS, PASSES = (8, 40, 2) if QUICK else (48, 75, None)
 # ## Open it
 #
 # Put the path of your file in place of this simulated one. `align` names the column of the trials
-# table at which every trial begins; `behaviour` what is to be read beside the spikes. Files of
-# Kilosort, Phy, npz, HDF5 and CSV are opened by the same function.
+# table at which every trial begins; `behaviour` names what to read beside the spikes.
+# Kilosort and Phy folders, npz, HDF5 and CSV files are opened by the same function.
 
 folder = Path(tempfile.mkdtemp())
 made = simulate_recording(neurons=40, trials=TRIALS, bins=BINS, seed=3)
@@ -38,10 +38,10 @@ recording = open_recording(
 )
 print(f"{recording.num_trials} trials, {recording.num_units} units, {recording.num_bins} bins")
 
-# ## Learn from some trials, judge on the others
+# ## Train on some trials, test on the others
 #
-# Every third trial is left out. `fit_recording` learns readout, dynamics, noise and initial state
-# from the rest, and the model remembers which units it is of. How many latents? Raise the number
+# Every third trial is held out. `fit_recording` learns readout, dynamics, noise and initial state
+# from the rest, and the model remembers its units. How many latents? Raise the number
 # while the bits per spike below go up, or ask `evkf.dimension.suggest_latents`.
 
 left_out = np.arange(recording.num_trials) % 3 == 2
@@ -50,15 +50,15 @@ judged = recording.take(np.flatnonzero(left_out))
 model = fit_recording(learned, latents=2, hidden=8 if QUICK else 32, passes=PASSES)
 model.save(folder / "model.safetensors")
 
-# `infer` filters: what it says of a bin rests on that bin and those before it. `predicted` rests
-# on those before alone, and so can be judged: bits per spike above the mean rates of the learned
+# `infer` filters: its estimate for a bin uses that bin and those before it. `predicted` uses only
+# those before, and so can be tested: bits per spike relative to the mean rates of the training
 # trials.
 
 found = infer(model, judged)
 bits = bits_per_spike(judged.counts, found.predicted, reference=learned.counts.mean(axis=0))
 print(f"{bits:.3f} bits per spike, one bin ahead, on trials left out")
 
-# Behaviour is decoded from rates by ridge regression, fitted to the learned trials.
+# Behaviour is decoded from rates by ridge regression, fitted to the training trials.
 
 seen = infer(model, learned)
 trial = np.repeat(np.arange(learned.num_trials), learned.lengths)
@@ -68,7 +68,7 @@ print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on t
 # ## Write it back
 #
 # A copy of the file gets a processing module with latents, covariances and rates, which any
-# reader of NWB shows; `read_results` gives arrays.
+# NWB reader can show; `read_results` gives arrays.
 
 everything = infer(model, recording)
 results = Results(everything.mean, everything.cov, everything.rates, everything.elbo,
@@ -100,8 +100,8 @@ with plt.rc_context(STYLE):
 # ![A trial's spikes and rates, latents of single trials by condition, decoded
 # velocity](../docs/img/your_recording.png)
 #
-# ## Go on
+# ## Next
 #
 # - Units, trials, blanking, long sessions, other days: [recordings](../docs/recordings.md).
-# - Beside other methods on the same trials: `evkf score`.
+# - To compare it with other methods on the same trials: `evkf score`.
 # - The model in a live session: `evkf live --model model.safetensors`.
