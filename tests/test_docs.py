@@ -10,10 +10,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import evkf
+from evkf.cli import app
 from tests.quick import quick_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,6 +66,9 @@ LABELS = [
 """Every label of the paper's source, in the order of print."""
 
 LEAST_EXAMPLES = 100
+
+FOREIGN = {"--upgrade"}
+"""Options of other programs that pages name, here of `make lock`."""
 
 DOCTESTS = """
 import doctest, importlib, json, pkgutil
@@ -134,6 +140,45 @@ def anchors(page: Path) -> set[str]:
     """Names of the headings, as they stand in addresses."""
     titles = re.findall(r"^#+ (.*)$", text(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def quoted(page: Path) -> list[str]:
+    """What a page has in inline code."""
+    prose = re.sub(r"^ *```.*?^ *```", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_names_in_the_text_exist(page: Path):
+    for span in quoted(page):
+        if found := re.fullmatch(r"(evkf(?:\.\w+)+)(?:\(.*\))?", span):
+            resolve(found[1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_files_named_in_the_text_exist(page: Path):
+    named = re.findall(r"\b(?:tests|benchmarks)/[\w/]*(?:\.py)?", text(page))
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def options(command: Any) -> set[str]:
+    """All options of a command, and of those within it."""
+    own = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    inner = getattr(command, "commands", {}).values()
+    return own.union({"--help"}, *map(options, inner))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_options_named_in_the_text_exist(page: Path):
+    """On the command that is named with them, or on any."""
+    root = typer.main.get_command(app)
+    commands = getattr(root, "commands", {})
+    for span in quoted(page):
+        command = commands.get(span.split()[1]) if re.match(r"evkf [a-z]", span) else root
+        assert command is not None, span
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span))
+        assert named <= options(command) | FOREIGN, span
 
 
 def rows() -> list[list[str]]:

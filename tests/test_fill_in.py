@@ -1,6 +1,7 @@
 """README and docs have their numbers from committed results, and every result is told of."""
 
 import json
+import re
 from pathlib import Path
 
 import fill_in
@@ -19,6 +20,18 @@ TOLD = (
     "reproduction.md",
 )
 """Pages that must have numbers from results."""
+SETTINGS = {
+    r"[Bb]ins of\s+(?:\d+ to )?\d+ ms": "width of bins",
+    r"\b\d+ ms bins": "width of bins",
+    r"\ba session at\s+\d+ ms": "width of bins",
+    r"\b(?:1 to 10|10 to 50) ms": "width of bins to choose",
+    r"\btime\s+constant 25 ms": "of a simulated network",
+    r"\b20 ms at most if it runs": "how long a session sleeps",
+    r"\bJumps below 50 ms": "limit of the clock",
+}
+"""Milliseconds that are not measured, and what they are."""
+UNCHECKED = r"not in\s+`results/`|\b(?:measured|timed|tried|counted)\s+(?:once\s+)?by\s+hand"
+"""How figures are excused that nobody can check."""
 
 TABLES = """# A table: of two
 
@@ -75,6 +88,28 @@ def test_pages_say_what_results_say(page):
     text = page.read_text(encoding="utf-8")
     assert fill_in.fill(text, page.name) == text, "other numbers than results/: make numbers"
     assert page.name not in TOLD or "<!-- results: " in text
+
+
+@pytest.mark.parametrize("page", fill_in.pages(), ids=lambda page: page.name)
+def test_no_measured_time_is_typed(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(UNCHECKED, text)
+    code = r"^ *```.*?^ *```|`[^`]+`"
+    for known in (fill_in.PLACE.pattern, code, *SETTINGS):
+        text = re.sub(known, "", text, flags=re.DOTALL | re.MULTILINE)
+    typed = [found[0] for found in re.finditer(r".{0,60}\d+(?:\.\d+)? ?(?:µs|ms)\b", text)]
+    assert not typed, "mark them with their result, or name the setting in SETTINGS"
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for kind in ("json", "md") for path in (ROOT / "results").rglob(f"*.{kind}")),
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_every_result_is_named_on_a_page(path):
+    name = re.escape(path.relative_to(ROOT / "results").with_suffix("").as_posix())
+    pages = "".join(page.read_text(encoding="utf-8") for page in fill_in.pages())
+    assert re.search(rf"(?:<!-- results: |results/){name}\.(?:json|md)", pages)
 
 
 def test_every_result_of_the_paper_is_told():
