@@ -156,6 +156,20 @@ def test_a_bin_is_one_call_of_one_program(name: str, monkeypatch: pytest.MonkeyP
     assert (len(calls), len(compiles)) == (3, 0)
 
 
+def test_reading_the_first_bin_compiles_nothing():
+    """What a stream asks for after its first bin was compiled with the step."""
+    jax.clear_caches()
+    name = next(iter(SEEN))
+    step = compiled.__wrapped__(name)
+    num = MODELS[name]().likelihood.num_channels
+    y, seen = np.ones(num, np.float32), np.ones(num, bool)
+    with jax.enable_x64(False), count_compiles() as compiles:
+        carry = step(step.init(), y, seen)
+        np.asarray(step.state(carry).belief.mean)
+        int(step.info(carry).status)
+    assert not compiles
+
+
 def test_kernels_are_counted_by_where_they_run():
     """The loop itself and what follows it, outside; what it repeats, inside."""
 

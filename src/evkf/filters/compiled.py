@@ -136,7 +136,9 @@ class CompiledStep:
             remedy = "build CompiledStep(..., key=True), and pass a key with every bin"
             raise InputError(f"no key for {type(filter).__name__}", "key", remedy) from error
         self._call = lowered.compile()
-        self.state(self._carry), self.info(self._carry)  # reading a carry compiles a little too
+        # Reading a carry compiles a little too.
+        self.state(self._carry)
+        self.info(self._carry)
 
     def init(self) -> Carry:
         """The carry before the first bin."""
