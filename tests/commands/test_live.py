@@ -280,6 +280,16 @@ def test_marks_and_the_beginning_are_told_by_the_clock_of_the_recording():
     assert kept.marks == [Mark(3.5, "now")]
 
 
+def test_time_goes_on_where_numbers_begin_anew():
+    kept = _Kept(0.5)
+    mark = encode_words(ask="mark", text="now", seq=3)
+    for seq in (5, 6, 8, 1, 2):
+        kept.keep(seq, None, None)
+    list(kept.watch([record(Kind.ACTION, mark)]))
+    assert kept.places == [5, 6, 8, 9, 10]
+    assert kept.marks == [Mark(5.5, "now")]
+
+
 def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):
     busy = ZmqSink("tcp://127.0.0.1:0")
     ran = invoke("live", str(tmp_path / "day"), "--publish", busy.address)

@@ -15,6 +15,7 @@ from evkf.live.answers import Ack, Refusal, Told, decode_answer
 from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
+from evkf.live.export import recall_recording
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.journal import Journal
 from evkf.live.messages import FrameError
@@ -277,6 +278,10 @@ def test_a_sender_that_begins_anew_is_followed(
     assert report.counters.duplicates == 2
     assert report.phase == Phase.CLOSED
     assert again_agrees(tmp_path, engine, start)
+    with fusing():
+        recording = recall_recording(tmp_path, PLAN, parts(PLAN, tmp_path)).recording
+    assert recording.lengths == (20, 9)
+    np.testing.assert_allclose(recording.start_times, [0.0, 0.2])
 
 
 def test_bins_of_a_sender_that_began_anew_are_not_acknowledged_by_those_before(
