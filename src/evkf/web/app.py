@@ -58,23 +58,12 @@ def build(
     return Guard(app, Access(token, loopback, names, readable, public), refusals)
 
 
-def watching(
-    shown: Shown,
-    crowd: Crowd,
-    gateway: Gateway,
-    refusals: Refusals,
-    hello: Any,
-    viewers: Crowd,
-) -> Part:
-    """Estimates, metrics, health and status.
+def estimating(crowd: Crowd, hello: Any) -> Part:
+    """Estimates, as they are published.
 
     Args:
-        shown: What the session shows.
-        crowd: Who is sent its estimates.
-        gateway: For its figures.
-        refusals: For theirs.
+        crowd: Who is sent them.
         hello: What describes the stream, for JSON.
-        viewers: Who looks at the page; for their figures.
     """
     router, greeting = APIRouter(), json.dumps(hello)
 
@@ -87,6 +76,29 @@ def watching(
             return UNASKED
 
         await crowd.attend(websocket, read, greeting)
+
+    return Part(router, ("/estimates",))
+
+
+def watching(
+    shown: Shown,
+    crowd: Crowd,
+    gateway: Gateway,
+    refusals: Refusals,
+    hello: Any,
+    viewers: Crowd,
+) -> Part:
+    """Metrics, health and status.
+
+    Args:
+        shown: What the session shows.
+        crowd: Who is sent its estimates; for their figures.
+        gateway: For its figures.
+        refusals: For theirs.
+        hello: What describes the stream, for JSON.
+        viewers: Who looks at the page; for their figures.
+    """
+    router = APIRouter()
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -103,7 +115,7 @@ def watching(
     async def status() -> Response:
         return JSONResponse({"stream": hello, **shown.plain})
 
-    return Part(router, ("/estimates", "/metrics", "/health", "/status"))
+    return Part(router, ("/metrics", "/health", "/status"))
 
 
 def paging(pages: Pages) -> Part:
