@@ -96,6 +96,21 @@ def test_messages_are_what_was_published_with_the_bins_of_the_journal(tmp_path: 
     journal.close()
 
 
+def test_what_was_asked_for_while_nobody_looked_is_known(tmp_path: Path):
+    feed, journal = Following(SCREEN, tmp_path), Journal.open(tmp_path, "process-crash")
+    journal.append(Kind.ACTION, encode_words(ask="speed", text="5", seq=0))
+    # Taken up again, it has the speed of its plan.
+    journal.append(Kind.BEGIN, encode_words(plan={}))
+    settle(journal)
+    feed.begin()
+    assert feed.speed == SCREEN.speed
+    journal.append(Kind.ACTION, encode_words(ask="speed", text="2", seq=0))
+    settle(journal)
+    feed.begin()
+    assert feed.speed == 2.0
+    journal.close()
+
+
 def test_an_estimate_waits_for_its_bin_but_not_for_ever(tmp_path: Path):
     clock = Clock()
     feed = Following(SCREEN, tmp_path / "none", clock)
