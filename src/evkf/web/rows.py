@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evkf.live.answers import Estimate, Told
-from evkf.live.frames import HEADER, MASKED, WIRE
+from evkf.live.frames import FRESH, HEADER, MASKED, WIRE
 from evkf.live.records import Step
 from evkf.web.packing import pack
 
@@ -111,6 +111,11 @@ def seen(frame: bytes, counts: bool = True) -> np.ndarray:
 def number_of(frame: bytes) -> int:
     """Of the bin that a frame is of."""
     return HEADER.unpack_from(frame)[5]
+
+
+def begins(frame: bytes) -> bool:
+    """Whether the bin that a frame is of is the first of a trial."""
+    return bool(HEADER.unpack_from(frame)[4] & FRESH)
 
 
 def pack_rows(rows: Sequence[Row], latents: int, channels: int, header: Mapping[str, Any]) -> bytes:
