@@ -130,7 +130,7 @@ class Estimate(NamedTuple):
     cov: np.ndarray
     """(L, L)."""
     rate: np.ndarray
-    """Expected value of every channel, (N,)."""
+    """Expected value of every channel in the next bin, (N,)."""
     elbo: float
     status: int
     """Bits of `evkf.types.Status`."""
