@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,15 @@ class Server:
     def wait(self) -> tuple[str, str]:
         """Where it listens and where it publishes, once it does."""
         assert self.process.stdout is not None
-        for text in self.process.stdout:
-            if text.startswith("{"):
-                said = json.loads(text)
-                return said["source"], said["sink"]
+        alarm = threading.Timer(READY_S, self.process.kill)
+        alarm.start()
+        try:
+            for text in self.process.stdout:
+                if text.startswith("{"):
+                    said = json.loads(text)
+                    return said["source"], said["sink"]
+        finally:
+            alarm.cancel()
         raise RuntimeError("the session did not begin")
 
     def kill(self) -> None:
