@@ -68,6 +68,7 @@ Json = Annotated[
     typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it."),
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
+ForceJson = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the file of --json.")]
 Config = Annotated[
     Path | None,
     typer.Option(

@@ -10,7 +10,7 @@ from rich.table import Table
 from evkf.commands.console import (
     FELL_SHORT,
     Config,
-    Force,
+    ForceJson,
     Json,
     Quiet,
     check_free,
@@ -53,7 +53,7 @@ def doctor(
         bool,
         typer.Option("--overload", help=f"Accept that filtering takes over {MOST:.0%} of a bin."),
     ] = False,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

@@ -11,6 +11,7 @@ from evkf.commands.console import (
     FELL_SHORT,
     Config,
     Force,
+    ForceJson,
     Json,
     Quiet,
     check_free,
@@ -34,7 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session
 
 def replay(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

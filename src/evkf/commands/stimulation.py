@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from evkf.commands.console import Config, Force, Json, Quiet, check_free, console, emit, json_target
+from evkf.commands.console import (
+    Config,
+    ForceJson,
+    Json,
+    Quiet,
+    check_free,
+    console,
+    emit,
+    json_target,
+)
 from evkf.commands.options import result
 from evkf.errors import InputError
 from evkf.live.control import load
@@ -121,7 +130,7 @@ def _numbers(text: str, name: str) -> list[float]:
 
 def stop(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -140,7 +149,7 @@ def stop(
 
 def arm(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

@@ -35,7 +35,8 @@ def view(
     quiet: Quiet = False,
     config: Config = None,
 ) -> None:
-    """Show a session on a page: one that has ended is played, of one that runs the newest is shown.
+    """Show a session on a page: an ended one is played back, of a running one the newest bins are
+    shown.
 
     All comes from its folder: nothing is asked of a session that runs, and it notices nothing.
     Ctrl-C ends it. `evkf live --web` shows more, and lets one act.

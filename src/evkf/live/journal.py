@@ -112,7 +112,7 @@ class Journal:
         disk.make_folder(folder)
         lock = disk.lock(folder / "lock")
         if lock is None:
-            remedy = "close it first, or choose another folder"
+            remedy = "end the session that runs there, or name another folder"
             raise InputError("a journal that is being written already", str(folder), remedy)
         try:
             found = recover(folder, disk, synced)
