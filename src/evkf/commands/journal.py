@@ -20,7 +20,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import check_ending, result
+from evkf.commands.options import Folder, check_ending, result
 from evkf.data import recording_to_nwb
 from evkf.data.estimates import write_estimates
 from evkf.data.nwb_write import Results, write_nwb
@@ -29,8 +29,6 @@ from evkf.live.export import Exported, recall_recording
 from evkf.live.plan import Plan, keep_compiled, parts
 from evkf.live.run import replay as replay_session
 from evkf.session import to_estimates
-
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
 
 def replay(

@@ -19,7 +19,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import load_model, result
+from evkf.commands.options import Folder, load_model, result
 from evkf.commands.running import run, run_new, serving, tell_costs, told
 from evkf.commands.stimulation import (
     Amplitude,
@@ -152,7 +152,7 @@ def live(
 
 
 def resume(
-    folder: asked.Folder,
+    folder: Folder,
     address: asked.AddressAgain = None,
     publish: asked.Publish = None,
     open_to_all: asked.Open = False,

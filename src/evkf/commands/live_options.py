@@ -30,7 +30,6 @@ NewFolder = Annotated[
     Path | None,
     typer.Argument(metavar="DIR", help="Folder of the session.", show_default="out/live/TIME"),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 SourceName = Annotated[
     str, typer.Option(metavar="NAME", help=f"Where bins come from: {', '.join(SOURCES)}.")
 ]

@@ -1,7 +1,6 @@
 """Stimulation: options of a closed loop, and commands that stop it past the session."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import result
+from evkf.commands.options import Folder, result
 from evkf.errors import InputError
 from evkf.live.control import load
 from evkf.live.guard import State, Word
@@ -67,8 +66,6 @@ Window = Annotated[
         show_default="1.0",
     ),
 ]
-
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
 
 def read_loop(

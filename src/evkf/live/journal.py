@@ -198,7 +198,7 @@ class Journal:
 
     @property
     def holes(self) -> int:
-        """Stretches of records that were dropped since the journal was opened."""
+        """Stretches of records that were dropped, those that the last segment tells of included."""
         return len(self._lost)
 
     def is_lost(self, position: int) -> bool:

@@ -75,7 +75,7 @@ class Saver(Protocol):
     """Keeps checkpoints, in a thread of its own."""
 
     def save(self, engine: Engine, position: int, due: Due) -> bool:
-        """Keep what the engine knows after the records below a position; whether it is done."""
+        """Keep what the engine knows after the records below a position; whether it was begun."""
         ...
 
     def close(self) -> None:

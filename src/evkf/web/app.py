@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from evkf.live.desk import Action
 from evkf.live.messages import FrameError
 from evkf.web.access import Access, Why
-from evkf.web.clients import LARGE, Client, Crowd, Parting
-from evkf.web.gateway import TOO_LARGE, Gateway
+from evkf.web.clients import Client, Crowd, Parting, parting_of
+from evkf.web.gateway import Gateway
 from evkf.web.guard import Guard, peer
 from evkf.web.link import Link
 from evkf.web.metrics import TYPE, Figure, render
@@ -72,7 +72,7 @@ def estimating(crowd: Crowd, hello: Any) -> Part:
         async def read(_: Client) -> Parting | None:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
-                return LARGE if message.get("code") == TOO_LARGE else None
+                return parting_of(message)
             return UNASKED
 
         await crowd.attend(websocket, read, greeting)
