@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from evkf.latency import low_latency
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
 from evkf.live.machine import real_time, rehearse
@@ -149,7 +149,7 @@ def _echo(plan: Plan, stop: Any) -> None:
                     ended = True
                     break
                 now = time.monotonic_ns()
-                sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, 0, now))
+                sink.publish(Estimate(frame.seq, Flags.NOTHING, *latent, 0, 0, now))
     source.close()
     sink.close()
 

@@ -91,8 +91,8 @@ def test_numbers_are_those_that_were_sent(page: Page, fake: FakePage) -> None:
     assert int(value(page, "learned")) <= 0.8 * fake.seq
     assert int(value(page, "lost")) <= fake.seq // 97
     until(page, "document.getElementById('evidence-walk').dataset.value")
-    walk, frozen = (float(value(page, f"evidence-{name}")) for name in ("walk", "frozen"))
-    assert walk - frozen == pytest.approx(0.3)
+    walk, initial = (float(value(page, f"evidence-{name}")) for name in ("walk", "initial"))
+    assert walk - initial == pytest.approx(0.3)
 
 
 def test_freezing_asks_the_session_and_shows_what_it_says(page: Page, fake: FakePage) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evkf.live.answers import Told
+from evkf.live.answers import Flags
 from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode
@@ -116,7 +116,7 @@ def test_an_estimate_waits_for_its_bin_but_not_for_ever(tmp_path: Path):
     feed = Following(SCREEN, tmp_path / "none", clock)
     feed.take(estimate(0).encode())
     feed.wanted = True
-    feed.take(estimate(1)._replace(flags=Told.BRIDGED).encode())
+    feed.take(estimate(1)._replace(flags=Flags.BRIDGED).encode())
     feed.take(estimate(2).encode())
     feed.turn()
     assert unpack(feed.reel.message() or b"")[0]["last"] == 1
@@ -173,7 +173,7 @@ def test_a_played_journal_keeps_its_pace_and_ends_at_its_last_bin(tmp_path: Path
     assert feed.ended
     assert header["report"]["phase"] == Phase.CLOSED
     assert (header["report"]["bins"], header["report"]["counters"]["lost"]) == (31, 1)
-    assert arrays["flags"].tolist().count(Told.BRIDGED) == 1
+    assert arrays["flags"].tolist().count(Flags.BRIDGED) == 1
     assert feed.ask(Action(Ask.RESET)) == ""
     clock.now += 0.025
     feed.turn()
@@ -266,7 +266,7 @@ def test_what_is_old_is_not_shown_as_recent_and_time_has_gone_on(tmp_path: Path)
     feed.wanted = True
 
     def take(seq: int) -> None:
-        feed.take(estimate(seq)._replace(flags=Told.BRIDGED).encode())
+        feed.take(estimate(seq)._replace(flags=Flags.BRIDGED).encode())
 
     for seq in (0, 1, 2):
         take(seq)
@@ -310,7 +310,7 @@ def test_many_channels_have_the_rates_of_the_last_bin_alone(tmp_path: Path):
     feed = Following(SCREEN._replace(units=("u",) * num), tmp_path / "none", Clock())
     feed.wanted = True
     for seq in range(3):
-        feed.take(estimate(seq, num)._replace(flags=Told.BRIDGED).encode())
+        feed.take(estimate(seq, num)._replace(flags=Flags.BRIDGED).encode())
     feed.turn()
     _, arrays = unpack(feed.reel.message() or b"")
     assert (arrays["counts"].shape, arrays["rate"].shape) == ((3, num), (1, num))

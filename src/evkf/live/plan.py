@@ -132,7 +132,7 @@ class Plan(NamedTuple):
         """For the session."""
         return Settings(
             self.period,
-            window=self.reorder,
+            reorder=self.reorder,
             patience=self.patience,
             learn=self.learn,
             checkpoint_every=self.checkpoint_every,

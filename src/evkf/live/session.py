@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.answers import Ack, Estimate, Flags, Refusal
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
@@ -87,7 +87,7 @@ class Session:
         self.settings, self._clock, self._log = settings, clock, log
         self._loop, inputs = loop, 0 if loop else engine.num_inputs
         self._decoder = Decoder(engine.num_channels, inputs, counts, engine.dtype)
-        self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
+        self._order = Order(settings.reorder, due.seq, int(settings.patience * 1e9))
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
         self._bin_sent_ns, self._frozen, self._ended = due.sent_ns, due.frozen, due.ended
         self.phase, self.why = Phase.STARTING, ""
@@ -229,20 +229,20 @@ class Session:
                 kind, record, begin, peer = Kind.LOST, Lost(seq, 1), self._clock(), None
                 sent = self._bin_sent_ns and self._bin_sent_ns + self._period
                 latent = self.engine.bridge(self._input(begin, None))
-                told = Told.NOT_DURABLE | Told.BRIDGED
+                flags = Flags.NOT_DURABLE | Flags.BRIDGED
             else:
                 frame, data, begin, peer = item
                 sent = frame.sent_ns
-                kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
+                kind, record, flags = Kind.BIN, Bin(begin, data), Flags.NOT_DURABLE
                 fresh, self._fresh = frame.fresh or self._fresh, False
                 if frame.mask is not None and not frame.mask.any():
-                    told |= Told.BRIDGED
+                    flags |= Flags.BRIDGED
                 u = self._input(begin, frame.u)
                 latent = self.engine.observe(frame.y, frame.mask, u, fresh)
             if self._has_learned:
-                told |= Told.LEARNED
+                flags |= Flags.LEARNED
             end = self._clock()
-            estimate = Estimate(seq, told, *latent, sent, begin, end)
+            estimate = Estimate(seq, flags, *latent, sent, begin, end)
             for sink in self.sinks:
                 sink.publish(estimate)
             self._latencies.add(end - begin)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.desk import Ask
 from evkf.live.follow import Follower
 from evkf.live.records import Kind, decode
@@ -105,7 +105,7 @@ class Following:
             since, shown, data = self._waiting[0]
             said = Estimate.decode(data)
             frame = self._frames.pop(said.seq, None)
-            if frame is None and since > late and not said.flags & Told.BRIDGED:
+            if frame is None and since > late and not said.flags & Flags.BRIDGED:
                 break
             self._waiting.popleft()
             self._show(said, shown, frame)

@@ -83,8 +83,8 @@ export class Store {
     for (const mark of header.marks ?? []) this.marks.push(mark);
     this.marks.splice(0, Math.max(0, this.marks.length - MARKS));
     if (header.evidence) {
-      const { model, random_walk: walk, frozen } = header.evidence;
-      this.evidence.push([this.now, model - walk, model - frozen]);
+      const { model, random_walk: walk, initial } = header.evidence;
+      this.evidence.push([this.now, model - walk, model - initial]);
       this.versions.evidence += 1;
     }
     if (header.report) this.report = header.report;
