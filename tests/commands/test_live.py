@@ -53,7 +53,7 @@ def run(*args: str) -> dict:
 def test_a_session_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
     # A busy machine may not hold the rate, and learns less then; the results are the same.
-    asked = ("--channels", "8", "--bins", str(BINS), "--no-real-time", "--overload")
+    asked = ("--neurons", "8", "--bins", str(BINS), "--no-real-time", "--overload")
     before = datetime.now(UTC)
     live = run("live", str(folder), *asked, "--web", "127.0.0.1:0")
     assert (live["phase"], live["bins"], live["acknowledged"]) == ("closed", BINS, BINS - 1)
@@ -249,7 +249,7 @@ def test_stimulation_without_limits_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_closed_loop_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
-    sizes = ("--channels", "8", "--bins", str(BINS), "--speed", "0.5")
+    sizes = ("--neurons", "8", "--bins", str(BINS), "--speed", "0.5")
     live = run("live", str(folder), *sizes, "--steer", "1,0", "--no-real-time", "--overload")
     assert live["phase"] == "closed"
     assert live["stimulation"].split(":")[0] in ("armed", "held")

@@ -43,7 +43,7 @@ def until(condition: Callable[[], bool], look: Callable[[], None], seconds: floa
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("left", "right"):
-        (tmp_path / f"{name}.toml").write_text("channels = 8\n")
+        (tmp_path / f"{name}.toml").write_text("neurons = 8\n")
     return tmp_path
 
 

@@ -16,7 +16,7 @@ ONLY_OF = {
     "speed": (("rig", "replay"), 1.0),
     "bins": (("rig", "replay"), None),
     "latents": (("rig",), 2),
-    "channels": (("rig",), 100),
+    "neurons": (("rig",), 100),
     "address": (tuple(ADDRESSES), None),
     "sample_rate": (("open-ephys",), None),
     "blank": (("open-ephys",), None),
@@ -108,7 +108,7 @@ BinWidth = Annotated[
     typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
 ]
 Latents = Annotated[int, typer.Option(min=2, help="Latent dimensions of the simulated rig.")]
-Channels = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
+Neurons = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
 Bins = Annotated[int | None, typer.Option(min=1, help="End rig or replay after this many bins.")]
 Seconds = Annotated[
     float | None,

@@ -39,8 +39,8 @@ def serve(
     \b
     Examples:
       mkdir rigs
-      echo 'channels = 50' > rigs/left.toml
-      echo 'channels = 80' > rigs/right.toml
+      echo 'neurons = 50' > rigs/left.toml
+      echo 'neurons = 80' > rigs/right.toml
       evkf serve rigs
 
     Exits with 1 if a session was refused; its log says why.
