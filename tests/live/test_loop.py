@@ -519,7 +519,7 @@ def test_a_controller_gets_the_model_of_every_checkpoint(
         take(session, source, counts, *range(40))
         assert session.report().learned > 0
         assert controller.models == []
-        session._save_soon()
+        session._spare.save_soon()
         due = engine.state.model
         assert wait_for(lambda: session.turn() or controller.models)
         session.close()
