@@ -223,9 +223,13 @@ def test_a_finished_session_is_viewed_to_its_last_bin(tmp_path: Path):
         health = httpx.get(f"{address}/health", trust_env=False)
         assert health.status_code == 200
         assert health.json() == {"healthy": True, "phase": None, "age_s": None}
+        estimates, given = (
+            where.replace("/page", "/estimates"),
+            {"Authorization": f"Bearer {token}"},
+        )
         with (
             pytest.raises(InvalidStatus),
-            connect(where.replace("/page", "/estimates"), proxy=None),
+            connect(estimates, proxy=None, additional_headers=given),
         ):
             pass
         process.send_signal(signal.SIGINT)
