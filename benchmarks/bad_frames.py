@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import End, Frame
 
 TYPES = {1: "B", 2: "H", 3: "i", 4: "f", 5: "d"}
@@ -69,7 +69,7 @@ def named() -> dict[str, tuple[Any, str, int | None]]:
     good, other = message(), message(seq=8)
     end = {"kind": 2, "type": 0, "channels": 0, "inputs": 0}
     latent = np.ones(2), np.eye(2), np.ones(3), 0.0, 0, np.ones((0, 2)), np.ones((0, 2))
-    about = Estimate(7, Told.NOTHING, *latent, 0, 0, 0).encode()
+    about = Estimate(7, Flags.NOTHING, *latent, 0, 0, 0).encode()
     signalling = struct.pack("<12f", *[1] * 12) + b"\1\0\xa0\x7f"
     ones, no = bytes([1] * 13), None
     return {

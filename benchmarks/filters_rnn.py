@@ -151,6 +151,8 @@ def main() -> int:
         "--times", action="store_true", help="measure only the times in --json anew"
     )
     options = parser.parse_args()
+    if options.times and options.json is None:
+        parser.error("--times measures what is in a file: name it by --json")
     jax.config.update("jax_enable_x64", True)
     trials = 3 if options.quick else TRIALS
     rows = []

@@ -25,7 +25,7 @@ from bad_frames import named
 from closing import close
 
 from evkf.latency import low_latency
-from evkf.live.answers import Ack, Estimate, Refusal, Told, decode_answer
+from evkf.live.answers import Ack, Estimate, Flags, Refusal, decode_answer
 from evkf.live.disk import Disk
 from evkf.live.engine import Costs, Engine
 from evkf.live.feed import Tape
@@ -70,7 +70,7 @@ class Memory:
 
     def publish(self, estimate: Estimate) -> None:
         self.seqs.append(estimate.seq)
-        if Told.BRIDGED in estimate.flags:
+        if Flags.BRIDGED in estimate.flags:
             self.bridged.append(estimate.seq)
 
     def close(self) -> None:

@@ -210,7 +210,9 @@ def resident() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # macOS tells bytes, others KiB.
+        unit = 1 if sys.platform == "darwin" else 1 << 10
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def microseconds(dtype: type, masked: bool) -> float:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from evkf.latency import low_latency
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
 from evkf.live.machine import real_time, rehearse
@@ -48,10 +49,15 @@ class Server:
     def wait(self) -> tuple[str, str]:
         """Where it listens and where it publishes, once it does."""
         assert self.process.stdout is not None
-        for text in self.process.stdout:
-            if text.startswith("{"):
-                said = json.loads(text)
-                return said["source"], said["sink"]
+        alarm = threading.Timer(READY_S, self.process.kill)
+        alarm.start()
+        try:
+            for text in self.process.stdout:
+                if text.startswith("{"):
+                    said = json.loads(text)
+                    return said["source"], said["sink"]
+        finally:
+            alarm.cancel()
         raise RuntimeError("the session did not begin")
 
     def kill(self) -> None:
@@ -143,7 +149,7 @@ def _echo(plan: Plan, stop: Any) -> None:
                     ended = True
                     break
                 now = time.monotonic_ns()
-                sink.publish(Estimate(frame.seq, Told.NOTHING, *latent, 0, 0, now))
+                sink.publish(Estimate(frame.seq, Flags.NOTHING, *latent, 0, 0, now))
     source.close()
     sink.close()
 

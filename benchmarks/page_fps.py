@@ -39,7 +39,7 @@ from evkf.live.machine import may_be_real_time
 from evkf.web.pages import LINGER_S
 
 SESSION = {"latents": 20, "channels": 1000, "bin_width": 0.001, "horizon": 20, "truth": False}
-REAL = ("--latents", "10", "--channels", "200", "--bin-width", "0.01", "--overload")
+REAL = ("--latents", "10", "--neurons", "200", "--bin-width", "0.01", "--overload")
 """Of the session whose cost is measured."""
 
 LEAST, GROWTH, CHANGE, BEGIN_S = 20.0, 0.05, 0.05, 30.0

@@ -27,13 +27,12 @@ from open_ephys_emulator import Emulator, continuous
 from rig_peers import WAIT_S, gateway
 from zmq_peers import fuzz_zmq, peer_zmq
 
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Decoder, Frame, encode
 from evkf.rigs import lsl, open_ephys
 from evkf.rigs.clock import SECOND
 from evkf.rigs.gateway import Notes, Setup
-from evkf.rigs.intake import Intake
-from evkf.rigs.intake import Told as At
+from evkf.rigs.intake import Intake, Moment
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
 RATE, WIDTH, UNITS = 30_000, 0.01, tuple(f"unit {n}" for n in range(20))
@@ -84,7 +83,7 @@ def aligned(ppm: float, jump: float, seconds: int, seed: int) -> dict[str, Any]:
     told = source + np.where(np.arange(num) >= num // 2, round(jump * RATE), 0) + BEGIN_S * RATE
     frames: list[Frame] = []
     for sample, at in zip(told.tolist(), (host * 1e9).astype(int).tolist(), strict=True):
-        frames += intake.take(At(sample, 0), at)
+        frames += intake.take(Moment(sample, 0), at)
     return {
         "ppm": ppm,
         "step_s": jump,
@@ -293,7 +292,7 @@ def peer_lsl_out(seconds: float) -> dict[str, Any]:
         parts = rng.normal(size=3), rng.normal(size=(3, 3)), rng.random(20), rng.normal(), 0
         ahead = rng.normal(size=(5, 3)), rng.random((5, 3))
         sent = 123_456_789 * 10**6 + seq * 10_000_000
-        said.append(Estimate(seq, Told.NOTHING, *parts, *ahead, sent, 1, 2))
+        said.append(Estimate(seq, Flags.NOTHING, *parts, *ahead, sent, 1, 2))
         sink.publish(said[-1])
         time.sleep(0.001)
         got += zip(*reader.pull_chunk(timeout=0.0), strict=True)

@@ -31,7 +31,7 @@ from web_kit import Made, Served, broken_request, broken_socket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from evkf.live.answers import Estimate, Refusal, Told, decode_answer
+from evkf.live.answers import Estimate, Flags, Refusal, decode_answer
 from evkf.live.desk import Action
 from evkf.live.frames import Decoder
 from evkf.live.messages import FrameError
@@ -231,7 +231,7 @@ def check_refusals(served: Served) -> list[str]:
 def publish_stopped(served: Served, num: int = 20_000) -> float:
     """Milliseconds at p99 to publish an estimate while the web process is stopped."""
     latent = np.zeros(10), np.eye(10), np.ones(200), 0.0, 0, np.zeros((5, 10)), np.zeros((5, 10))
-    estimate, spent = Estimate(0, Told.NOTHING, *latent, 0, 0, 0), []
+    estimate, spent = Estimate(0, Flags.NOTHING, *latent, 0, 0, 0), []
     assert served.web.process is not None
     served.web.process.send_signal(signal.SIGSTOP)
     try:

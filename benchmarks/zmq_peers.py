@@ -11,7 +11,7 @@ import zmq
 from bad_frames import SMALL, sealed
 from live_fuzz import MUTATIONS, pool, resident
 
-from evkf.live.answers import Ack, Estimate, Refusal, Told, decode_answer
+from evkf.live.answers import Ack, Estimate, Flags, Refusal, decode_answer
 from evkf.live.frames import Decoder, End, Frame, encode
 from evkf.live.messages import FrameError
 from evkf.live.zeromq import ZmqSink, ZmqSource
@@ -128,7 +128,7 @@ def _out(num: int, rng: np.random.Generator) -> dict[str, Any]:
         parts = rng.normal(size=3), rng.normal(size=(3, 3)), rng.random(20), rng.normal(), 0
         ahead = rng.normal(size=(5, 3)), rng.random((5, 3))
         times = rng.integers(2**60, size=3).tolist()
-        said.append(Estimate(seq, Told.NOTHING, *parts, *ahead, *times))
+        said.append(Estimate(seq, Flags.NOTHING, *parts, *ahead, *times))
     # A subscriber is not there at once.
     while not reader.poll(10):
         sink.publish(said[0])

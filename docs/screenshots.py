@@ -48,7 +48,7 @@ def real(seconds: float) -> Iterator[str]:
     """Address of the page of a session on the simulated rig, which has learned for so long."""
     with tempfile.TemporaryDirectory() as made:
         folder = str(Path(made) / "session")
-        session = Running("live", folder, "--channels", "60", "--web", "127.0.0.1:0", "--overload")
+        session = Running("live", folder, "--neurons", "60", "--web", "127.0.0.1:0", "--overload")
         try:
             address = session.address()
             time.sleep(seconds)

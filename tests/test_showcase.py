@@ -12,10 +12,13 @@ from rich.console import Console
 
 from evkf.commands import demo as command
 from evkf.errors import InputError
+from evkf.live.frames import Frame, encode
 from evkf.live.plan import Plan
 from evkf.live.ports import Report
+from evkf.live.records import Bin, Kind, Step
 from evkf.live.rig import tape_bins
-from evkf.showcase import session_beside_truth
+from evkf.live.segments import Record
+from evkf.showcase import _played, session_beside_truth
 from tests.quick import quick_environment
 
 
@@ -51,6 +54,21 @@ def test_a_session_without_bins_has_nothing_to_show(tmp_path: Path):
     (tmp_path / "journal").mkdir()
     with pytest.raises(InputError, match="without bins"):
         session_beside_truth(tmp_path)
+
+
+def test_the_truth_begins_again_with_the_tape():
+    """After a reset; who takes up the session goes by numbers again."""
+    step = Step(0, 0, 0.0, np.zeros(2), np.ones(2), 0)
+    records = []
+    for seq, fresh in enumerate((True, False, True, False)):
+        frame = encode(Frame(seq, np.array([seq, 1]), fresh=fresh))
+        records += [Record(0, Kind.BIN, Bin(0, frame).encode())]
+        records += [Record(0, Kind.STEP, step._replace(seq=seq).encode())]
+    records += [Record(0, Kind.BEGIN, b""), records[-1]]
+    steps, begun, counts = _played(records)
+    assert [step.seq for step in steps] == [0, 1, 2, 3, 3]
+    assert begun == [0, 0, 2, 2, 0]
+    assert counts[3].tolist() == [3, 1]
 
 
 def test_the_tape_of_a_rig_is_no_longer_than_memory_allows():

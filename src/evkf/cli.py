@@ -1,7 +1,7 @@
 """The command line: `evkf COMMAND`.
 
-Every command has `--quiet` and `--json`, refuses to overwrite without `--force`, and tells its
-resolved configuration with its result. Bad input is answered in one line.
+Every command but `view` has `--quiet` and `--json`, refuses to overwrite without `--force`, and
+tells its resolved configuration with its result. Bad input is answered in one line.
 """
 
 import signal
@@ -32,9 +32,8 @@ from evkf.commands.score import score
 from evkf.commands.serve import serve
 from evkf.commands.stimulation import arm, stop
 from evkf.commands.view import view
-from evkf.errors import InputError
+from evkf.errors import EvkfError
 from evkf.experiments.catalogue import EXPERIMENTS
-from evkf.experiments.runner import TaskError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -95,7 +94,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         with insistent_interrupt():
             app(args, prog_name="evkf")
-    except (InputError, TaskError) as error:
+    except EvkfError as error:
         _fail(str(error))
     except OSError as error:
         _fail(_one_line(error))

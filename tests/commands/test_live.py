@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -14,15 +15,18 @@ from rich.console import Console
 
 from evkf.cli import main
 from evkf.commands.journal import _write_nwb
+from evkf.commands.live_options import AHEAD
 from evkf.commands.running import _end
 from evkf.data import Recording
 from evkf.data.nwb_write import Mark, read_results
 from evkf.errors import InputError
 from evkf.live.export import Exported, _Kept, recall_recording
 from evkf.live.guard import Output, State, Word
-from evkf.live.plan import Plan, new_folder, parts
+from evkf.live.journal import Journal
+from evkf.live.plan import JOURNAL, Plan, new_folder, parts
+from evkf.live.ports import Report
 from evkf.live.records import Bin, Kind, encode_words
-from evkf.live.segments import Record
+from evkf.live.segments import Record, frame, frame_header, segment_path
 from evkf.live.zeromq import ZmqSink
 from evkf.units import Inferred
 from tests.quick import quick_environment
@@ -49,11 +53,12 @@ def run(*args: str) -> dict:
 def test_a_session_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
     # A busy machine may not hold the rate, and learns less then; the results are the same.
-    asked = ("--channels", "8", "--bins", str(BINS), "--no-real-time", "--overload")
+    asked = ("--neurons", "8", "--bins", str(BINS), "--no-real-time", "--overload")
     before = datetime.now(UTC)
     live = run("live", str(folder), *asked, "--web", "127.0.0.1:0")
     assert (live["phase"], live["bins"], live["acknowledged"]) == ("closed", BINS, BINS - 1)
     assert live["counters"]["lost"] == 0
+    assert not Plan.read(folder).real_time
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
     assert (folder / "web.log").read_text() == ""
     again = run("replay", str(folder))
@@ -127,6 +132,23 @@ def test_bad_usage_is_answered_in_a_line(
     assert said.count("\n") == 1
 
 
+def test_a_damaged_journal_is_told_of_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    for name in ("low_latency", "keep_compiled"):
+        monkeypatch.setattr(f"evkf.commands.journal.{name}", lambda *_: None)
+    Plan("rig", 0.01, channels=3).write(tmp_path)
+    (tmp_path / JOURNAL).mkdir()
+    records = frame(9, b"damaged")[:-1] + b"?" + frame(9, b"whole")
+    segment_path(tmp_path / JOURNAL, 0).write_bytes(frame_header(0, bytes(16)) + records)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(tmp_path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "restore the segment from a copy" in said
+    assert said.count("\n") == 1
+
+
 def test_a_stop_comes_before_what_is_wrong_with_its_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -179,6 +201,45 @@ def test_a_folder_in_use_is_not_written_to(tmp_path: Path, capsys: pytest.Captur
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("args", "wanted"), [([], False), (["--real-time"], True), (["--no-real-time"], False)]
+)
+def test_a_session_that_is_taken_up_again_has_the_priority_it_began_with(
+    args: list[str], wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plans: list[Plan] = []
+    monkeypatch.setattr("evkf.commands.live._go_on", lambda _, plan, *__: plans.append(plan) or {})
+    Plan("rig", 0.01, channels=3, real_time=False).write(tmp_path)
+    assert invoke("resume", str(tmp_path), *args).code == 0
+    assert [plan.real_time for plan in plans] == [wanted]
+
+
+def test_a_session_that_runs_does_not_notice_that_it_is_to_be_taken_up_again(tmp_path: Path):
+    Plan("rig", 0.01, channels=3, web="127.0.0.1:0").write(tmp_path)
+    with Journal.open(tmp_path / JOURNAL, "process-crash"):
+        before = sorted(path.name for path in tmp_path.iterdir())
+        ran = invoke("resume", str(tmp_path))
+        assert ran.code == 2
+        assert "end the session that runs there" in ran.err
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_page_of_a_source_that_brings_one_looks_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plans: list[Plan] = []
+    for name, put in {
+        "load_model": lambda _: SimpleNamespace(bin_width=0.01),
+        "keep_model": lambda *_: None,
+        "listening": lambda plan, *_: plan,
+        "run_new": lambda _, plan, *__: plans.append(plan) or Report.starting(""),
+    }.items():
+        monkeypatch.setattr(f"evkf.commands.live.{name}", put)
+    asked = ("--source", "websocket", "--model", "m.safetensors")
+    assert invoke("live", str(tmp_path / "day"), *asked).code == 0
+    assert plans[0].horizon == AHEAD
+
+
 def test_stimulation_without_limits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
     asked = ("--source", "zeromq", "--model", "m.safetensors", "--controller", "a:b")
     with pytest.raises(SystemExit):
@@ -188,7 +249,7 @@ def test_stimulation_without_limits_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_closed_loop_from_end_to_end(tmp_path: Path):
     folder = tmp_path / "session"
-    sizes = ("--channels", "8", "--bins", str(BINS), "--speed", "0.5")
+    sizes = ("--neurons", "8", "--bins", str(BINS), "--speed", "0.5")
     live = run("live", str(folder), *sizes, "--steer", "1,0", "--no-real-time", "--overload")
     assert live["phase"] == "closed"
     assert live["stimulation"].split(":")[0] in ("armed", "held")
@@ -203,6 +264,15 @@ def test_a_beginning_that_failed_can_be_begun_again(tmp_path):
     (folder / "session.json").write_text("{}")
     with pytest.raises(InputError, match="something already"):
         new_folder(folder)
+
+
+def test_the_name_of_a_new_folder_survives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[Path] = []
+    monkeypatch.setattr("evkf.live.plan.DISK.sync_folder", synced.append)
+    new_folder(tmp_path / "days" / "one")
+    assert synced == [tmp_path, tmp_path / "days"]
 
 
 class Stubborn:
@@ -278,6 +348,16 @@ def test_marks_and_the_beginning_are_told_by_the_clock_of_the_recording():
             kept.keep(3, None, None)
     assert kept.zero_ns == 10**11 + 3 * 10**9 - 2 * 10**9
     assert kept.marks == [Mark(3.5, "now")]
+
+
+def test_time_goes_on_where_numbers_begin_anew():
+    kept = _Kept(0.5)
+    mark = encode_words(ask="mark", text="now", seq=3)
+    for seq in (5, 6, 8, 1, 2):
+        kept.keep(seq, None, None)
+    list(kept.watch([record(Kind.ACTION, mark)]))
+    assert kept.places == [5, 6, 8, 9, 10]
+    assert kept.marks == [Mark(5.5, "now")]
 
 
 def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evkf.errors import InputError
-from evkf.live.answers import Ack, Estimate, Refusal, Told, decode_answer
+from evkf.live.answers import Ack, Estimate, Flags, Refusal, decode_answer
 from evkf.live.frames import Code, Frame, FrameError, encode
 
 
@@ -17,7 +17,7 @@ def estimate(L: int = 2, N: int = 3, H: int = 4, **changed) -> Estimate:
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=L), rng.normal(size=(L, L)), rng.normal(size=N)
     ahead = rng.normal(size=(2, H, L))
-    said = Estimate(7, Told.NOT_DURABLE, *arrays, -12.5, 5, *ahead, 3, 10, 2**62)
+    said = Estimate(7, Flags.NOT_DURABLE, *arrays, -12.5, 5, *ahead, 3, 10, 2**62)
     return said._replace(**changed)
 
 

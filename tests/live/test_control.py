@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_controllers import Segment, try_one, violations
 
 from evkf.dynamics import Driven, ResidualMLP
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.control import Steer, input_weight, load
 from evkf.live.limits import Delivered, Limiter, Limits, readable
 from evkf.live.rig import Subject, rig_model, start_model
@@ -114,7 +114,7 @@ def test_steering_brings_the_simulated_rig_to_a_target():
     for _ in range(200):
         ahead = np.asarray(mean(subject.z, u))[None]
         latent = subject.z, np.eye(2), np.ones(20), 0.0, 0, ahead, np.ones((1, 2))
-        u = np.clip(steer.command(Estimate(0, Told.NOTHING, *latent, 0, 0, 0), u), -1, 1)
+        u = np.clip(steer.command(Estimate(0, Flags.NOTHING, *latent, 0, 0, 0), u), -1, 1)
         subject.step(u)
         distances.append(np.linalg.norm(subject.z - target))
     assert np.mean(distances[50:]) < 0.3
@@ -131,7 +131,7 @@ def test_steering_goes_by_the_model_as_it_is_learned():
     np.testing.assert_allclose(steer.weight, WEIGHT, rtol=1e-6)
     np.testing.assert_allclose(fixed.weight, 0.3 * WEIGHT)
     latent = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
-    estimate = Estimate(0, Told.NOTHING, *latent, 0, 0, 0)
+    estimate = Estimate(0, Flags.NOTHING, *latent, 0, 0, 0)
     asked = [each.command(estimate, np.zeros(2)) for each in (steer, Steer([1, 0], WEIGHT))]
     np.testing.assert_allclose(*asked, rtol=1e-6)
 
@@ -139,7 +139,7 @@ def test_steering_goes_by_the_model_as_it_is_learned():
 def test_steering_needs_a_forecast_and_a_target_of_the_right_size():
     latent = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, np.ones((0, 2)), np.ones((0, 2))
     with pytest.raises(ValueError, match="no forecast"):
-        Steer([1, 0], np.eye(2)).command(Estimate(0, Told.NOTHING, *latent, 0, 0, 0), np.zeros(2))
+        Steer([1, 0], np.eye(2)).command(Estimate(0, Flags.NOTHING, *latent, 0, 0, 0), np.zeros(2))
     with pytest.raises(ValueError, match="one a latent"):
         Steer([1, 0, 0], np.eye(2))
     with pytest.raises(ValueError, match="no input moves"):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from evkf.live.answers import Estimate, Refusal, Told
+from evkf.live.answers import Estimate, Flags, Refusal
 from evkf.live.control import Controller, Steer
 from evkf.live.desk import Action, Ask
 from evkf.live.disk import DISK, Disk
@@ -133,7 +133,7 @@ class Bench:
     def give(
         self,
         phase: Phase = Phase.READY,
-        flags: Told = Told.NOTHING,
+        flags: Flags = Flags.NOTHING,
         behind: int = 0,
         **parts: object,
     ) -> None:
@@ -221,7 +221,7 @@ def test_an_estimate_that_does_not_change_ends_stimulation(bench: Bench):
 
 
 @pytest.mark.parametrize(
-    "poor", [{"flags": Told.BRIDGED}, {"status": Status.FELL_BACK}, {"status": Status.CAPPED}]
+    "poor", [{"flags": Flags.BRIDGED}, {"status": Status.FELL_BACK}, {"status": Status.CAPPED}]
 )
 def test_two_bins_without_an_update_end_stimulation(bench: Bench, poor: dict):
     bench.turn_on()
@@ -396,7 +396,7 @@ def test_a_stop_that_the_guard_had_no_room_for_is_told_again(tmp_path: Path):
             other.recv(1 << 16)
         latent = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
         now = time.monotonic_ns()
-        loop.after(Estimate(0, Told.NOTHING, *latent, now, now, now), 1, Phase.READY)
+        loop.after(Estimate(0, Flags.NOTHING, *latent, now, now, now), 1, Phase.READY)
         assert other.recv(1 << 16) == say(Word.STOP, "the operator smoke")
         other.close()
         loop.close()
@@ -519,7 +519,7 @@ def test_a_controller_gets_the_model_of_every_checkpoint(
         take(session, source, counts, *range(40))
         assert session.report().learned > 0
         assert controller.models == []
-        session._save_soon()
+        session._spare.save_soon()
         due = engine.state.model
         assert wait_for(lambda: session.turn() or controller.models)
         session.close()

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from evkf.forecasting import forecast
-from evkf.live.answers import Ack, Refusal, Told, decode_answer
+from evkf.live.answers import Ack, Flags, Refusal, decode_answer
 from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
+from evkf.live.export import recall_recording
 from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.journal import Journal
 from evkf.live.messages import FrameError
@@ -129,7 +130,7 @@ def test_is_the_scan_of_the_learner(
 ):
     turns = [frames(counts, seq) for seq in range(BINS)]
     _, _, sink = run(tmp_path, engine, start, *turns, [encode_end(BINS)])
-    learned = [Told.LEARNED in said.flags for said in [*sink[1:], sink[-1]]]
+    learned = [Flags.LEARNED in said.flags for said in [*sink[1:], sink[-1]]]
     learned[-1] = True
     made = parts(PLAN, tmp_path)
     begin = made.learner.init(made.model, jax.random.key(PLAN.seed))
@@ -146,7 +147,7 @@ def test_lost_doubled_and_disordered_bins(
     turns = [frames(counts, seq) for seq in order]
     report, _, sink = run(tmp_path, engine, start, *turns, [encode_end(20)])
     assert [said.seq for said in sink] == list(range(20))
-    bridged = [said.seq for said in sink if Told.BRIDGED in said.flags]
+    bridged = [said.seq for said in sink if Flags.BRIDGED in said.flags]
     assert bridged == [7, 18, 19]
     assert report.counters[2:6] == (2, 1, 1, 3)  # duplicates, late, reordered, lost
     assert again(tmp_path, engine, start).differ == ()
@@ -161,7 +162,7 @@ def test_refused_frames_are_told_of_and_passed_over(
     refusals = [said for said in source.heard if isinstance(said, Refusal)]
     assert [(said.code, said.seq) for said in refusals] == [("negative", 3), ("too_short", None)]
     assert report.refused == 2
-    assert [Told.BRIDGED in said.flags for said in sink] == [False, False, False, True, False]
+    assert [Flags.BRIDGED in said.flags for said in sink] == [False, False, False, True, False]
 
 
 def test_a_jump_is_followed_when_it_is_confirmed(
@@ -277,6 +278,10 @@ def test_a_sender_that_begins_anew_is_followed(
     assert report.counters.duplicates == 2
     assert report.phase == Phase.CLOSED
     assert again_agrees(tmp_path, engine, start)
+    with fusing():
+        recording = recall_recording(tmp_path, PLAN, parts(PLAN, tmp_path)).recording
+    assert recording.lengths == (20, 9)
+    np.testing.assert_allclose(recording.start_times, [0.0, 0.2])
 
 
 def test_bins_of_a_sender_that_began_anew_are_not_acknowledged_by_those_before(
@@ -500,4 +505,4 @@ def test_a_bin_of_which_nothing_was_observed_is_called_bridged(
     masks[1] = False
     given = [encode(Frame(seq, counts[seq], masks[seq])) for seq in range(3)]
     _, _, sink = run(tmp_path, engine, start, [*given, encode_end(3)])
-    assert [Told.BRIDGED in said.flags for said in sink] == [False, True, False]
+    assert [Flags.BRIDGED in said.flags for said in sink] == [False, True, False]

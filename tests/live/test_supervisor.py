@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evkf.errors import InputError
-from evkf.live.plan import PLAN
+from evkf.live.plan import LOG, PLAN
 from evkf.live.supervisor import SELDOM_S, SOON_S, STEADY_S, Charge, Fate, Supervisor, start_session
 
 LIVES = "import time; time.sleep(60)"
@@ -43,7 +43,7 @@ def until(condition: Callable[[], bool], look: Callable[[], None], seconds: floa
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("left", "right"):
-        (tmp_path / f"{name}.toml").write_text("channels = 8\n")
+        (tmp_path / f"{name}.toml").write_text("neurons = 8\n")
     return tmp_path
 
 
@@ -80,7 +80,8 @@ def test_what_ends_or_is_refused_is_not_started_again(folder: Path):
 
 def test_what_dies_at_once_is_tried_ever_more_seldom(folder: Path):
     now, waits = [0.0], []
-    charge = Charge(folder / "left.toml", Begun("raise SystemExit(1)"), print, lambda: now[0])
+    begun = Begun(*["raise SystemExit(1)"] * 9, LIVES)
+    charge = Charge(folder / "left.toml", begun, print, lambda: now[0])
     for deaths in range(1, 10):
         charge.look()
         until(lambda deaths=deaths: charge.deaths == deaths, charge.look)
@@ -88,10 +89,17 @@ def test_what_dies_at_once_is_tried_ever_more_seldom(folder: Path):
         now[0] = charge._again
     assert waits[:3] == [SOON_S, 2 * SOON_S, 4 * SOON_S]
     assert waits[-1] == SELDOM_S
-    charge.look()
-    now[0] += STEADY_S + 1
-    until(lambda: charge.deaths == 10, charge.look)
-    assert charge._again - now[0] == SOON_S
+    (folder / "left").mkdir()
+    for deaths, line, wait in ((10, "", SELDOM_S), (11, "ready\n", SOON_S)):
+        charge.look()
+        (folder / "left" / LOG).write_text(line)
+        charge.look()
+        now[0] += STEADY_S + 1
+        assert charge.process is not None
+        charge.process.kill()
+        until(lambda deaths=deaths: charge.deaths == deaths, charge.look)
+        assert charge._again - now[0] == wait
+        now[0] = charge._again
 
 
 def test_an_empty_folder_is_told_of(tmp_path: Path):
@@ -128,8 +136,10 @@ def alive(pid: int) -> bool:
 def test_what_a_session_says_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch):
     said = [sys.executable, "-S", "-c", "print('no such thing')"]
     monkeypatch.setattr("evkf.live.supervisor.command_of", lambda *_: said)
+    (folder / "left.log").write_text("before\n")
     start_session(folder / "left.toml", False).wait()
-    assert (folder / "left.log").read_text() == "no such thing\n"
+    assert (folder / "left.log").read_text() == "before\nno such thing\n"
+    assert (folder / "left.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_started_leaves_the_others_alone(folder: Path):
@@ -153,3 +163,18 @@ def test_what_had_begun_is_tried_again_whatever_it_says(folder: Path):
     charge = Charge(folder / "left.toml", Begun("raise SystemExit(2)"), print)
     until(lambda: charge.deaths == 1, charge.look)
     assert charge.fate == Fate.WAITS
+
+
+def test_what_began_after_it_was_started_is_tried_again_too(folder: Path):
+    def start(file: Path, known: bool) -> subprocess.Popen:
+        code = "input(); raise SystemExit(2)"
+        return subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE)
+
+    charge = Charge(folder / "left.toml", start, print)
+    charge.look()
+    (folder / "left").mkdir()
+    (folder / "left" / PLAN).write_text("{}")
+    assert charge.process is not None
+    charge.process.communicate(b"\n")
+    charge.look()
+    assert (charge.fate, charge.deaths) == (Fate.WAITS, 1)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.answers import Ack, Estimate, Flags, Refusal
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs
 from evkf.live.feed import READY, Tape, pace, start_feed
@@ -218,7 +218,7 @@ def test_estimates_reach_a_subscriber_and_a_stalled_one_holds_up_nothing():
     sink = ZmqSink("tcp://127.0.0.1:0")
     reader, stalled = ZmqReader(sink.address), ZmqReader(sink.address)
     ahead = np.zeros((2, 0, 2))
-    said = Estimate(7, Told.LEARNED, np.zeros(2), np.eye(2), np.ones(3), -1.0, 0, *ahead, 1, 2, 3)
+    said = Estimate(7, Flags.LEARNED, np.zeros(2), np.eye(2), np.ones(3), -1.0, 0, *ahead, 1, 2, 3)
     found = []
     while not found:
         sink.publish(said)

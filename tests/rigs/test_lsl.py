@@ -13,7 +13,7 @@ from rig_peers import WAIT_S, gateway
 
 from evkf.errors import InputError
 from evkf.installed import need
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
 from evkf.rigs.gateway import Notes, Setup
@@ -150,7 +150,7 @@ def test_estimates_are_streamed_with_the_time_of_their_bins():
         parts = rng.normal(size=2), cov + cov.T, rng.random(3), rng.normal(), 0
         ahead = rng.normal(size=(2, 2)), rng.random((2, 2))
         sent = 123_456_789_000_000 + seq * 10_000_000
-        said.append(Estimate(seq, Told.NOT_DURABLE, *parts, *ahead, sent, 1, 2))
+        said.append(Estimate(seq, Flags.NOT_DURABLE, *parts, *ahead, sent, 1, 2))
     time.sleep(0.2)
     for each in said:
         sink.publish(each)
@@ -178,7 +178,7 @@ def test_an_outlet_that_has_ended_is_told_of_and_the_session_goes_on():
     ahead = np.zeros((0, 2))
     parts = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, ahead, ahead
     for seq in range(9):
-        sink.publish(Estimate(seq, Told.NOTHING, *parts, 1, 1, 2))
+        sink.publish(Estimate(seq, Flags.NOTHING, *parts, 1, 1, 2))
     sink.close()
     assert len(lines) == 1
     assert "the process of --lsl-out has ended" in lines[0]
@@ -193,7 +193,7 @@ def test_estimates_that_an_outlet_has_no_room_for_are_counted():
     parts = np.zeros(2), np.eye(2), np.ones(3), 0.0, 0, ahead, ahead
     seq = 0
     while not lines and seq < 1_000_000:
-        sink.publish(Estimate(seq, Told.NOTHING, *parts, 1, 1, 2))
+        sink.publish(Estimate(seq, Flags.NOTHING, *parts, 1, 1, 2))
         seq += 1
     os.kill(sink._process.pid, signal.SIGKILL)
     sink.close()

@@ -324,7 +324,7 @@ class FakePage:
         if turn % 15 == 7:
             gain = 1.2 * (1 - np.exp(-first / 800))
             model = -12.0 + gain
-            sums = {"bins": 50, "model": model, "random_walk": -12.3, "frozen": -12.0}
+            sums = {"bins": 50, "model": model, "random_walk": -12.3, "initial": -12.0}
             header["evidence"] = sums
         self.sent[first + count - 1] = {
             "mean": arrays["mean"][-1].tolist(),

@@ -12,7 +12,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.order import Counters
 from evkf.live.ports import Phase, Report
 from evkf.web.access import Place
@@ -91,7 +91,7 @@ def estimate(seq: int, num: int = 3) -> Estimate:
     values = np.random.default_rng(seq).normal(size=10 + num)
     mean, cov, ahead = values[:2], values[2:6].reshape(2, 2), values[6:10].reshape(2, 1, 2)
     latent = mean, cov, values[10:], float(values[0]), 3, *ahead
-    return Estimate(seq, Told.NOT_DURABLE, *latent, 10**18 + seq, seq + 1, seq + 2)
+    return Estimate(seq, Flags.NOT_DURABLE, *latent, 10**18 + seq, seq + 1, seq + 2)
 
 
 REPORT = Report(

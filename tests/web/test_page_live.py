@@ -37,7 +37,7 @@ from tests.web.browsing import (
 pytest.importorskip("bokeh", reason="bokeh is not installed: BokehJS comes with it")
 
 CHANNELS, BIN_S = 8, 0.05
-OPTIONS = ("--channels", str(CHANNELS), "--bin-width", str(BIN_S), "--horizon", "5")
+OPTIONS = ("--neurons", str(CHANNELS), "--bin-width", str(BIN_S), "--horizon", "5")
 OPTIONS += ("--checkpoint-every", "1000", "--overload")
 LEARNED = re.compile(r"\.raw|\.free\b(?!.*\.(low|high)$).*")
 """Names of parameters in a checkpoint; where states have been is none."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evkf.live.answers import Told
+from evkf.live.answers import Flags
 from evkf.web import pages
 from evkf.web.clients import Client, Crowd
 from evkf.web.following import Following
@@ -31,7 +31,7 @@ def test_what_was_gathered_is_forgotten_when_nobody_looks_any_more(
     shown = pages.Pages(SCREEN, feed, tmp_path, crowd, lambda: State(True, "", None))
 
     def take(seq: int) -> None:
-        feed.take(estimate(seq)._replace(flags=Told.BRIDGED).encode())
+        feed.take(estimate(seq)._replace(flags=Flags.BRIDGED).encode())
 
     def recent() -> list[float]:
         return unpack(feed.reel.recent())[1]["time"].tolist()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evkf.live.answers import Told
+from evkf.live.answers import Flags
 from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode
@@ -96,12 +96,27 @@ def test_messages_are_what_was_published_with_the_bins_of_the_journal(tmp_path: 
     journal.close()
 
 
+def test_what_was_asked_for_while_nobody_looked_is_known(tmp_path: Path):
+    feed, journal = Following(SCREEN, tmp_path), Journal.open(tmp_path, "process-crash")
+    journal.append(Kind.ACTION, encode_words(ask="speed", text="5", seq=0))
+    # Taken up again, it has the speed of its plan.
+    journal.append(Kind.BEGIN, encode_words(plan={}))
+    settle(journal)
+    feed.begin()
+    assert feed.speed == SCREEN.speed
+    journal.append(Kind.ACTION, encode_words(ask="speed", text="2", seq=0))
+    settle(journal)
+    feed.begin()
+    assert feed.speed == 2.0
+    journal.close()
+
+
 def test_an_estimate_waits_for_its_bin_but_not_for_ever(tmp_path: Path):
     clock = Clock()
     feed = Following(SCREEN, tmp_path / "none", clock)
     feed.take(estimate(0).encode())
     feed.wanted = True
-    feed.take(estimate(1)._replace(flags=Told.BRIDGED).encode())
+    feed.take(estimate(1)._replace(flags=Flags.BRIDGED).encode())
     feed.take(estimate(2).encode())
     feed.turn()
     assert unpack(feed.reel.message() or b"")[0]["last"] == 1
@@ -158,7 +173,7 @@ def test_a_played_journal_keeps_its_pace_and_ends_at_its_last_bin(tmp_path: Path
     assert feed.ended
     assert header["report"]["phase"] == Phase.CLOSED
     assert (header["report"]["bins"], header["report"]["counters"]["lost"]) == (31, 1)
-    assert arrays["flags"].tolist().count(Told.BRIDGED) == 1
+    assert arrays["flags"].tolist().count(Flags.BRIDGED) == 1
     assert feed.ask(Action(Ask.RESET)) == ""
     clock.now += 0.025
     feed.turn()
@@ -251,7 +266,7 @@ def test_what_is_old_is_not_shown_as_recent_and_time_has_gone_on(tmp_path: Path)
     feed.wanted = True
 
     def take(seq: int) -> None:
-        feed.take(estimate(seq)._replace(flags=Told.BRIDGED).encode())
+        feed.take(estimate(seq)._replace(flags=Flags.BRIDGED).encode())
 
     for seq in (0, 1, 2):
         take(seq)
@@ -295,7 +310,7 @@ def test_many_channels_have_the_rates_of_the_last_bin_alone(tmp_path: Path):
     feed = Following(SCREEN._replace(units=("u",) * num), tmp_path / "none", Clock())
     feed.wanted = True
     for seq in range(3):
-        feed.take(estimate(seq, num)._replace(flags=Told.BRIDGED).encode())
+        feed.take(estimate(seq, num)._replace(flags=Flags.BRIDGED).encode())
     feed.turn()
     _, arrays = unpack(feed.reel.message() or b"")
     assert (arrays["counts"].shape, arrays["rate"].shape) == ((3, num), (1, num))

@@ -6,7 +6,8 @@ import pytest
 
 from evkf.live.ports import Phase, Report
 from evkf.web.access import Why
-from evkf.web.gateway import LARGE, TEXT, read_message
+from evkf.web.clients import LARGE
+from evkf.web.gateway import TEXT, read_message
 from evkf.web.refusals import EVERY_S, LINES, Measured, Refusals
 from evkf.web.shown import STALE_S, Shown
 from tests.web.kit import REPORT, estimate

@@ -100,5 +100,5 @@ def test_evidence_is_for_the_model_that_is_right(states: tuple, made: Parts):
     compared = worth(learner, start, first, second)
     assert compared is not None
     assert compared.model > compared.random_walk + 0.05
-    assert compared.model > compared.frozen + 0.05
+    assert compared.model > compared.initial + 0.05
     assert worth(made.learner, made.model, states[1], states[1]) is None

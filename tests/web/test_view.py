@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -219,6 +220,18 @@ def test_a_finished_session_is_viewed_to_its_last_bin(tmp_path: Path):
             while (header := next(messages(client))[0]).get("report", {}).get("phase") != "closed":
                 assert header["kind"] in ("bins", "field")
         assert (tmp_path / "token").read_text().strip() == token
+        health = httpx.get(f"{address}/health", trust_env=False)
+        assert health.status_code == 200
+        assert health.json() == {"healthy": True, "phase": None, "age_s": None}
+        estimates, given = (
+            where.replace("/page", "/estimates"),
+            {"Authorization": f"Bearer {token}"},
+        )
+        with (
+            pytest.raises(InvalidStatus),
+            connect(estimates, proxy=None, additional_headers=given),
+        ):
+            pass
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, said) == (0, "")

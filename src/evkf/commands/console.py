@@ -1,7 +1,6 @@
 """What commands share: options, files claimed before any work, JSON, words for people."""
 
 import json
-import math
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from rich.progress import (
 
 from evkf.data.files import replacing
 from evkf.errors import InputError
+from evkf.web.packing import finite
 
 if TYPE_CHECKING:  # half a second of commands that draw nothing
     from matplotlib.figure import Figure
@@ -68,6 +68,7 @@ Json = Annotated[
     typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it."),
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that exist.")]
+ForceJson = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the file of --json.")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -100,15 +101,7 @@ def claim(paths: Iterable[Path], force: bool) -> None:
 
 def to_json(value: dict) -> str:
     """Strict JSON: a number that is not finite becomes null."""
-
-    def plain(item: object) -> object:
-        if isinstance(item, dict):
-            return {key: plain(entry) for key, entry in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(entry) for entry in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
-
-    return json.dumps(plain(value), indent=2, allow_nan=False)
+    return json.dumps(finite(value), indent=2, allow_nan=False)
 
 
 def write_json(path: Path, value: dict) -> None:

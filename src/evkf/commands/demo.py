@@ -53,7 +53,7 @@ END_S = 20.0
 def run_demo(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
     seconds: Annotated[
-        float, typer.Option(min=1, help="Length of the session, in bins of 10 ms.")
+        float, typer.Option(min=1, help="Seconds of the session; its bins are 10 ms wide.")
     ] = SECONDS,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
     seed: Seed = 1,

@@ -10,7 +10,7 @@ from rich.table import Table
 from evkf.commands.console import (
     FELL_SHORT,
     Config,
-    Force,
+    ForceJson,
     Json,
     Quiet,
     check_free,
@@ -31,9 +31,7 @@ def doctor(
     latents: Annotated[
         int | None, typer.Option(min=2, help="Latent dimensions.", show_default="2")
     ] = None,
-    channels: Annotated[
-        int | None, typer.Option(min=1, help="Neurons.", show_default="100")
-    ] = None,
+    neurons: Annotated[int | None, typer.Option(min=1, help="Neurons.", show_default="100")] = None,
     bin_width: Annotated[
         float | None,
         typer.Option(
@@ -53,7 +51,7 @@ def doctor(
         bool,
         typer.Option("--overload", help=f"Accept that filtering takes over {MOST:.0%} of a bin."),
     ] = False,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -64,7 +62,7 @@ def doctor(
 
     \b
     Examples:
-      evkf doctor --latents 10 --channels 200 --bin-width 0.01
+      evkf doctor --latents 10 --neurons 200 --bin-width 0.01
       evkf doctor --model m.safetensors
     """
     options = dict(locals())
@@ -72,8 +70,8 @@ def doctor(
     check_free(json_target(json_file), force)
     say = console(quiet, json_file)
     unit = None if model_file is None else load_model(model_file)
-    if unit is not None and (latents is not None or channels is not None):
-        raise InputError("sizes of a model", "--latents, --channels", "leave them out with --model")
+    if unit is not None and (latents is not None or neurons is not None):
+        raise InputError("sizes of a model", "--latents, --neurons", "leave them out with --model")
     known = 0.01 if unit is None else unit.bin_width
     width = known if bin_width is None else bin_width
     if not 0 < width < 1e3:
@@ -82,7 +80,7 @@ def doctor(
     # With the priority that a session has.
     with real_time() as refused:
         hiccups = measure_hiccups(width, seconds)
-    engine = _engine(unit, latents or 2, channels or 100, width)
+    engine = _engine(unit, latents or 2, neurons or 100, width)
     costs = rehearse(engine, num=500)
     load = reckon(costs, width)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -108,9 +106,9 @@ def doctor(
         raise typer.Exit(FELL_SHORT)
 
 
-def _engine(unit: UnitModel | None, latents: int, channels: int, width: float) -> Engine:
+def _engine(unit: UnitModel | None, latents: int, neurons: int, width: float) -> Engine:
     if unit is None:
-        plan = Plan("rig", width, latents=latents, channels=channels)
+        plan = Plan("rig", width, latents=latents, channels=neurons)
         made = parts(plan, Path())
         return Engine(made.learner, made.model, jax.random.key(0))
     assert unit.estimator is not None

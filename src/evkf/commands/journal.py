@@ -11,6 +11,7 @@ from evkf.commands.console import (
     FELL_SHORT,
     Config,
     Force,
+    ForceJson,
     Json,
     Quiet,
     check_free,
@@ -19,7 +20,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import check_ending, result
+from evkf.commands.options import Folder, check_ending, result
 from evkf.data import recording_to_nwb
 from evkf.data.estimates import write_estimates
 from evkf.data.nwb_write import Results, write_nwb
@@ -29,12 +30,10 @@ from evkf.live.plan import Plan, keep_compiled, parts
 from evkf.live.run import replay as replay_session
 from evkf.session import to_estimates
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
-
 
 def replay(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

@@ -5,10 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from evkf.commands import live_options as asked
 from evkf.commands.console import (
     Config,
-    Force,
+    ForceJson,
     Json,
     Quiet,
     Seed,
@@ -17,7 +19,7 @@ from evkf.commands.console import (
     emit,
     json_target,
 )
-from evkf.commands.options import load_model, result
+from evkf.commands.options import Folder, load_model, result
 from evkf.commands.running import run, run_new, serving, tell_costs, told
 from evkf.commands.stimulation import (
     Amplitude,
@@ -31,7 +33,7 @@ from evkf.commands.stimulation import (
 )
 from evkf.errors import InputError
 from evkf.latency import low_latency
-from evkf.live.journal import Policy
+from evkf.live.journal import Journal, Policy
 from evkf.live.machine import reckon, rehearse
 from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, parts
 from evkf.live.ports import Phase, Report
@@ -60,7 +62,7 @@ def live(
     no_tls: asked.NoTls = False,
     bin_width: asked.BinWidth = None,
     latents: asked.Latents = 2,
-    channels: asked.Channels = 100,
+    neurons: asked.Neurons = 100,
     bins: asked.Bins = None,
     seconds: asked.Seconds = None,
     horizon: asked.Horizon = None,
@@ -79,7 +81,7 @@ def live(
     real_time: asked.RealTime = True,
     overload: asked.Overload = False,
     seed: Seed = 0,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -118,7 +120,7 @@ def live(
         source=source,
         bin_width=width,
         latents=latents,
-        channels=channels,
+        channels=neurons,
         seed=seed,
         modelled=unit is not None,
         learn=learn,
@@ -131,26 +133,27 @@ def live(
         bins=bins,
         address=(address or asked.ADDRESSES[source]) if source in asked.ADDRESSES else None,
         publish=publish,
-        horizon=_horizon(horizon, page=web is not None, loop=bool(loop)),
+        horizon=_horizon(horizon, web is not None or source == "websocket", bool(loop)),
         stream=stream,
         sample_rate=sample_rate,
         lateness=lateness,
         blank=blank,
         lsl_out=lsl_out,
         id=secrets.token_hex(8),
+        real_time=real_time,
         **loop,
     )
     plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     folder = new_folder(folder or Path("out/live") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     if model_file is not None:
         keep_model(model_file, folder)
-    report = run_new(folder, plan, say, real_time, overload, seconds)
+    report = run_new(folder, plan, say, overload, seconds)
     emit(json_file, result("live", options, **told(folder, report)))
 
 
 def resume(
-    folder: asked.Folder,
-    address: asked.Address = None,
+    folder: Folder,
+    address: asked.AddressAgain = None,
     publish: asked.Publish = None,
     open_to_all: asked.Open = False,
     web: asked.Web = None,
@@ -158,8 +161,8 @@ def resume(
     tls_key: asked.TlsKey = None,
     no_tls: asked.NoTls = False,
     seconds: asked.Seconds = None,
-    real_time: asked.RealTime = True,
-    force: Force = False,
+    real_time: asked.RealTimeAgain = None,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -175,30 +178,40 @@ def resume(
     plan = Plan.read(folder)
     _check_heeded(plan.source, {"address": address})
     say = console(quiet, json_file)
+    changed = {
+        "address": address or plan.address,
+        "publish": publish or plan.publish,
+        "real_time": plan.real_time if real_time is None else real_time,
+    }
+    plan = plan._replace(**changed)
+    # Before all else: a session that runs there must not notice.
+    with open_journal(folder, plan) as journal:
+        plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
+        found = _go_on(folder, plan, journal, seconds, say)
+    emit(json_file, result("resume", options, **found))
+
+
+def _go_on(
+    folder: Path, plan: Plan, journal: Journal, seconds: float | None, say: Console
+) -> dict[str, Any]:
+    """Take up a session; what there is to tell of it then."""
     low_latency()
     keep_compiled(folder)
-    changed = {"address": address or plan.address, "publish": publish or plan.publish}
-    plan = plan._replace(**changed)
-    plan = listening(plan, open_to_all, web, tls_cert, tls_key, no_tls)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
     with serving(folder, plan, made, say) as page:
         engine = build(plan, made)
-        costs = rehearse(engine, real_time)
+        costs = rehearse(engine, plan.real_time)
         tell_costs(costs, reckon(costs, plan.period), say)
-        journal = open_journal(folder, plan)
         player = recall(folder, engine, made.counts)
         if player.due.ended:
-            journal.close()
             if page is not None:
                 page.desk.tell(Report.starting("the stream has ended")._replace(phase=Phase.CLOSED))
             say.print(f"its stream has ended; `evkf export {folder}` writes it out")
-            emit(json_file, result("resume", options, folder=str(folder), bins=engine.bins))
-            return
+            return {"folder": str(folder), "bins": engine.bins}
         say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
         ready = plan, made, engine, costs, journal, player, None
-        report = run(folder, *ready, page, real_time, seconds, say)
-    emit(json_file, result("resume", options, **told(folder, report)))
+        return told(folder, run(folder, *ready, page, seconds, say))
 
 
 def _check(

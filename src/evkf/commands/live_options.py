@@ -11,13 +11,12 @@ from evkf.wiring import WEB
 
 SOURCES = ("rig", "replay", "zeromq", "websocket", "open-ephys", "lsl")
 POLICIES = get_args(Policy)
-ADDRESS = "tcp://127.0.0.1:5555"
-ADDRESSES = {"zeromq": ADDRESS, "open-ephys": "tcp://127.0.0.1:5556"}
+ADDRESSES = {"zeromq": "tcp://127.0.0.1:5555", "open-ephys": "tcp://127.0.0.1:5556"}
 ONLY_OF = {
     "speed": (("rig", "replay"), 1.0),
     "bins": (("rig", "replay"), None),
     "latents": (("rig",), 2),
-    "channels": (("rig",), 100),
+    "neurons": (("rig",), 100),
     "address": (tuple(ADDRESSES), None),
     "sample_rate": (("open-ephys",), None),
     "blank": (("open-ephys",), None),
@@ -31,7 +30,6 @@ NewFolder = Annotated[
     Path | None,
     typer.Argument(metavar="DIR", help="Folder of the session.", show_default="out/live/TIME"),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 SourceName = Annotated[
     str, typer.Option(metavar="NAME", help=f"Where bins come from: {', '.join(SOURCES)}.")
 ]
@@ -73,7 +71,20 @@ Publish = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help=f"Address of zeromq or open-ephys, such as {ADDRESS}."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="Address of zeromq or open-ephys.",
+        show_default=", ".join(f"{name} {address}" for name, address in ADDRESSES.items()),
+    ),
+]
+AddressAgain = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Address of zeromq or open-ephys.",
+        show_default="as it began",
+    ),
 ]
 Open = Annotated[
     bool,
@@ -97,10 +108,11 @@ BinWidth = Annotated[
     typer.Option(metavar="SECONDS", help="Width of a bin.", show_default="the model's; 0.01"),
 ]
 Latents = Annotated[int, typer.Option(min=2, help="Latent dimensions of the simulated rig.")]
-Channels = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
+Neurons = Annotated[int, typer.Option(min=1, help="Neurons of the simulated rig.")]
 Bins = Annotated[int | None, typer.Option(min=1, help="End rig or replay after this many bins.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="Stop so long after it is ready, bins or not.")
+    float | None,
+    typer.Option(min=0, help="Stop this many seconds after it is ready, whether bins come or not."),
 ]
 Horizon = Annotated[
     int | None,
@@ -108,7 +120,7 @@ Horizon = Annotated[
         min=0,
         metavar="BINS",
         help="How far every estimate looks ahead.",
-        show_default=f"0, with --web {AHEAD}",
+        show_default=f"0, with a page {AHEAD}",
     ),
 ]
 Learn = Annotated[bool, typer.Option(help="Learn in the time that filtering leaves.")]
@@ -125,6 +137,14 @@ Patience = Annotated[
 Every = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between checkpoints.")]
 RealTime = Annotated[
     bool, typer.Option(help="Take real-time priority (SCHED_FIFO) where it is permitted.")
+]
+RealTimeAgain = Annotated[
+    bool | None,
+    typer.Option(
+        "--real-time/--no-real-time",
+        help="Take real-time priority (SCHED_FIFO) where it is permitted.",
+        show_default="as it began",
+    ),
 ]
 Overload = Annotated[
     bool, typer.Option("--overload", help=f"Begin even if filtering takes over {MOST:.0%} of bins.")

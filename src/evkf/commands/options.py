@@ -86,6 +86,7 @@ LeaveOut = Annotated[
 Condition = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the trials that tells conditions.")
 ]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 ModelFile = Annotated[Path, typer.Option("--model", metavar="MODEL", help="What `evkf fit` wrote.")]
 
 

@@ -13,6 +13,7 @@ from evkf.commands.console import (
     FELL_SHORT,
     Config,
     Force,
+    ForceJson,
     Json,
     Quiet,
     Seed,
@@ -37,7 +38,7 @@ def info(
     bin_width: BinWidth = None,
     group: Group = None,
     leave_out: LeaveOut = None,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -72,7 +73,9 @@ def simulate(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Ends in .nwb, .npz or .h5.")] = Path(
         "simulated.npz"
     ),
-    nwb: Annotated[bool, typer.Option("--nwb", help="Write NWB whatever the ending.")] = False,
+    nwb: Annotated[
+        bool, typer.Option("--nwb", help="Write NWB: OUT gets the ending .nwb.")
+    ] = False,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 60,
     latents: Annotated[
         int, typer.Option(min=2, help="2: Van der Pol oscillator; more: chaotic network.")
@@ -115,7 +118,7 @@ def data(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to fetch into.")] = Path("data"),
     quiet: Quiet = False,
     json_file: Json = None,
-    force: Force = False,
+    force: ForceJson = False,
     config: Config = None,
 ) -> None:
     """Say how to get a public recording, and fetch it if the DANDI client is installed.

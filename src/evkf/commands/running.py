@@ -51,7 +51,6 @@ def run_new(
     folder: Path,
     plan: Plan,
     say: Console,
-    wanted: bool = True,
     overload: bool = False,
     seconds: float | None = None,
 ) -> Report:
@@ -61,7 +60,6 @@ def run_new(
         folder: Of the session, with its model if it has one.
         plan: What it is made of.
         say: Where the operator is told of it.
-        wanted: Whether real-time priority is.
         overload: Whether to begin even if this machine is too slow.
         seconds: To stop after.
     """
@@ -70,10 +68,10 @@ def run_new(
     made = parts(plan, folder)
     with serving(folder, plan, made, say) as page, made_ready(plan, folder) as sending:
         settled = sending.result if sending is not None else lambda: None
-        plan, made, engine, costs = fitted(plan, folder, made, wanted, settled)
+        plan, made, engine, costs = fitted(plan, folder, made, settled)
         _check_load(plan, costs, overload, say)
         ready = plan, made, engine, costs, None, None, sending
-        return run(folder, *ready, page, wanted, seconds, say)
+        return run(folder, *ready, page, seconds, say)
 
 
 def run(
@@ -86,7 +84,6 @@ def run(
     player: Player | None,
     sending: Future[Sending] | None,
     web: WebProcess | None,
-    wanted: bool,
     seconds: float | None,
     say: Console,
 ) -> Report:
@@ -102,13 +99,13 @@ def run(
         player: What recalled it, likewise.
         sending: What sends its bins, if that was made ready before.
         web: The web process, if there is one.
-        wanted: Whether real-time priority is.
         seconds: After which it is stopped, if not before.
         say: Where the operator is told.
 
     Raises:
         typer.Exit: It failed.
     """
+    wanted = plan.real_time
     status = None if say.quiet else Status(err=say.stderr)
     model = engine.state.model if plan.stimulates else made.model
     opened = open_loop(plan, folder, model, wanted)

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from evkf.commands.console import (
     Config,
-    Force,
+    ForceJson,
     Json,
     Quiet,
     Seed,
@@ -53,7 +53,7 @@ def score(
     trials: Trials = None,
     leave_out: LeaveOut = None,
     seed: Seed = 0,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

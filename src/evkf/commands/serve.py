@@ -7,7 +7,7 @@ import typer
 
 from evkf.commands.console import (
     FELL_SHORT,
-    Force,
+    ForceJson,
     Json,
     Quiet,
     check_free,
@@ -25,7 +25,7 @@ def serve(
         Path,
         typer.Argument(metavar="DIR", help="Folder with a file NAME.toml for every session."),
     ],
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
 ) -> None:
@@ -33,14 +33,14 @@ def serve(
 
     DIR/NAME.toml has options of `evkf live` for a session, which lives in DIR/NAME; what its
     process says is in DIR/NAME.log. A session that dies is taken up again from its journal, and the
-    others do not notice. Sessions that are there already are taken up where they were. Ctrl-C
-    ends all in good order.
+    others do not notice. Sessions that are there already are taken up where they were. NAME.toml is
+    read when a session begins, not when it is taken up again. Ctrl-C ends all in good order.
 
     \b
     Examples:
       mkdir rigs
-      echo 'channels = 50' > rigs/left.toml
-      echo 'channels = 80' > rigs/right.toml
+      echo 'neurons = 50' > rigs/left.toml
+      echo 'neurons = 80' > rigs/right.toml
       evkf serve rigs
 
     Exits with 1 if a session was refused; its log says why.

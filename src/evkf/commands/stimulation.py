@@ -1,13 +1,21 @@
 """Stimulation: options of a closed loop, and commands that stop it past the session."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evkf.commands.console import Config, Force, Json, Quiet, check_free, console, emit, json_target
-from evkf.commands.options import result
+from evkf.commands.console import (
+    Config,
+    ForceJson,
+    Json,
+    Quiet,
+    check_free,
+    console,
+    emit,
+    json_target,
+)
+from evkf.commands.options import Folder, result
 from evkf.errors import InputError
 from evkf.live.control import load
 from evkf.live.guard import State, Word
@@ -58,8 +66,6 @@ Window = Annotated[
         show_default="1.0",
     ),
 ]
-
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")]
 
 
 def read_loop(
@@ -121,7 +127,7 @@ def _numbers(text: str, name: str) -> list[float]:
 
 def stop(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,
@@ -140,7 +146,7 @@ def stop(
 
 def arm(
     folder: Folder,
-    force: Force = False,
+    force: ForceJson = False,
     quiet: Quiet = False,
     json_file: Json = None,
     config: Config = None,

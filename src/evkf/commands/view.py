@@ -1,12 +1,12 @@
 """The command that shows a session that was run, or that runs, on a page."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evkf.commands.console import Config, Quiet, console, stopping
+from evkf.commands.options import Folder
 from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.addresses import is_loopback
@@ -23,7 +23,7 @@ WEB = "127.0.0.1:0"
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a session.")],
+    folder: Folder,
     web: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="Where to serve the page; port 0 takes a free one."),
@@ -35,7 +35,8 @@ def view(
     quiet: Quiet = False,
     config: Config = None,
 ) -> None:
-    """Show a session on a page: one that has ended is played, of one that runs the newest is shown.
+    """Show a session on a page: an ended one is played back, of a running one the newest bins are
+    shown.
 
     All comes from its folder: nothing is asked of a session that runs, and it notices nothing.
     Ctrl-C ends it. `evkf live --web` shows more, and lets one act.
@@ -60,8 +61,7 @@ def view(
     screen = screen_of(plan, made)._replace(**more)
     shape = screen.latents, screen.units, plan.bin_width
     token, listener = keep_token(folder), listen(place)
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    address = f"http://{host}:{listener.getsockname()[1]}"
+    address = place.url(listener.getsockname()[1])
     console(quiet, None).print(f"the page is at {page_address(address, token)}")
     settings = Settings(
         listener=listener.detach(),

@@ -67,14 +67,17 @@ def read_arrays(
     leave_out = _names(leave_out)
     if place.suffix == ".csv":
         return read_csv(place, bin_width, signals, leave_out)
-    if place.suffix == ".npz":
-        arrays = read_npz(place, leave_out)
-    elif place.suffix in HDF5:
-        with open_hdf5(place, leave_out) as datasets:
-            arrays = {name: load(dataset) for name, dataset in datasets.items()}
-    else:
-        raise _unknown(place)
-    return from_arrays(arrays, str(path), bin_width, signals)
+    return from_arrays(load_arrays(place, leave_out), str(path), bin_width, signals)
+
+
+def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """What an npz or HDF5 file holds, but for some names."""
+    if path.suffix == ".npz":
+        return read_npz(path, leave_out)
+    if path.suffix not in HDF5:
+        raise _unknown(path)
+    with open_hdf5(path, leave_out) as datasets:
+        return {name: load(dataset) for name, dataset in datasets.items()}
 
 
 def write_arrays(path: str | os.PathLike, recording: Recording, *, overwrite: bool = False) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 
 from evkf.checks import check_known
 from evkf.data._nwb_file import Query
-from evkf.data.arrays import HDF5, read_arrays, stream_arrays
-from evkf.data.files import load, open_hdf5, read_npz
+from evkf.data.arrays import HDF5, load_arrays, read_arrays, stream_arrays
 from evkf.data.kilosort import read_kilosort
 from evkf.data.layout import from_arrays
 from evkf.data.nwb import read_nwb
@@ -139,11 +138,7 @@ def stream_recording(
 def _read_counts(
     path: Path, bin_width: float | None, signals: bool, leave_out: Collection[str]
 ) -> Recording:
-    if path.suffix == ".npz":
-        arrays = read_npz(path, leave_out)
-    else:
-        with open_hdf5(path, leave_out) as datasets:
-            arrays = {name: load(dataset) for name, dataset in datasets.items()}
+    arrays = load_arrays(path, leave_out)
     known = "bin_width" in arrays or "bin_ms" in arrays
     return from_arrays(arrays, str(path), None if known else bin_width, signals)
 

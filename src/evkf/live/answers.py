@@ -27,7 +27,7 @@ _ESTIMATE = struct.Struct("<4sBBHQqqqdIII")
 Data = bytes | bytearray | memoryview
 
 
-class Told(IntFlag):
+class Flags(IntFlag):
     """What is to be known about an estimate.
 
     Attributes:
@@ -43,7 +43,7 @@ class Told(IntFlag):
     LEARNED = 4
 
 
-ALL = Told.BRIDGED | Told.NOT_DURABLE | Told.LEARNED
+ALL = Flags.BRIDGED | Flags.NOT_DURABLE | Flags.LEARNED
 
 
 class Ack(NamedTuple):
@@ -116,21 +116,21 @@ class Estimate(NamedTuple):
 
     Example:
         >>> latent = np.zeros(2), np.eye(2), np.ones(3), -1.5, 0, np.ones((5, 2)), np.ones((5, 2))
-        >>> back = Estimate.decode(Estimate(7, Told.BRIDGED, *latent, 5, 10, 20).encode())
+        >>> back = Estimate.decode(Estimate(7, Flags.BRIDGED, *latent, 5, 10, 20).encode())
         >>> back.flags, back.mean.tolist(), back.cov.shape, back.elbo, back.ahead.shape
-        (<Told.BRIDGED: 1>, [0.0, 0.0], (2, 2), -1.5, (5, 2))
+        (<Flags.BRIDGED: 1>, [0.0, 0.0], (2, 2), -1.5, (5, 2))
         >>> Estimate.number(back.encode())
         7
     """
 
     seq: int
-    flags: Told
+    flags: Flags
     mean: np.ndarray
     """Of the latent state, (L,)."""
     cov: np.ndarray
     """(L, L)."""
     rate: np.ndarray
-    """Expected value of every channel, (N,)."""
+    """Expected value of every channel in the next bin, (N,)."""
     elbo: float
     status: int
     """Bits of `evkf.types.Status`."""
@@ -169,7 +169,7 @@ class Estimate(NamedTuple):
         values = np.frombuffer(body, "<f8").astype(np.float64)
         mean, cov, rate, ahead, var = np.split(values, np.cumsum([L, L * L, N, H * L]))
         latent = mean, cov.reshape(L, L), rate, elbo, status, ahead.reshape(H, L), var.reshape(H, L)
-        return Estimate(seq, Told(flags), *latent, *times)
+        return Estimate(seq, Flags(flags), *latent, *times)
 
     @staticmethod
     def number(data: Data) -> int:

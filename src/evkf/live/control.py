@@ -50,10 +50,10 @@ class Steer:
             is made up for in a bin, which an estimate with errors is better off with.
 
     Example:
-        >>> from evkf.live.answers import Told
+        >>> from evkf.live.answers import Flags
         >>> ahead = np.array([[0.5, 0.0]]), np.ones((1, 2))
         >>> belief = np.zeros(2), np.eye(2), np.ones(3), -1.5, 0
-        >>> estimate = Estimate(7, Told.NOTHING, *belief, *ahead, 5, 10, 20)
+        >>> estimate = Estimate(7, Flags.NOTHING, *belief, *ahead, 5, 10, 20)
         >>> steer = Steer([1.0, 0.0], [[0.25, 0.0], [0.0, 0.25]], reluctance=0.0)
         >>> steer.command(estimate, np.zeros(2))
         array([2., 0.])

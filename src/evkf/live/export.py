@@ -44,19 +44,26 @@ class _Kept:
 
     def __init__(self, bin_width: float):
         self._width = bin_width
-        self.seqs: list[int] = []
+        self.places: list[int] = []
+        """Of the bins in time, counted in bins from second 0."""
         self.frames: list[Frame | None] = []
         self.latents: list[Latent] = []
         self.marks: list[Mark] = []
         self.zero_ns: int | None = None
         """When second 0 was, by the clock on the wall."""
-        self._ahead_ns = 0
+        self._ahead_ns, self._seq = 0, -1
 
     def keep(self, seq: int, frame: Frame | None, latent: Latent) -> None:
         """A bin that was computed."""
-        self.seqs.append(seq)
+        self.places.append(self._place(seq))
+        self._seq = seq
         self.frames.append(frame)
         self.latents.append(latent)
+
+    def _place(self, seq: int) -> int:
+        """Of the bin that has this number: numbers may begin anew, time does not."""
+        last = self.places[-1] if self.places else -1
+        return last + max(seq - self._seq, 1)
 
     def watch(self, records: Iterable[Record]) -> Iterator[Record]:
         """Records, each handed on when those before it have been taken."""
@@ -67,11 +74,11 @@ class _Kept:
             elif record.kind == Kind.ACTION:
                 words = decode(record.kind, record.payload)
                 if words["ask"] == Ask.MARK:
-                    self.marks.append(Mark(self._width * words["seq"], words["text"]))
+                    self.marks.append(Mark(self._width * self._place(words["seq"]), words["text"]))
             yield record
             if record.kind == Kind.BIN and self.zero_ns is None:
                 bin: Bin = decode(record.kind, record.payload)
-                since = round(self._width * (self.seqs[-1] + 1) * 1e9)
+                since = round(self._width * (self.places[-1] + 1) * 1e9)
                 self.zero_ns = bin.received_ns + self._ahead_ns - since
 
 
@@ -85,7 +92,7 @@ def recall_recording(folder: Path, plan: Plan, made: Parts) -> Exported:
     """
     kept, engine = _Kept(plan.bin_width), build(plan, made)
     Player(engine, made.counts, keep=kept.keep).play(kept.watch(read(folder / JOURNAL)))
-    num = len(kept.seqs)
+    num = len(kept.places)
     if not num:
         raise InputError("a session without bins", str(folder), "name another")
     shape = num, engine.num_channels
@@ -100,7 +107,7 @@ def recall_recording(folder: Path, plan: Plan, made: Parts) -> Exported:
         counts,
         plan.bin_width,
         lengths=tuple(np.diff(starts, append=num).tolist()),
-        start_times=plan.bin_width * np.asarray(kept.seqs, float)[starts],
+        start_times=plan.bin_width * np.asarray(kept.places, float)[starts],
         masks=masks,
         units={"id": np.asarray(made.units)},
         source=str(folder),

@@ -112,7 +112,7 @@ class Journal:
         disk.make_folder(folder)
         lock = disk.lock(folder / "lock")
         if lock is None:
-            remedy = "close it first, or choose another folder"
+            remedy = "end the session that runs there, or name another folder"
             raise InputError("a journal that is being written already", str(folder), remedy)
         try:
             found = recover(folder, disk, synced)
@@ -198,7 +198,7 @@ class Journal:
 
     @property
     def holes(self) -> int:
-        """Stretches of records that were dropped since the journal was opened."""
+        """Stretches of records that were dropped, those that the last segment tells of included."""
         return len(self._lost)
 
     def is_lost(self, position: int) -> bool:

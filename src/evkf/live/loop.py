@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evkf.learning import LearnerState
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.control import Controller
 from evkf.live.desk import Ask
 from evkf.live.engine import Engine
@@ -164,7 +164,8 @@ class Loop:
         before, self._before = self._before, (estimate.mean.tobytes(), estimate.cov.tobytes())
         if before == self._before:
             return "the estimate is frozen"
-        bad = Told.BRIDGED in estimate.flags or estimate.status & (Status.FELL_BACK | Status.CAPPED)
+        weak = Status.FELL_BACK | Status.CAPPED
+        bad = Flags.BRIDGED in estimate.flags or estimate.status & weak
         self._poor = self._poor + 1 if bad else 0
         if self._poor >= POOR:
             return f"{self._poor} bins were lost, or their updates failed"
@@ -173,7 +174,7 @@ class Loop:
 
     def _ran_back(self, estimate: Estimate) -> str | None:
         """Whether the sender's clock ran back, which no delay does; delays are measured anew."""
-        if not estimate.sent_ns or Told.BRIDGED in estimate.flags:
+        if not estimate.sent_ns or Flags.BRIDGED in estimate.flags:
             return None
         back, self._sent_ns = self._sent_ns - estimate.sent_ns, estimate.sent_ns
         if back <= 0:

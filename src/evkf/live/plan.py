@@ -17,6 +17,7 @@ from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
 from evkf.installed import versions
 from evkf.learning import Learner
+from evkf.live.disk import DISK
 from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Policy
 from evkf.live.machine import rehearse
@@ -77,6 +78,7 @@ class Plan(NamedTuple):
         tls_cert: File of its certificate.
         tls_key: File of the key of that.
         no_tls: Whether it does without where other machines reach it.
+        real_time: Whether it takes real-time priority where that is permitted.
     """
 
     source: str
@@ -113,6 +115,7 @@ class Plan(NamedTuple):
     tls_cert: str | None = None
     tls_key: str | None = None
     no_tls: bool = False
+    real_time: bool = True
 
     @property
     def stimulates(self) -> bool:
@@ -129,7 +132,7 @@ class Plan(NamedTuple):
         """For the session."""
         return Settings(
             self.period,
-            window=self.reorder,
+            reorder=self.reorder,
             patience=self.patience,
             learn=self.learn,
             checkpoint_every=self.checkpoint_every,
@@ -156,7 +159,7 @@ class Plan(NamedTuple):
             remedy = "name the folder that `evkf live` wrote"
             raise InputError("no session", str(folder), remedy) from None
         except (ValueError, TypeError) as error:
-            remedy = "restore it from a copy"
+            remedy = "restore it from a copy, or use the version of evkf that wrote it"
             raise InputError(f"not a plan of a session: {error}", str(path), remedy) from error
 
 
@@ -217,7 +220,6 @@ def fitted(
     plan: Plan,
     folder: Path,
     made: Parts,
-    real_time: bool = True,
     settled: Callable[[], object] = lambda: None,
 ) -> tuple[Plan, Parts, Engine, Costs]:
     """A plan whose gradient steps fit into a bin, if need be smaller; its engine, rehearsed.
@@ -226,14 +228,13 @@ def fitted(
         plan: With gradient steps as they are wanted.
         folder: Of the session.
         made: Its parts.
-        real_time: Whether the session is to have real-time priority.
         settled: Returns when what else this process begins with is done, which calls would have
             to wait for.
     """
     while True:
         engine = build(plan, made)
         settled()
-        costs = rehearse(engine, real_time)
+        costs = rehearse(engine, plan.real_time)
         num, window = made.learner.num_windows, made.learner.window
         least = num <= LEAST_WINDOWS and window <= LEAST_WINDOW
         fits = costs.learn <= FITS * plan.period or not plan.period
@@ -250,7 +251,7 @@ def new_folder(folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or _holds(folder)):
         what = "there is something already"
         raise InputError(what, str(folder), "name another folder, or `evkf resume` the session")
-    folder.mkdir(parents=True, exist_ok=True)
+    DISK.make_folder(folder)
     if not os.access(folder, os.W_OK):
         raise InputError("a folder that cannot be written to", str(folder), "name another")
     return folder

@@ -75,7 +75,7 @@ class Saver(Protocol):
     """Keeps checkpoints, in a thread of its own."""
 
     def save(self, engine: Engine, position: int, due: Due) -> bool:
-        """Keep what the engine knows after the records below a position; whether it is done."""
+        """Keep what the engine knows after the records below a position; whether it was begun."""
         ...
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Settings(NamedTuple):
     Attributes:
         period: Seconds from one bin to the next; 0 if they come as fast as they are taken, which
             leaves no time to learn.
-        window: A missing bin is given up when one so many ahead is there.
+        reorder: A missing bin is given up when one so many ahead is there.
         patience: Seconds after which it is given up in any case.
         learn: Whether it learns.
         backlog: Most frames that are taken from the source at once; the rest wait there.
@@ -99,7 +99,7 @@ class Settings(NamedTuple):
     """
 
     period: float
-    window: int = 8
+    reorder: int = 8
     patience: float = 0.1
     learn: bool = True
     backlog: int = 4096

@@ -30,7 +30,7 @@ class Agreement(NamedTuple):
     differ: tuple[str, ...]
     """The first that are not the same to the last bit."""
     holes: int
-    """Records that could not be kept."""
+    """Stretches of records that could not be kept."""
 
 
 class Player:

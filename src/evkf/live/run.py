@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evkf.learning import LearnerState
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.checkpoint import Checkpoint, load_newest, save
 from evkf.live.desk import Action
 from evkf.live.disk import DISK, Disk
@@ -191,7 +191,7 @@ def open_session(
     if player is not None and player.latent is not None:
         now, due = time.monotonic_ns(), player.due
         for sink in sinks:
-            said = Estimate(due.seq - 1, Told.NOTHING, *player.latent, due.sent_ns, now, now)
+            said = Estimate(due.seq - 1, Flags.NOTHING, *player.latent, due.sent_ns, now, now)
             sink.publish(said)
     return session
 

@@ -5,14 +5,13 @@ journal; then, if the time left allows, learn. What waits for a disk waits elsew
 """
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from evkf.live.answers import Ack, Estimate, Refusal, Told
+from evkf.live.answers import Ack, Estimate, Flags, Refusal
 from evkf.live.desk import Action, Ask
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, End, Frame
@@ -24,8 +23,9 @@ from evkf.live.order import Order, OrderError, Ready
 from evkf.live.pipes import PEER
 from evkf.live.ports import Due, Phase, Report, Saver, Settings, Sink, Source
 from evkf.live.receipts import Receipts
-from evkf.live.records import Bin, Kind, Learning, Lost, Refused, Step, encode_words
-from evkf.live.slack import Budget, Latencies
+from evkf.live.records import Bin, Kind, Lost, Refused, Step, encode_words
+from evkf.live.slack import Latencies
+from evkf.live.spare import Spare
 
 QUARANTINE, CUT = 1000, 512
 """Refused frames that are kept, and bytes of each."""
@@ -33,11 +33,8 @@ QUARANTINE, CUT = 1000, 512
 DRAIN_S = 10.0
 """Seconds that the end of a session waits for the disk."""
 
-TELL_NS, TIDY_NS = 500_000_000, 5_000_000_000
-"""Time between reports, and between collections of garbage."""
-
-LATE = 4
-"""What waits for slack so many times as long as it should is done without."""
+TELL_NS = 500_000_000
+"""Time between reports."""
 
 BEHIND_NS = 100_000_000
 """Time that waiting frames span, above which a session is late anyhow and gives way to others."""
@@ -87,33 +84,27 @@ class Session:
         self.settings, self._clock, self._log = settings, clock, log
         self._loop, inputs = loop, 0 if loop else engine.num_inputs
         self._decoder = Decoder(engine.num_channels, inputs, counts, engine.dtype)
-        self._order = Order(settings.window, due.seq, int(settings.patience * 1e9))
+        self._order = Order(settings.reorder, due.seq, int(settings.patience * 1e9))
         self._fresh, self._sent_ns = due.fresh, due.sent_ns
         self._bin_sent_ns, self._frozen, self._ended = due.sent_ns, due.frozen, due.ended
         self.phase, self.why = Phase.STARTING, ""
         self._period = round(settings.period * 1e9)
-        self._save_ns = int(settings.checkpoint_every * 1e9)
-        learning = int(costs.learn * 1e9)
-        self._learning = Budget([learning, int(costs.learn_p99 * 1e9)])
-        self._tidying, self._saving, self._telling = (Budget([learning]) for _ in range(3))
         self._latencies = Latencies()
-        self._key = engine.key
         self._receipts = Receipts(due.seq)
-        self._refused, self._backlog, self._learned, self._elbo = 0, 0, 0, 0.0
-        self._has_learned = self._tried = False
-        self._behind = 0
+        self._refused, self._backlog, self._behind, self._elbo = 0, 0, 0, 0.0
         self._jumped: int | None = None
         self._due_ns = self._looked_ns = 0
         self._holes = journal.holes
         self._saver, self._tell, self._actions = saver, tell, actions
         self._begun = engine.bins
         self._told = (clock(), engine.bins)
-        self._saved_ns = self._tidied_ns = clock()
+        save_ns = int(settings.checkpoint_every * 1e9)
+        self._spare = Spare(engine, journal, costs, save_ns, lambda: self._due, loop, saver, clock)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Report:
         """Take in bins until the stream ends or `stop` says so, and close."""
         self._enter(Phase.READY, "bins are taken in as they come")
-        self._save_soon()
+        self._spare.save_soon()
         try:
             with undisturbed():
                 while not self._over and not stop():
@@ -229,20 +220,20 @@ class Session:
                 kind, record, begin, peer = Kind.LOST, Lost(seq, 1), self._clock(), None
                 sent = self._bin_sent_ns and self._bin_sent_ns + self._period
                 latent = self.engine.bridge(self._input(begin, None))
-                told = Told.NOT_DURABLE | Told.BRIDGED
+                flags = Flags.NOT_DURABLE | Flags.BRIDGED
             else:
                 frame, data, begin, peer = item
                 sent = frame.sent_ns
-                kind, record, told = Kind.BIN, Bin(begin, data), Told.NOT_DURABLE
+                kind, record, flags = Kind.BIN, Bin(begin, data), Flags.NOT_DURABLE
                 fresh, self._fresh = frame.fresh or self._fresh, False
                 if frame.mask is not None and not frame.mask.any():
-                    told |= Told.BRIDGED
+                    flags |= Flags.BRIDGED
                 u = self._input(begin, frame.u)
                 latent = self.engine.observe(frame.y, frame.mask, u, fresh)
-            if self._has_learned:
-                told |= Told.LEARNED
+            if self._spare.has_learned:
+                flags |= Flags.LEARNED
             end = self._clock()
-            estimate = Estimate(seq, told, *latent, sent, begin, end)
+            estimate = Estimate(seq, flags, *latent, sent, begin, end)
             for sink in self.sinks:
                 sink.publish(estimate)
             self._latencies.add(end - begin)
@@ -255,7 +246,7 @@ class Session:
                 self.source.answer(peer, Refusal("not_kept", seq, text).encode())
             else:
                 self._receipts.expect(position, seq, peer)
-            self._elbo, self._has_learned, self._tried = latent.elbo, False, False
+            self._elbo, self._spare.has_learned = latent.elbo, False
             if self._loop is not None:
                 self._loop.after(estimate, self.engine.bins, self.phase, self._behind)
 
@@ -270,38 +261,9 @@ class Session:
             self.source.answer(peer, Ack(seq).encode())
 
     def _use_slack(self, busy: bool) -> None:
-        """Learn if it fits before the next bin; else, or after it, what else there is to do."""
         now = self._clock()
-        left = 0 if busy else self._due_ns - now
-        wanted = self.settings.learn and not self._frozen
-        wanted = wanted and self.engine.due and not self._tried
-        if wanted and left > 0 and self._learning.fits(left, now):
-            learned = self.engine.learn()
-            self._learning.spent(self._clock() - now)
-            kept = Learning(self.engine.bins, learned, self._key)
-            self.journal.append(Kind.LEARN, kept.encode())
-            self._learned += 1
-            self._has_learned = self._tried = True
-        elif self._loop is not None and self._loop.has_news and self._telling.fits(left, now):
-            self._loop.tell_controller()
-            self._telling.spent(self._clock() - now)
-        elif self._may(self._tidying, now - self._tidied_ns, TIDY_NS, left, now):
-            gc.collect()
-            self._tidied_ns = self._clock()
-            self._tidying.spent(self._tidied_ns - now)
-        elif (
-            self._saver is not None
-            and self._may(self._saving, now - self._saved_ns, self._save_ns, left, now)
-            and self._saver.save(self.engine, self.journal.position, self._due)
-        ):
-            self._saved_ns = self._clock()
-            self._saving.spent(self._saved_ns - now)
-
-    def _may(self, budget: Budget, since: int, every: int, left: int, now: int) -> bool:
-        """Whether something that is to be done now and then may be done now."""
-        if since <= every:
-            return False
-        return since > LATE * every or not self._period or (left > 0 and budget.fits(left, now))
+        learns = self.settings.learn and not self._frozen
+        self._spare.use(now, 0 if busy else self._due_ns - now, self._period, learns)
 
     @property
     def _due(self) -> Due:
@@ -319,14 +281,11 @@ class Session:
         if self.journal.holes > self._holes:
             # What follows cannot be computed from the journal alone: a checkpoint, and soon.
             self._holes = self.journal.holes
-            self._save_soon()
+            self._spare.save_soon()
         now = self._clock()
         if self._tell is not None and now - self._told[0] >= TELL_NS:
             self._tell(self.report())
             self._told, self._backlog = (now, self.engine.bins), 0
-
-    def _save_soon(self) -> None:
-        self._saved_ns = -LATE * self._save_ns - 1
 
     def _do(self, action: Action) -> None:
         """What an operator asks for."""
@@ -336,7 +295,7 @@ class Session:
         if action.ask in (Ask.FREEZE, Ask.THAW):
             self._frozen = action.ask == Ask.FREEZE
         elif action.ask == Ask.SAVE:
-            self._save_soon()
+            self._spare.save_soon()
         elif action.ask in (Ask.SPEED, Ask.RESET) and self.settings.paced:
             self.source.answer(PEER, action.encode())
             if action.ask == Ask.SPEED:
@@ -358,7 +317,7 @@ class Session:
             counters=self._order.counters,
             refused=self._refused,
             backlog=self._backlog,
-            learned=self._learned,
+            learned=self._spare.learned,
             elbo=self._elbo,
             acknowledged=self._receipts.last,
             exposure_ms=self.journal.exposure_ms,

@@ -88,7 +88,7 @@ def table(report: dict[str, Any]) -> Table:
     shown = f"median {median:.2f} ms, p99 {high:.2f}, p99.9 {higher:.2f}, worst {worst:.2f}"
     found.add_row("taken in to published", shown)
     missing = f"{counters['lost']} lost, {counters['late']} late, {report['refused']} refused"
-    mended = f"{counters['duplicates']} doubled, {counters['reordered']} reordered"
+    mended = f"{counters['duplicates']} duplicates, {counters['reordered']} reordered"
     found.add_row("bins not as they should be", f"{missing}, {mended}")
     found.add_row("waiting at most", f"{report['backlog']} frames")
     frozen = ", frozen by the operator" if report["frozen"] else ""

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 from evkf.errors import InputError
-from evkf.live.plan import PLAN
+from evkf.live.plan import LOG, PLAN
 
 SOON_S, SELDOM_S, STEADY_S = 0.5, 30.0, 15.0
 """A session that died is taken up again so soon; twice as long after every time it did not live
-for the third, start included, up to the second."""
+for the third once it was ready, up to the second."""
 
 BAD_INPUT = 2
 """Exit code of what cannot be mended by trying again."""
@@ -83,7 +84,8 @@ class Charge:
         self.fate, self.deaths = Fate.WAITS, 0
         self.process: subprocess.Popen | None = None
         self._patience, self._again, self._begun = SOON_S, clock(), 0.0
-        self._known = False
+        self._ready: float | None = None
+        self._said = 0
 
     def look(self) -> None:
         """See whether it lives, and start it if it is time to."""
@@ -92,31 +94,45 @@ class Charge:
             code = self.process.poll()
             if code is not None:
                 self._bury(code)
+            elif self._ready is None and _size(self._log_file) > self._said:
+                # Its first line there says that bins are taken in.
+                self._ready = self._clock()
         elif self.fate == Fate.WAITS and self._clock() >= self._again:
-            self._known = (folder_of(self.file) / PLAN).exists()
-            self._begun = self._clock()
+            known = self._has_begun
+            self._begun, self._ready = self._clock(), None
+            self._said = _size(self._log_file)
             try:
-                self.process = self._start(self.file, self._known)
+                self.process = self._start(self.file, known)
             except OSError as error:
                 self._die(f"could not be started ({error})")
                 return
             self.fate = Fate.RUNS
-            how = "taken up again" if self._known else "begun"
+            how = "taken up again" if known else "begun"
             self._log(f"{self.name}: {how}, process {self.process.pid}, log {log_of(self.file)}")
+
+    @property
+    def _has_begun(self) -> bool:
+        return (folder_of(self.file) / PLAN).exists()
+
+    @property
+    def _log_file(self) -> Path:
+        return folder_of(self.file) / LOG
 
     def _bury(self, code: int) -> None:
         # What is wrong with one that had begun may pass: a busy port, a lock, a full disk.
-        if code == 0 or (code == BAD_INPUT and not self._known):
+        if code == 0 or (code == BAD_INPUT and not self._has_begun):
             self.fate = Fate.REFUSED if code else Fate.ENDED
             self._log(f"{self.name}: {self.fate}{f', see {log_of(self.file)}' if code else ''}")
             return
-        self._die(f"died by {_signal(-code)}" if code < 0 else f"died by code {code}")
+        self._die(f"died by {_signal(-code)}" if code < 0 else f"ended with code {code}")
 
     def _die(self, how: str) -> None:
-        lived = self._clock() - self._begun
+        now = self._clock()
+        lived = now - self._begun
         self.deaths += 1
-        self._patience = SOON_S if lived > STEADY_S else self._patience
-        self.fate, self._again = Fate.WAITS, self._clock() + self._patience
+        if self._ready is not None and now - self._ready > STEADY_S:
+            self._patience = SOON_S
+        self.fate, self._again = Fate.WAITS, now + self._patience
         self._log(f"{self.name}: {how} after {lived:.1f} s, again in {self._patience:g} s")
         self._patience = min(2 * self._patience, SELDOM_S)
 
@@ -183,6 +199,11 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
+def _size(file: Path) -> int:
+    """Bytes of a file, which may not be there yet."""
+    return file.stat().st_size if file.exists() else 0
+
+
 def folder_of(file: Path) -> Path:
     """Of the session that a file describes."""
     return file.with_suffix("")
@@ -208,9 +229,16 @@ def command_of(file: Path, known: bool) -> Sequence[str]:
     return [sys.executable, "-m", "evkf", *how]
 
 
+def _open_log(file: Path) -> BinaryIO:
+    """For us alone: with a page, a session prints its token."""
+    handle = os.open(log_of(file), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.fchmod(handle, 0o600)
+    return os.fdopen(handle, "ab")
+
+
 def start_session(file: Path, known: bool) -> subprocess.Popen:
     """Start the process of a session, tied to this one."""
-    with log_of(file).open("ab") as log:
+    with _open_log(file) as log:
         return subprocess.Popen(
             [sys.executable, "-S", "-c", TIED, str(os.getpid()), *command_of(file, known)],
             stdin=subprocess.DEVNULL,

@@ -204,7 +204,9 @@ class RigSource:
             self.gone = True
         else:
             code = self._process.exitcode
-            self._notes.tell(f"the gateway crashed ({code}) and is begun again")
+            self._notes.tell(
+                f"the gateway ended with code {code}, see the terminal; it is started again"
+            )
             self._pipe.close()
             if self._last:
                 *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)

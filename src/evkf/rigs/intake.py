@@ -17,7 +17,7 @@ LARGEST_SAMPLE = 2**53
 """No clock has come so far."""
 
 
-class Told(NamedTuple):
+class Moment(NamedTuple):
     """What a source tells of a time.
 
     Attributes:
@@ -65,13 +65,13 @@ class Intake:
         self._away = self.paced = False
         self._told_begin = False
 
-    def take(self, told: Told, host_ns: int) -> list[Frame]:
+    def take(self, moment: Moment, host_ns: int) -> list[Frame]:
         """What is told at a time of this machine's clock; bins that are over then."""
         silent = self._heard > 0 and host_ns - self._heard > self._quiet
         self._away |= silent and not self.paced
         self._heard = host_ns
-        self._loss |= told.lost > 0
-        found, items = [], self.clock.take(self._ns(told.sample), host_ns, told)
+        self._loss |= moment.lost > 0
+        found, items = [], self.clock.take(self._ns(moment.sample), host_ns, moment)
         for each in items:
             if isinstance(each, Step):
                 step = round(each.size_ns * self._rate / SECOND)
@@ -84,18 +84,18 @@ class Intake:
         self._tell()
         return found
 
-    def _put(self, told: Told) -> list[Frame]:
-        last = max(told.sample, self._last or 0)
+    def _put(self, moment: Moment) -> list[Frame]:
+        last = max(moment.sample, self._last or 0)
         if self._loss:
             # What was lost came after one message and before the other, give or take the disorder.
-            begin = told.sample if self._last is None else self._last - self._disorder
+            begin = moment.sample if self._last is None else self._last - self._disorder
             self.binner.blank(begin, last + self._disorder)
-        if told.blank:
-            self.binner.blank(told.sample - told.blank, told.sample + told.blank)
-        if told.unit is not None:
-            self.binner.spike(told.unit, told.sample)
+        if moment.blank:
+            self.binner.blank(moment.sample - moment.blank, moment.sample + moment.blank)
+        if moment.unit is not None:
+            self.binner.spike(moment.unit, moment.sample)
         self._last, away, self._away = last, self._away, False
-        return self.binner.seen(told.sample, away)
+        return self.binner.seen(moment.sample, away)
 
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over by this machine's clock, of a source that is silent."""

@@ -18,7 +18,7 @@ from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
 from evkf.rigs.clock import SECOND, Clock, Step
 from evkf.rigs.gateway import Notes, RigError, Setup, send
-from evkf.rigs.intake import Intake, Told, whole
+from evkf.rigs.intake import Intake, Moment, whole
 
 LARGEST_STAMP, LARGEST_VALUE = 4e9, 2.0**62
 """Seconds that no clock shows, and a number that no bin may hold."""
@@ -70,7 +70,7 @@ class Spikes:
         except RigError as error:
             self._notes.refuse(error)
             return []
-        return self.intake.take(Told(at, unit), host_ns)
+        return self.intake.take(Moment(at, unit), host_ns)
 
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over although nothing came."""

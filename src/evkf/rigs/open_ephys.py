@@ -13,7 +13,7 @@ from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
 from evkf.rigs.ephys_messages import Buffer, Edge, Message, Spike, decode
 from evkf.rigs.gateway import Notes, RigError, Setup, send
-from evkf.rigs.intake import Intake, Told
+from evkf.rigs.intake import Intake, Moment
 
 BEAT_S, LOST_S = 2.0, 5.0
 """Seconds between heartbeats, and without an answer until the plugin is asked anew."""
@@ -62,14 +62,14 @@ class OpenEphys:
         try:
             message = decode(parts)
             self._follow(message.number)
-            told = self._told(message)
+            moment = self._moment(message)
         except RigError as error:
             self._notes.refuse(error)
             return []
-        if told is None or self.intake is None:
+        if moment is None or self.intake is None:
             return []
-        told, self._lost = told._replace(lost=self._lost), 0
-        return self.intake.take(told, host_ns)
+        moment, self._lost = moment._replace(lost=self._lost), 0
+        return self.intake.take(moment, host_ns)
 
     def idle(self, host_ns: int) -> list[Frame]:
         """Bins that are over although nothing came."""
@@ -90,7 +90,7 @@ class OpenEphys:
         else:
             self._notes.count("anew", f"messages are numbered on from {number}, not {last + 1}")
 
-    def _told(self, message: Message) -> Told | None:
+    def _moment(self, message: Message) -> Moment | None:
         """What a message says of bins; None if that is nothing."""
         what = message.what
         if what is None:
@@ -109,23 +109,23 @@ class OpenEphys:
                 raise RigError("other_rate", text)
             assert self.intake is not None
             self.intake.paced = True
-            return Told(what.sample)
+            return Moment(what.sample)
         if self.intake is None:
             text = "no continuous data came yet that tell it; set it with --sample-rate"
             raise RigError("no_sample_rate", text)
         return self._of(what)
 
-    def _of(self, what: Spike | Edge) -> Told:
+    def _of(self, what: Spike | Edge) -> Moment:
         """What a spike or an edge says of bins."""
         if isinstance(what, Edge):
             line, width = self._setup.blank or (None, 0.0)
-            return Told(what.sample, blank=round(width * self._rate) if what.line == line else 0)
+            return Moment(what.sample, blank=round(width * self._rate) if what.line == line else 0)
         sorted_name = f"{what.electrode}#{what.sorted_id}"
         unit = self._units.get(sorted_name, self._units.get(what.electrode))
         if unit is None:
             # Its time is as good as any.
             self._notes.count("unknown_unit", f"{sorted_name} is none of the model's units")
-        return Told(what.sample, unit)
+        return Moment(what.sample, unit)
 
 
 def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:

@@ -49,6 +49,20 @@ class Place(NamedTuple):
             raise InputError(repr(text), "--web", remedy)
         return Place((found["host"] or HOST).strip("[]"), int(found["port"]))
 
+    def url(self, port: int, encrypted: bool = False) -> str:
+        """Where a browser finds it.
+
+        Args:
+            port: That is listened at: the system may have chosen it.
+            encrypted: Whether it is.
+
+        Example:
+            >>> Place("::1", 0).url(8765)
+            'http://[::1]:8765'
+        """
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if encrypted else 'http'}://{host}:{port}"
+
 
 class Tls(NamedTuple):
     """Files of a certificate and of its key."""

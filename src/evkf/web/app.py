@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from evkf.live.desk import Action
 from evkf.live.messages import FrameError
 from evkf.web.access import Access, Why
-from evkf.web.clients import LARGE, Client, Crowd, Parting
-from evkf.web.gateway import TOO_LARGE, Gateway
+from evkf.web.clients import Client, Crowd, Parting, parting_of
+from evkf.web.gateway import Gateway
 from evkf.web.guard import Guard, peer
 from evkf.web.link import Link
 from evkf.web.metrics import TYPE, Figure, render
@@ -58,23 +58,12 @@ def build(
     return Guard(app, Access(token, loopback, names, readable, public), refusals)
 
 
-def watching(
-    shown: Shown,
-    crowd: Crowd,
-    gateway: Gateway,
-    refusals: Refusals,
-    hello: Any,
-    viewers: Crowd,
-) -> Part:
-    """Estimates, metrics, health and status.
+def estimating(crowd: Crowd, hello: Any) -> Part:
+    """Estimates, as they are published.
 
     Args:
-        shown: What the session shows.
-        crowd: Who is sent its estimates.
-        gateway: For its figures.
-        refusals: For theirs.
+        crowd: Who is sent them.
         hello: What describes the stream, for JSON.
-        viewers: Who looks at the page; for their figures.
     """
     router, greeting = APIRouter(), json.dumps(hello)
 
@@ -83,10 +72,33 @@ def watching(
         async def read(_: Client) -> Parting | None:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
-                return LARGE if message.get("code") == TOO_LARGE else None
+                return parting_of(message)
             return UNASKED
 
         await crowd.attend(websocket, read, greeting)
+
+    return Part(router, ("/estimates",))
+
+
+def watching(
+    shown: Shown,
+    crowd: Crowd,
+    gateway: Gateway,
+    refusals: Refusals,
+    hello: Any,
+    viewers: Crowd,
+) -> Part:
+    """Metrics, health and status.
+
+    Args:
+        shown: What the session shows.
+        crowd: Who is sent its estimates; for their figures.
+        gateway: For its figures.
+        refusals: For theirs.
+        hello: What describes the stream, for JSON.
+        viewers: Who looks at the page; for their figures.
+    """
+    router = APIRouter()
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -103,7 +115,7 @@ def watching(
     async def status() -> Response:
         return JSONResponse({"stream": hello, **shown.plain})
 
-    return Part(router, ("/estimates", "/metrics", "/health", "/status"))
+    return Part(router, ("/metrics", "/health", "/status"))
 
 
 def paging(pages: Pages) -> Part:

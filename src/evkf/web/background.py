@@ -19,6 +19,7 @@ from evkf.dynamics import Dynamics, GaussianDynamics
 from evkf.errors import EvkfError
 from evkf.latency import low_latency
 from evkf.live.checkpoint import load_newest
+from evkf.live.pipes import ROOM
 from evkf.live.plan import CHECKPOINTS, Plan, parts
 from evkf.live.rig import rig_model
 from evkf.web.packing import finite, pack
@@ -119,7 +120,7 @@ def run(reader: Reader, own: socket.socket) -> None:
     while True:
         wait = max(looked + EVERY_S - time.monotonic(), 0.0) if asked else None
         if select.select([own], [], [], wait)[0]:
-            data = own.recv(1 << 16)
+            data = own.recv(ROOM)
             if not data:
                 return
             asked = json.loads(data)

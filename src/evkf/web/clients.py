@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -44,6 +44,16 @@ OVER = Parting(1001, "the session has ended")
 DIED = Parting(4000, "the engine has died")
 CROWDED = Parting(1013, "too many are connected", Why.CROWDED)
 LARGE = Parting(1009, "a message that is too large", Why.LARGE)
+
+
+def parting_of(message: Mapping[str, Any]) -> Parting | None:
+    """Why a connection has ended, if that was our doing; None if the client left.
+
+    Example:
+        >>> parting_of({"type": "websocket.disconnect", "code": 1009}).text
+        'a message that is too large'
+    """
+    return LARGE if message.get("code") == LARGE.code else None
 
 
 class Client:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.live.answers import Estimate, Told
+from evkf.live.answers import Estimate, Flags
 from evkf.live.desk import Ask
 from evkf.live.follow import Follower
 from evkf.live.records import Kind, decode
+from evkf.live.segments import Record
 from evkf.web.reel import MOST, Reel, Screen
 from evkf.web.rows import UNSEEN, number_of, of_estimate, seen
 
@@ -64,26 +65,38 @@ class Following:
         """Somebody looks: go on from what is newest. It may take a moment."""
         self._waiting.clear()
         self._frames.clear()
-        self._follower.skip()
+        self._catch_up()
 
     def rest(self) -> None:
         """Nobody looks any more: what was gathered will be old when somebody does."""
         self.reel.forget()
 
+    def _catch_up(self) -> None:
+        """Leave out bins, but not what was asked for meanwhile."""
+        for record in self._follower.skip((Kind.BEGIN, Kind.ACTION)):
+            self._heed(record)
+
+    def _heed(self, record: Record) -> None:
+        if record.kind == Kind.BEGIN:
+            # A session that is taken up again has the speed of its plan.
+            self.speed = self._screen.speed
+        elif record.kind == Kind.ACTION:
+            said = decode(record.kind, record.payload)
+            if said["ask"] == Ask.MARK:
+                self.reel.mark(said["seq"], said["text"])
+            elif said["ask"] == Ask.SPEED:
+                self.speed = float(said["text"])
+
     def turn(self) -> None:
         """Read what is new in the journal, and see which estimates are complete."""
         if self._follower.behind > BEHIND:
-            self._follower.skip()
+            self._catch_up()
         for record in self._follower.read():
             if record.kind == Kind.BIN:
                 frame = record.payload[8:]
                 self._frames[number_of(frame)] = frame
-            elif record.kind == Kind.ACTION:
-                said = decode(record.kind, record.payload)
-                if said["ask"] == Ask.MARK:
-                    self.reel.mark(said["seq"], said["text"])
-                elif said["ask"] == Ask.SPEED:
-                    self.speed = float(said["text"])
+            else:
+                self._heed(record)
         if len(self._frames) > KEPT:
             for seq in list(self._frames)[:-KEPT]:
                 del self._frames[seq]
@@ -92,7 +105,7 @@ class Following:
             since, shown, data = self._waiting[0]
             said = Estimate.decode(data)
             frame = self._frames.pop(said.seq, None)
-            if frame is None and since > late and not said.flags & Told.BRIDGED:
+            if frame is None and since > late and not said.flags & Flags.BRIDGED:
                 break
             self._waiting.popleft()
             self._show(said, shown, frame)

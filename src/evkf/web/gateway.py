@@ -9,7 +9,7 @@ from fastapi import WebSocket
 from evkf.live.answers import Refusal
 from evkf.live.messages import Code
 from evkf.web.access import Why
-from evkf.web.clients import LARGE, Client, Crowd, Parting
+from evkf.web.clients import Client, Crowd, Parting, parting_of
 from evkf.web.link import Link
 from evkf.web.refusals import Refusals
 
@@ -19,9 +19,6 @@ EMPTY = Refusal(Code.TOO_SHORT, None, "an empty message")
 HUGE = Refusal(Code.TOO_LONG, None, "longer than any frame of a session can be")
 AT_ONCE = 32
 """Frames that are handed on before others have their turn."""
-
-TOO_LARGE = 1009
-"""Code of WebSocket that a connection ends with if a message was too large."""
 
 
 def read_message(message: Mapping[str, Any]) -> bytes | Refusal | Parting | None:
@@ -36,7 +33,7 @@ def read_message(message: Mapping[str, Any]) -> bytes | Refusal | Parting | None
         1003
     """
     if message["type"] == "websocket.disconnect":
-        return LARGE if message.get("code") == TOO_LARGE else None
+        return parting_of(message)
     data = message.get("bytes")
     if data is None:
         return TEXT

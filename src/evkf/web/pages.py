@@ -1,4 +1,4 @@
-"""The page: its files, and the messages that it is sent."""
+"""Those who look at the page, and the messages they are sent."""
 
 import asyncio
 import json
@@ -12,8 +12,7 @@ from fastapi import WebSocket
 
 from evkf.web.access import Why
 from evkf.web.behind import Behind
-from evkf.web.clients import LARGE, Client, Crowd, Parting
-from evkf.web.gateway import TOO_LARGE
+from evkf.web.clients import Client, Crowd, Parting, parting_of
 from evkf.web.packing import pack, unpack
 from evkf.web.reel import Reel, Screen, State
 
@@ -116,7 +115,7 @@ class Pages:
                 while True:
                     message = await websocket.receive()
                     if message["type"] == "websocket.disconnect":
-                        return LARGE if message.get("code") == TOO_LARGE else None
+                        return parting_of(message)
                     try:
                         asked = read_question(message.get("text") or "", self._screen.latents)
                     except (ValueError, TypeError, RecursionError, OverflowError):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evkf.errors import InputError
-from evkf.live.answers import Told
+from evkf.live.answers import Flags
 from evkf.live.desk import Action, Ask
 from evkf.live.follow import Follower
 from evkf.live.journal import is_written
@@ -182,14 +182,14 @@ class Playing:
             self._frozen = said["ask"] == Ask.FREEZE
 
     def _show(self, step: Step) -> None:
-        told = Told.LEARNED if self._learned_since else Told.NOTHING
+        flags = Flags.LEARNED if self._learned_since else Flags.NOTHING
         if self._bin is None:
-            told |= Told.BRIDGED
+            flags |= Flags.BRIDGED
             self._lost += 1
             counts = np.full(self._screen.channels, UNSEEN, np.uint8)
         else:
             counts = seen(self._bin, self._screen.counts)
-        self.reel.add(of_step(step, self.reel.time(step.seq), told, counts))
+        self.reel.add(of_step(step, self.reel.time(step.seq), flags, counts))
         self._shown += 1
         self._bin, self._learned_since = None, False
 

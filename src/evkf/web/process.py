@@ -70,9 +70,7 @@ class WebProcess:
         check_tls(place, tls, no_tls)
         self.token = keep_token(folder)
         self._listener = listen(place)
-        port = self._listener.getsockname()[1]
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        self.address = f"{'http' if tls is None else 'https'}://{host}:{port}"
+        self.address = place.url(self._listener.getsockname()[1], encrypted=tls is not None)
         own, shown = pair()
         self.desk, self._ends = Desk(own), [self._listener, shown]
         self.source: PipeSource | None = None

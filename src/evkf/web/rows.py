@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evkf.live.answers import Estimate, Told
-from evkf.live.frames import HEADER, MASKED, WIRE
+from evkf.live.answers import Estimate, Flags
+from evkf.live.frames import FRESH, HEADER, MASKED, WIRE
 from evkf.live.records import Step
 from evkf.web.packing import pack
 
@@ -29,7 +29,7 @@ class Row(NamedTuple):
         mean: Of the state, (L,).
         var: Its variances, (L,).
         elbo: In nats.
-        flags: Bits of `Told`.
+        flags: Bits of `Flags`.
         latency: From taken in to published, in ms; NaN if that is not known.
         counts: u1, one a channel; `UNSEEN` where there is none.
         rate: Expected counts of the next bin, (N,); empty if they are not known.
@@ -70,7 +70,7 @@ def of_estimate(said: Estimate, time: float, counts: np.ndarray) -> Row:
     )
 
 
-def of_step(step: Step, time: float, flags: Told, counts: np.ndarray) -> Row:
+def of_step(step: Step, time: float, flags: Flags, counts: np.ndarray) -> Row:
     """A bin as the journal tells of it: without covariances, rates, forecasts or times."""
     mean, var = step.mean.astype(np.float64), step.var.astype(np.float64)
     none = np.zeros((0, len(mean)))
@@ -111,6 +111,11 @@ def seen(frame: bytes, counts: bool = True) -> np.ndarray:
 def number_of(frame: bytes) -> int:
     """Of the bin that a frame is of."""
     return HEADER.unpack_from(frame)[5]
+
+
+def begins(frame: bytes) -> bool:
+    """Whether the bin that a frame is of is the first of a trial."""
+    return bool(HEADER.unpack_from(frame)[4] & FRESH)
 
 
 def pack_rows(rows: Sequence[Row], latents: int, channels: int, header: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ import uvicorn
 from evkf.live.desk import Action, Ask
 from evkf.live.plan import JOURNAL
 from evkf.web.access import read_token
-from evkf.web.app import Part, Unable, acting, build, paging, sending, watching
+from evkf.web.app import Part, Unable, acting, build, estimating, paging, sending, watching
 from evkf.web.clients import DIED, OVER, ROOM, Crowd
 from evkf.web.doors import Door, Socket
 from evkf.web.download import Download
@@ -68,6 +68,7 @@ async def serve(settings: Settings, log: Measured) -> None:
         links.append(desk)
         can = None if feed is None else Screen.read(settings.screen).can
         parts.append(acting(lambda action: _to_session(desk, can, action), refusals))
+        parts.append(estimating(crowd, settings.hello))
     elif isinstance(feed, Playing):
         parts.append(acting(lambda action: _to_journal(feed, action), refusals))
     if settings.frames is not None:
@@ -114,7 +115,7 @@ def _feed(settings: Settings) -> Following | Playing | None:
 def _shown(crowd: Crowd, feed: Following | Playing | None) -> Shown:
     """What is shown of the session goes to its clients, and to the page."""
     if not isinstance(feed, Following):
-        return Shown(crowd.put)
+        return Shown(crowd.put, reports=feed is None)
 
     def publish(data: bytes) -> None:
         crowd.put(data)

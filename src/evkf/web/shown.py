@@ -19,6 +19,8 @@ class Shown:
     Args:
         publish: Told every estimate, as it travels.
         tell: Told every report.
+        reports: Whether there is a session that does; without one, all is well as long as this is
+            asked.
         clock: Seconds.
 
     Attributes:
@@ -38,8 +40,9 @@ class Shown:
         publish: Callable[[bytes], None],
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[dict[str, Any]], None] = lambda report: None,
+        reports: bool = True,
     ):
-        self._publish, self._clock, self._tell = publish, clock, tell
+        self._publish, self._clock, self._tell, self._reports = publish, clock, tell, reports
         self.report: dict[str, Any] | None = None
         self.estimates, self.missed = 0, 0
         self._heard, self._before = clock(), 0
@@ -60,22 +63,26 @@ class Shown:
         self._tell(report)
 
     @property
-    def age(self) -> float:
-        """Seconds since the last report."""
-        return self._clock() - self._heard
+    def age(self) -> float | None:
+        """Seconds since the last report; None where there is no session."""
+        return self._clock() - self._heard if self._reports else None
+
+    @property
+    def _fresh(self) -> bool:
+        return self._clock() - self._heard < STALE_S
 
     @property
     def healthy(self) -> bool:
         """Whether the session reports, and that all is well."""
         phase = None if self.report is None else self.report["phase"]
-        return phase == Phase.READY and self.age < STALE_S
+        return not self._reports or (phase == Phase.READY and self._fresh)
 
     @property
     def live(self) -> bool:
         """Whether the session goes on, as far as is known."""
         phase = Phase.STARTING if self.report is None else self.report["phase"]
         # While it compiles it does not report; were it to die, this process would be told.
-        fresh = phase == Phase.STARTING or self.age < STALE_S
+        fresh = phase == Phase.STARTING or self._fresh
         return phase not in (Phase.CLOSED, Phase.FAILED) and fresh
 
     @property
@@ -91,6 +98,8 @@ class Shown:
     @property
     def figures(self) -> list[Figure]:
         """For metrics."""
+        if self.age is None:
+            return []
         found = [] if self.report is None else of_session(self.report)
         age = Figure("evkf_report_age_seconds", "gauge", "Since the last report.", [({}, self.age)])
         return [*found, age]

@@ -69,7 +69,8 @@ class Worth(NamedTuple):
     bins: int
     model: float
     random_walk: float
-    frozen: float
+    initial: float
+    """Of the model that the session began with."""
 
 
 def visited(state: LearnerState) -> np.ndarray:
@@ -157,9 +158,9 @@ def worth(
         return float(np.nanmean(np.asarray(filtered[1].info.elbo)))
 
     walk = _with_dynamics(model, _walk(steps.mean(0)))
-    frozen = _with_dynamics(start, _same_box(start.dynamics, model.dynamics))
+    initial = _with_dynamics(start, _same_box(start.dynamics, model.dynamics))
     us = u if u.shape[1] else None
-    return Worth(STRETCH, nats(model, us), nats(walk, None), nats(frozen, us))
+    return Worth(STRETCH, nats(model, us), nats(walk, None), nats(initial, us))
 
 
 def _row(belief: Any, index: int) -> Any:

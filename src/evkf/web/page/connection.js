@@ -11,7 +11,7 @@ const QUIET_MS = 2000;
 const SAID_MS = 5000;
 
 /** The token, from the part of the address that is never sent, or from before; it is kept per tab. */
-export function readToken() {
+function readToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found) {
     sessionStorage.setItem(KEPT, found);

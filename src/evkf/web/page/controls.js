@@ -58,7 +58,7 @@ export class Controls {
     get("stop").title = get("stop").disabled ? "nothing stimulates in this session" : "";
     get("arm").hidden = !can.has("arm");
     get("source-group").hidden = !can.has("speed") && !can.has("reset");
-    if (hello.speed) get("speed").value = String(hello.speed);
+    if (hello.speed) this.showSpeed(String(hello.speed));
     get("nwb").hidden = !can.has("download");
     get("session").textContent = hello.session;
     get("rates-note").textContent = hello.mode === "view" ? "are not kept in a journal" : "";
@@ -68,6 +68,13 @@ export class Controls {
     this.choice.truth = Boolean(hello.has_truth);
     if (anew) this.offerLatents(hello);
     else this.askField();
+  }
+
+  /** One that is not on the menu, as --speed and others may ask for, is put there. */
+  showSpeed(speed) {
+    const menu = get("speed");
+    if (![...menu.options].some((option) => option.value === speed)) menu.add(new Option(`${speed} ×`, speed));
+    menu.value = speed;
   }
 
   offerLatents({ latents, horizon, labels }) {

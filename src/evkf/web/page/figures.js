@@ -131,7 +131,7 @@ export class Figure {
   }
 
   dress() {
-    const [ink, soft, line, grid] = ["ink", "soft", "line", "grid"].map(colour);
+    const [soft, line, grid] = ["soft", "line", "grid"].map(colour);
     const { scale } = this;
     const size = (pixels) => Math.round(pixels * scale);
     for (const [side, pixels] of Object.entries(this.borders)) this.plot[`min_border_${side}`] = size(pixels);
@@ -145,7 +145,6 @@ export class Figure {
       axis.major_tick_line_color = line;
     }
     for (const each of this.plot.center) each.grid_line_color = grid;
-    this.ink = ink;
     for (const dress of this.themed) dress();
   }
 

@@ -64,7 +64,7 @@ export class Evidence {
     this.ranges[1].fit(Math.min(0, ...values), Math.max(0, ...values));
     this.figure.range("x_range", x[0], this.ranges[0].high);
     this.figure.range("y_range", this.ranges[1].low, this.ranges[1].high);
-    for (const [id, value] of [["evidence-walk", last[1]], ["evidence-frozen", last[2]]]) {
+    for (const [id, value] of [["evidence-walk", last[1]], ["evidence-initial", last[2]]]) {
       show(id, value, Number.isFinite(value) ? `${value >= 0 ? "+" : ""}${fixed(value, 2)}` : "–");
     }
   }

@@ -62,7 +62,7 @@ function dot(row, state, at = 0) {
 }
 
 /** Corners of the ellipse that the state is in, with 95 %. */
-export function ellipse([across, rise], cov, [x, y]) {
+function ellipse([across, rise], cov, [x, y]) {
   const size = across.length;
   const product = (p, q) => {
     let sum = 0;
@@ -128,10 +128,9 @@ function arrows({ x, y }, u, v, [left, right, low, high]) {
 
 /** One portrait: a field that stands still, and what moves over it. */
 class Plane {
-  constructor(id, name) {
+  constructor(id) {
     const figure = new Figure(id, { axes: ["z0", "z1"], x: [-1, 1], y: [-1, 1], left: 48 });
     this.figure = figure;
-    this.name = name;
     this.arrows = figure.add("segment", { x0: [], y0: [], x1: [], y1: [], alpha: [] }, {
       x0: { field: "x0" }, y0: { field: "y0" }, x1: { field: "x1" }, y1: { field: "y1" },
       line_alpha: { field: "alpha" },
@@ -174,8 +173,8 @@ class Plane {
 export class Portrait {
   constructor(choice) {
     this.choice = choice;
-    this.learned = new Plane("plot-portrait", "learned");
-    this.truth = new Plane("plot-truth", "true");
+    this.learned = new Plane("plot-portrait");
+    this.truth = new Plane("plot-truth");
     this.ranges = [new Calm(-1, 1, 20), new Calm(-1, 1, 20)];
     this.due = (store) => store.versions.bins + (this.turning(store) ? performance.now() : 0);
     this.drawn = null;

@@ -8,7 +8,7 @@ const LATENCIES = 20000;
 const MARKS = 200;
 
 /** Seconds that are shown of a stream. */
-export function windowOf(binWidth) {
+function windowOf(binWidth) {
   if (binWidth <= 0.002) return 5;
   return binWidth <= 0.025 ? 10 : Math.min(600, Math.ceil(40 * binWidth) * 10);
 }
@@ -25,7 +25,7 @@ export class Store {
     this.rates = new Columns(hello.channels, bins, { most: false });
     this.latency = new Histogram(0.01, 1000, 60, LATENCIES);
     this.evidence = new Course();
-    this.versions = { bins: 0, field: 0, evidence: 0, report: 0 };
+    this.versions = { bins: 0, field: 0, evidence: 0 };
     this.report = null;
     this.field = null;
     this.clear();
@@ -43,7 +43,6 @@ export class Store {
     this.cov = null;
     this.ahead = this.aheadVar = new Float64Array(0);
     this.steps = 0;
-    this.learning = 0;
     this.topRate = 0;
   }
 
@@ -84,14 +83,11 @@ export class Store {
     for (const mark of header.marks ?? []) this.marks.push(mark);
     this.marks.splice(0, Math.max(0, this.marks.length - MARKS));
     if (header.evidence) {
-      const { model, random_walk: walk, frozen } = header.evidence;
-      this.evidence.push([this.now, model - walk, model - frozen, model]);
+      const { model, random_walk: walk, initial } = header.evidence;
+      this.evidence.push([this.now, model - walk, model - initial]);
       this.versions.evidence += 1;
     }
-    if (header.report) {
-      this.report = header.report;
-      this.versions.report += 1;
-    }
+    if (header.report) this.report = header.report;
   }
 
   /** Place of a bin in time: its number may begin anew, time does not. */
