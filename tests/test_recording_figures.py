@@ -49,7 +49,9 @@ def test_paths_are_coloured_by_condition():
     np.testing.assert_allclose(second.get_xydata(), PATH[10:22])
     assert same_color(first.get_color(), third.get_color())
     assert not same_color(first.get_color(), second.get_color())
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["up", "down"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["down", "up"]
+    some = figures.by_condition(CONDITIONS[1:], 2)
+    assert some == figures.by_condition(CONDITIONS, 3)  # whichever trial comes first
 
 
 @pytest.mark.parametrize("num", [7, 9, 10, 30])
@@ -66,6 +68,8 @@ def test_reaches_are_summed_up_from_where_they_began():
     want = integrate(speed, WIDTH, LENGTHS, PATH[[0, 10, 22]])
     np.testing.assert_allclose(ax.lines[2].get_xydata(), PATH[10:22])
     np.testing.assert_allclose(ax.lines[3].get_xydata(), want[10:22])
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["down", "up", "true path"]
     assert "(cm)" in figures.reaches(figures.new_axes(), *args, unit="cm").get_xlabel()
 
 

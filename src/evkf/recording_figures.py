@@ -21,11 +21,14 @@ from evkf.ragged import Lengths, read_bins, slices
 
 __all__ = [
     "aligned_rates",
+    "by_condition",
     "by_direction",
     "calibration",
+    "decoded_paths",
     "dispersion_check",
     "hand_paths",
     "latent_paths",
+    "legend",
     "new_axes",
     "raster",
     "reaches",
@@ -134,7 +137,7 @@ def latent_paths(
     ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$ (a.u.)", ylabel=f"$z_{{{pair[1] + 1}}}$ (a.u.)")
     ax.set_title("Single trials, dots at their start")
     if colours is None:
-        _legend(ax, chosen)
+        legend(ax, chosen)
     return ax
 
 
@@ -181,6 +184,7 @@ def reaches(
     conditions: Labels,
     bin_width: float,
     unit: str = "mm",
+    colours: Colours | None = None,
 ) -> Axes:
     """True reaches, and decoded ones: decoded velocities summed up from where each trial began.
 
@@ -192,6 +196,7 @@ def reaches(
         conditions: Of every trial.
         bin_width: In seconds.
         unit: Of the positions, for labels.
+        colours: As for `decoded_paths`.
 
     Example:
         >>> velocities = np.tile([1.0, 2.0], (10, 1))
@@ -200,17 +205,51 @@ def reaches(
         'x (mm)'
     """
     truth = read_bins(positions, "positions")
-    trials = slices(lengths, len(truth))
-    starts = truth[[trial.start for trial in trials]]
+    starts = truth[[trial.start for trial in slices(lengths, len(truth))]]
     decoded = integrate(velocities, bin_width, lengths, starts)
-    colours = by_condition(conditions, len(trials))
+    decoded_paths(ax, truth, decoded, lengths, conditions, unit, colours)
+    ax.set_title("Reaches from decoded velocity")
+    return ax
+
+
+@styled
+def decoded_paths(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    decoded: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """True positions, grey with a dot where each trial begins, and decoded ones.
+
+    Args:
+        ax: Axes to draw into.
+        positions: True positions.
+        decoded: Decoded ones.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        unit: Of the positions, for labels.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
+
+    Example:
+        >>> path = np.arange(20.0).reshape(10, 2)
+        >>> len(decoded_paths(new_axes(), path, path + 1, (5, 5), ["up", "down"]).lines)
+        5
+    """
+    truth, guess = read_bins(positions, "positions"), read_bins(decoded, "decoded")
+    trials = slices(lengths, len(truth))
+    chosen = by_condition(conditions, len(trials)) if colours is None else colours
     for trial, label in zip(trials, np.asarray(conditions), strict=True):
         ax.plot(*truth[trial].T, color=PATH, lw=1.0, zorder=1)
-        ax.plot(*decoded[trial].T, color=colours[label.item()], lw=0.9, alpha=0.85, zorder=2)
+        ax.plot(*guess[trial].T, color=chosen[label.item()], lw=0.9, alpha=0.85, zorder=2)
+    starts = truth[[trial.start for trial in trials]]
     ax.plot(*starts.T, "o", color=TRUTH, ms=2.2, mew=0, zorder=3)
     ax.set_aspect("equal", adjustable="datalim")
-    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches from decoded velocity")
-    _legend(ax, {"true": PATH, **(colours if len(colours) < NAMED else {})})
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Decoded positions")
+    if colours is None:
+        legend(ax, chosen, truth=True)
     return ax
 
 
@@ -268,11 +307,26 @@ def aligned_rates(
     ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
     if colours is None:
-        _legend(ax, chosen)
+        legend(ax, chosen)
     return ax
 
 
-def _legend(ax: Axes, colours: Colours) -> None:
-    if 1 < len(colours) <= NAMED or "true" in colours:
-        handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in colours.items()]
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = False) -> None:
+    """Name the conditions beside the axes, if there are more than one and not too many.
+
+    Args:
+        ax: Axes drawn into.
+        colours: Of the conditions.
+        title: What they are conditions of.
+        truth: Whether true paths are drawn under decoded ones.
+    """
+    named = dict(colours) if 1 < len(colours) <= NAMED else {}
+    shown = {**named, **({"true path": PATH} if truth else {})}
+    if shown:
+        ax.legend(
+            handles=[Line2D([], [], color=c, lw=2, label=str(name)) for name, c in shown.items()],
+            title=title if named else None,
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            handlelength=1,
+        )

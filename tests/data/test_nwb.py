@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evkf.data import NwbWarning, list_nwb, read_nlb, read_nwb, stream_nwb
+from evkf.data import NwbWarning, Series, list_nwb, read_nlb, read_nwb, stream_nwb
 from evkf.data import nwb_stream as streaming
 from evkf.data.binning import bin_spikes, bin_trials, inside, merged, resample
 from evkf.errors import InputError
@@ -98,6 +98,8 @@ def test_trials_are_aligned_and_rows_without_a_time_are_said_to_be_missing(path)
     middle = recording.times + 0.045
     np.testing.assert_allclose(recording.behaviour["hand_pos"][:, 0], middle / 2)
     np.testing.assert_allclose(recording.behaviour["hand_vel"], np.sin(middle), atol=1e-2)
+    assert recording.series == {"hand_vel": Series("m/s"), "hand_pos": Series("meters", True)}
+    assert recording.take([1]).series == recording.series
 
 
 def test_without_a_window_a_trial_goes_on_to_its_stop(path):

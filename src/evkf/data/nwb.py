@@ -23,7 +23,7 @@ from evkf.data._nwb_file import (
 )
 from evkf.data._nwb_units import Units
 from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
-from evkf.data.recording import Columns, Recording
+from evkf.data.recording import Columns, Recording, Series
 from evkf.errors import InputError
 
 
@@ -95,17 +95,21 @@ def read_nwb(
             times = table.read(unit, *table.bounds(unit))
             counts[:, column] = bin_trials(times, starts, lengths, bin_width)
         names = (behaviour,) if isinstance(behaviour, str) else behaviour
-        series = {name: _read_behaviour(file, source, name, begins, bin_width) for name in names}
+        series = {
+            name.rpartition("/")[2]: _read_behaviour(file, source, name, begins, bin_width)
+            for name in names
+        }
         recording = Recording(
             counts,
             bin_width,
             lengths=tuple(lengths.tolist()),
             start_times=starts,
             masks=table.masks(chosen, begins, bin_width),
-            behaviour={name.rpartition("/")[2]: values for name, values in series.items()},
+            behaviour={name: values for name, (values, _) in series.items()},
             trials=rows,
             units={name: values[chosen] for name, values in columns.items()},
             source=source,
+            series={name: about for name, (_, about) in series.items()},
         )
         recording = masked(recording, file, blank)
     return _with_rates(recording, min_rate)
@@ -238,7 +242,7 @@ def _read_trials(
 
 def _read_behaviour(
     file: Any, source: str, name: str, begins: np.ndarray, bin_width: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, Series]:
     series = find_series(file)
     wanted = name.strip("/")
     found = [path for path in series if path == wanted or path.endswith(f"/{wanted}")]
@@ -258,7 +262,13 @@ def _read_behaviour(
     if outside.any():
         what = f"covers {times[0]:g} to {times[-1]:g} s; {outside.sum()} bins outside are NaN"
         warnings.warn(f"{where} {what}", NwbWarning, stacklevel=3)
-    return rows
+    return rows, _about(series[found[0]])
+
+
+def _about(series: Any) -> Series:
+    kinds = [str(group.attrs.get("neurodata_type", "")) for group in (series, series.parent)]
+    position = kinds[0] == "SpatialSeries" or kinds[1] == "Position"
+    return Series(str(series["data"].attrs.get("unit", "")), position)
 
 
 def _with_rates(recording: Recording, min_rate: float) -> Recording:
