@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from evkf.check_figures import calibration, dispersion_check
 from evkf.colours import Colours, Labels, by_condition, by_direction
@@ -38,6 +38,8 @@ PATH = "#b8b8b8"
 """Of what was really done, under what was decoded."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
+MOST = 0.9
+"""Quantile of units whose highest rates fit into the scale."""
 NAMED = 12
 """Conditions that a legend has room for."""
 
@@ -53,8 +55,9 @@ def raster(
 ) -> Axes:
     """Spike counts of one stretch over the rates inferred from them.
 
-    Units stand in the order in which they are given. Spikes of a bin are spread evenly over it: the
-    times of spikes within a bin are not known here.
+    The scale of rates ends where those of the busiest tenth of the units begin, so that these do
+    not take all of it. Units stand in the order in which they are given. Spikes of a bin are spread
+    evenly over it: the times of spikes within a bin are not known here.
 
     Args:
         ax: Axes to draw into.
@@ -75,11 +78,12 @@ def raster(
     ids = np.arange(num) if units is None else np.asarray(units)
     if ids.shape != (num,):
         raise InputError(f"units of shape {ids.shape}", "units", f"pass an id for each of {num}")
+    top = float(np.quantile(seen.max(axis=0), MOST))
     image = ax.imshow(
         seen.T,
         LIGHT,
         vmin=0,
-        vmax=max(float(np.percentile(seen, 99.5)), 1e-9),
+        vmax=max(top, 1e-9),
         aspect="auto",
         origin="lower",
         extent=(start, start + bins * bin_width, -0.5, num - 0.5),
@@ -90,17 +94,32 @@ def raster(
     times = start + bin_width * (np.repeat(bin_of, many) + nth)
     at = np.repeat(unit, many)
     ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
-    bar = ax.figure.colorbar(image, ax=ax, pad=0.015, aspect=30, label="inferred rate (spikes/s)")
+    bar = ax.figure.colorbar(
+        image,
+        ax=ax,
+        pad=0.015,
+        aspect=30,
+        label="inferred rate (spikes/s)",
+        extend="max" if seen.max() > top else "neither",
+    )
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0)
-    ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda at, _: str(ids[int(at)]) if 0 <= at < num else "")
-    )
+    named = _named_rows(ids)
+    ax.set_yticks(named, [str(ids[row]) for row in named])
     width = f"{1e3 * bin_width:g} ms"
     ax.set(xlabel="time (s)", ylabel="unit")
     ax.set_title(f"Spikes in bins of {width}, and inferred rates")
     return ax
+
+
+def _named_rows(ids: np.ndarray) -> list[int]:
+    """Rows that an axis has names for: units of round numbers, if ids are numbers in order."""
+    ticks = MaxNLocator(8, integer=True)
+    if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
+        rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
+        if len(rows) > 1:
+            return rows.tolist()
+    return [int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)]
 
 
 @styled
@@ -134,11 +153,16 @@ def latent_paths(
         path = x[trial][:, pair]
         ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
         ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
-    ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$ (a.u.)", ylabel=f"$z_{{{pair[1] + 1}}}$ (a.u.)")
-    ax.set_title("Single trials, dots at their start")
+    ax.set(xlabel=f"{_axis(pair[0])} (a.u.)", ylabel=f"{_axis(pair[1])} (a.u.)")
+    of = f" ({_axis(pair[0])}, {_axis(pair[1])} of {x.shape[1]})" if x.shape[1] > 2 else ""
+    ax.set_title(f"Single trials, dots at their start{of}")
     if colours is None:
         legend(ax, chosen)
     return ax
+
+
+def _axis(dimension: int) -> str:
+    return f"$z_{{{dimension + 1}}}$"
 
 
 @styled

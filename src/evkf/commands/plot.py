@@ -175,7 +175,11 @@ def _raster(recording: Recording, found: Inferred) -> Axes:
     rows = slice(0, min(recording.lengths[0], SHOWN))
     width, start = recording.bin_width, float(recording.start_times[0])
     counts, ids = recording.observed[rows], recording.units["id"]
-    return raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
+    ax = raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
+    if recording.num_trials > 1:
+        trial = recording.trials.get("id", np.zeros(1, int))[0]
+        _name(ax, f"Trial {trial}")
+    return ax
 
 
 def _aligned(
@@ -198,11 +202,14 @@ def _aligned(
         event,
         colours,
     )
-    name = recording.units["id"][unit]
-    ax.set_title(
-        f"Unit {name}: {ax.get_title('left').lower()}", loc="left", size=9.5, weight="bold"
-    )
+    _name(ax, f"Unit {recording.units['id'][unit]}")
     return ax
+
+
+def _name(ax: Axes, what: str) -> None:
+    """Say what the axes are of before what they show."""
+    title = ax.get_title("left")
+    ax.set_title(f"{what}: {title[0].lower()}{title[1:]}", loc="left", size=9.5, weight="bold")
 
 
 def _reaches(
