@@ -84,6 +84,9 @@ def test_reaches_are_summed_up_from_where_they_began():
     np.testing.assert_allclose(ax.lines[3].get_xydata(), want[10:22])
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert texts == ["down", "up", "true path"]
+    alone = figures.new_axes()
+    found = figures.legend(alone, figures.by_condition(CONDITIONS, 3), "target").get_legend()
+    assert (found.get_title().get_text(), found.get_frame_on()) == ("target", False)
     assert "(cm)" in figures.reaches(figures.new_axes(), *args, unit="cm").get_xlabel()
 
 

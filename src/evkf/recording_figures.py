@@ -335,7 +335,8 @@ def aligned_rates(
     return ax
 
 
-def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = False) -> None:
+@styled
+def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = False) -> Axes:
     """Name the conditions beside the axes, if there are more than one and not too many.
 
     Args:
@@ -354,3 +355,4 @@ def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = F
             bbox_to_anchor=(1, 1),
             handlelength=1,
         )
+    return ax
