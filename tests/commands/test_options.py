@@ -42,7 +42,7 @@ def test_silent_units_are_told_of(tmp_path):
     np.savez(tmp_path / "a.npz", counts=counts, bin_width=0.02)
     told = Console(record=True, file=io.StringIO(), width=200)
     Reading().read(told, tmp_path / "a.npz")
-    assert "1 of 3 units have no spikes here" in told.export_text()
+    assert "1 of 3 units has no spikes here" in told.export_text()
     Reading(min_rate=0.1).read(told, tmp_path / "a.npz")
     assert told.export_text() == ""
 

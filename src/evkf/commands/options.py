@@ -145,7 +145,8 @@ class Reading(NamedTuple):
             )
         silent = 0 if signals else int((recording.observed.sum(axis=0) == 0).sum())
         if silent:
-            share = f"{silent} of {recording.num_units} units have no spikes here"
+            have = "has" if silent == 1 else "have"
+            share = f"{silent} of {recording.num_units} units {have} no spikes here"
             say.print(f"note: {share}; `evkf fit --min-rate 0.1` leaves such units out")
         return recording
 
