@@ -226,7 +226,7 @@ def test_score_has_the_baselines_beside_the_model(place):
     own = evkf_row(halves, UnitModel.load(place / "model.safetensors"))
     np.testing.assert_allclose(list(rows[0].values())[1:], own[1:], rtol=1e-6)
     assert all((row["psth"] is None) == (row["method"] == "Wiener filter") for row in rows)
-    for part in ("hand_vel R²", "from latents", "(bits/spike)", "judged on 3 of 6 trials"):
+    for part in ("hand_vel", "R² from", "bits/spike", "judged on 3 of 6 trials"):
         assert part in result.err
     assert (told["judged_trials"], told["fitted_trials"]) == (3, 3)
     assert "fitted to 3 of the 3 judged trials" in result.err

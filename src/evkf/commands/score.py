@@ -1,6 +1,6 @@
 """The command that judges a model on a recording in numbers."""
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from evkf.commands.console import (
     Config,
@@ -86,7 +86,8 @@ def score(
     with bar(say, "scoring") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
     shown = headings(condition, behaviour)
-    table = Table("method", *shown.values(), box=None, pad_edge=False)
+    method = Column("method", no_wrap=True)
+    table = Table(method, *shown.values(), box=None, pad_edge=False)
     for row in rows:
         cells = (getattr(row, name) for name in shown)
         table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in cells))
@@ -101,19 +102,19 @@ def score(
 
 
 def headings(condition: str | None, behaviour: str | None) -> dict[str, str]:
-    """Of the columns of `Score` that there is something to show in.
+    """Of the columns of `Score` that there is something to show in, for lines of 80 characters.
 
     Example:
         >>> list(headings(None, "hand_vel"))
         ['one_step', 'co_smoothing', 'rates_r2', 'latents_r2']
     """
     shown = {
-        "one_step": "one bin ahead\n(bits/spike)",
-        "co_smoothing": "held-out units\n(bits/spike)",
+        "one_step": "one bin\nahead,\nbits/spike",
+        "co_smoothing": "held-out\nunits,\nbits/spike",
     }
     if condition is not None:
-        shown["psth"] = f"{condition} averages\n(R²)"
+        shown["psth"] = f"{condition}\naverages,\nR²"
     if behaviour is not None:
         name = behaviour.rpartition("/")[2]
-        shown |= {f"{part}_r2": f"{name} R²\nfrom {part}" for part in ("rates", "latents")}
+        shown |= {f"{part}_r2": f"{name}\nR² from\n{part}" for part in ("rates", "latents")}
     return shown
