@@ -1,5 +1,7 @@
 """The number of latents that is suggested."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,10 @@ from evkf.splits import held_out, in_blocks
 class Found:
     def __init__(self, score: float, bins: int):
         self.elbo = np.full(bins, score)
+
+
+class Given(NamedTuple):
+    elbo: np.ndarray
 
 
 @pytest.fixture
@@ -38,6 +44,17 @@ def test_the_best_is_taken_and_two_worse_ones_end_it(pretend):
     assert found.latents == 4
     assert told == list(found.scores.items()) == [(2, -5.0), (4, -3.0), (8, -4.0), (12, -3.5)]
     assert all(train.num_trials == 8 and passes == 15 for train, _, passes in pretend)
+
+
+def test_the_least_within_a_standard_error_of_the_best_is_taken(pretend, monkeypatch):
+    rng = np.random.default_rng(0)
+    trials = np.repeat(rng.normal(0, 10, 8), 5)  # trials differ much more than models do
+    noise = np.repeat(rng.normal(0, 0.3, 8), 5)
+    bounds = {2: trials - 1, 4: trials - 0.01 + noise - noise.mean(), 8: trials, 12: trials - 0.5}
+    monkeypatch.setattr(dimension, "infer", lambda latents, _: Given(bounds[latents]))
+    recording = Recording(np.ones((200, 16), int), 0.02, (5,) * 40)
+    found = suggest_latents(recording, candidates=(2, 4, 8, 12))
+    assert (found.latents, max(found.scores, key=found.scores.get)) == (4, 8)
 
 
 def test_one_trial_is_cut_and_candidates_are_fewer_than_units(pretend):

@@ -325,7 +325,7 @@ BAD = {
     "latents": (lambda e: e.set_params(latents=4).fit(YS), "4 latents of 3 neurons"),
     "half a latent": (lambda e: e.set_params(latents=1.5).fit(YS), "latents = 1.5"),
     "warm-up": (lambda e: e.set_params(warm_up=2).fit(YS), "warm_up = 2"),
-    "hidden": (lambda e: e.set_params(hidden=[]).fit(YS), "hidden = "),
+    "hidden": (lambda e: e.set_params(hidden=[]).fit(YS), "no hidden layers"),
     "no passes": (lambda e: e.set_params(passes=0).fit(YS), "passes = 0"),
     "likelihood": (lambda e: e.set_params(likelihood="cauchy").fit(YS), "'cauchy'"),
     "dynamics": (lambda e: e.set_params(dynamics="rnn").fit(YS), "'rnn'"),

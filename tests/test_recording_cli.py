@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,6 +114,9 @@ def test_filtered_nwb_is_what_infer_gives_and_the_source_is_untouched(place, tmp
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(stored.times, recording.times)
     assert digest(source) == before
+    told = run("info", out).out
+    assert "results of evkf" in told
+    assert "processing/evkf" not in told
     np.testing.assert_array_equal(read_nwb(out, 0.02, "start_time").counts, recording.counts)
 
 
@@ -139,7 +143,11 @@ def test_in_place_only_on_request(place, tmp_path):
     there = digest(source)
     again = invoke("filter", source, *model, "--in-place")
     assert (again.code, digest(source)) == (2, there)
-    assert "--force" in again.err
+    (tmp_path / "made.nwb.config.json").unlink()
+    for told in (again, invoke("filter", source, *model, "--in-place")):
+        assert (told.code, "results of evkf are in made.nwb already" in told.err) == (2, True)
+        assert "--force" in told.err
+    assert digest(source) == there
     run("filter", source, *model, "--in-place", "--force")
 
 
@@ -149,6 +157,24 @@ def test_nothing_is_overwritten_without_force(place):
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "--force" in result.err
     assert digest(place / "model.safetensors") == before
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "package", "extra"),
+    [
+        ("fit", "a.safetensors", "safetensors", "storage"),
+        ("simulate", "a.h5", "h5py", "hdf5"),
+        ("filter", "a.nwb", "pynwb", "nwb"),
+        ("filter", "folder", "pynwb", "nwb"),
+    ],
+)
+def test_what_an_output_needs_is_asked_first(tmp_path, monkeypatch, command, out, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    given = () if command == "simulate" else (tmp_path / "nowhere.nwb",)
+    given += ("--model", tmp_path / "nowhere") if command == "filter" else ()
+    given += ("--batch",) if out == "folder" else ()
+    result = invoke(command, *given, "--out", tmp_path / out)
+    assert (result.code, f'pip install "evkf[{extra}]"' in result.err) == (2, True), result.err
 
 
 def test_mapped_units(place, tmp_path):
@@ -177,7 +203,7 @@ def test_suggested_latents_are_told(tmp_path):
     result = run("fit", source, "--out", out, "--passes", 1, "--hidden", 2, "--json", "-")
     told = json.loads(result.out)
     assert (told["options"]["latents"], list(told["scores"])) == (2, ["2"])
-    assert "held-out" in result.err
+    assert "trying 2 latents on held-out trials; --latents N" in result.err
 
 
 def test_score_has_the_baselines_beside_the_model(place):
@@ -200,7 +226,8 @@ def test_score_has_the_baselines_beside_the_model(place):
     own = evkf_row(halves, UnitModel.load(place / "model.safetensors"))
     np.testing.assert_allclose(list(rows[0].values())[1:], own[1:], rtol=1e-6)
     assert all((row["psth"] is None) == (row["method"] == "Wiener filter") for row in rows)
-    assert "latents R²" in result.err
+    for part in ("hand_vel", "R² from", "bits/spike", "judged on 3 of 6 trials"):
+        assert part in result.err
     assert (told["judged_trials"], told["fitted_trials"]) == (3, 3)
     assert "fitted to 3 of the 3 judged trials" in result.err
 
@@ -219,7 +246,9 @@ def test_plot_writes_every_figure_twice(place, tmp_path):
 def test_held_out_trials_are_not_fitted_to(place, tmp_path):
     out = tmp_path / "model.safetensors"
     asked = ("--held-out", "--latents", 2, "--hidden", 2, "--passes", 1, *ALIGNED)
-    assert "3 trials" in run("fit", place / "made.nwb", "--out", out, *asked).out
+    said = run("fit", place / "made.nwb", "--out", out, *asked, "--window", "-0.1", 0.5).out
+    assert "3 trials" in said
+    assert "-0.1 to 0.5 s from start_time" in said
     source = read_nwb(place / "made.nwb", 0.02, "start_time")
     model = UnitModel.load(out)
     np.testing.assert_array_equal(trials_seen(model, source), ~held_out(6, 2))

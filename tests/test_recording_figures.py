@@ -39,6 +39,13 @@ def test_raster_has_a_mark_for_every_spike():
     ids = [f"u{n}" for n in range(COUNTS.shape[1])]
     ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids))
     assert {label.get_text() for label in ax.get_yticklabels()} - {""} <= set(ids)
+    assert ax.images[0].norm.vmax < COUNTS.max() / WIDTH  # the busiest goes beyond the scale
+    some = np.flatnonzero(np.arange(100) % 7)  # without 0, 7, ...
+    wide = np.ones((3, len(some)), int)
+    ax = drawn(figures.raster(figures.new_axes(), wide, wide / WIDTH, WIDTH, units=some))
+    labels = [int(label.get_text()) for label in ax.get_yticklabels()]
+    assert all(label % 5 == 0 for label in labels)
+    assert some[ax.get_yticks().astype(int)].tolist() == labels
     with pytest.raises(InputError, match="units of shape"):
         figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids[1:])
 
@@ -49,7 +56,16 @@ def test_paths_are_coloured_by_condition():
     np.testing.assert_allclose(second.get_xydata(), PATH[10:22])
     assert same_color(first.get_color(), third.get_color())
     assert not same_color(first.get_color(), second.get_color())
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["up", "down"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["down", "up"]
+    some = figures.by_condition(CONDITIONS[1:], 2)
+    assert some == figures.by_condition(CONDITIONS, 3)  # whichever trial comes first
+
+
+def test_which_of_many_latents_are_drawn_is_said():
+    states = np.column_stack([PATH, PATH, PATH])
+    for part, says in ((states, "($z_{1}$, $z_{2}$ of 6)"), (PATH, "start")):
+        ax = figures.latent_paths(figures.new_axes(), part, LENGTHS, CONDITIONS)
+        assert ax.get_title(loc="left").endswith(says)
 
 
 @pytest.mark.parametrize("num", [7, 9, 10, 30])
@@ -66,6 +82,11 @@ def test_reaches_are_summed_up_from_where_they_began():
     want = integrate(speed, WIDTH, LENGTHS, PATH[[0, 10, 22]])
     np.testing.assert_allclose(ax.lines[2].get_xydata(), PATH[10:22])
     np.testing.assert_allclose(ax.lines[3].get_xydata(), want[10:22])
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["down", "up", "true path"]
+    alone = figures.new_axes()
+    found = figures.legend(alone, figures.by_condition(CONDITIONS, 3), "target").get_legend()
+    assert (found.get_title().get_text(), found.get_frame_on()) == ("target", False)
     assert "(cm)" in figures.reaches(figures.new_axes(), *args, unit="cm").get_xlabel()
 
 
@@ -124,6 +145,9 @@ def test_dispersion_marks_units_and_says_what_to_do():
     found = Dispersion(np.array([1.0, 2.0, np.nan]), np.array([0.05, 0.05, np.nan]))
     ax = drawn(figures.dispersion_check(figures.new_axes(), found, rates))
     assert "negative binomial" in ax.texts[0].get_text()
+    box = ax.texts[0].get_window_extent()
+    assert ax.bbox.y1 < box.y0  # no error bar runs through the text
+    assert box.y1 < ax._left_title.get_window_extent().y0
     calm, over = (container.lines[0].get_xydata() for container in ax.containers)
     np.testing.assert_allclose(calm, [[2, 1]])
     np.testing.assert_allclose(over, [[8, 2]])

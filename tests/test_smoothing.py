@@ -227,7 +227,7 @@ def test_refusals():
         smooth(FILTER, model, ys, masks, us, fresh=np.zeros(3, bool))
     with pytest.raises(InputError, match="fresh"):
         smooth(FILTER, model, ys, masks, us, fresh=np.zeros(T))
-    with pytest.raises(InputError, match="lag of -1"):
+    with pytest.raises(InputError, match="lag = -1"):
         FixedLag(-1)
     gamma = NaturalDynamics(fam.Gamma(1), Network([1, 2, 2], jax.random.key(0)))
     other = Model(gamma, lik.Poisson([[0.1]]))

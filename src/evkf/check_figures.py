@@ -83,12 +83,14 @@ def dispersion_check(
         )
     ax.set(xscale="log", yscale="log", xlabel="mean rate (spikes/s)")
     low, high = (y[known].min(), y[known].max()) if known.any() else (1.0, 1.0)
-    ax.set_ylim(min(0.8 * low, 0.65), 1.6 * max(high, 1.4))
+    ax.set_ylim(min(0.8 * low, 0.65), 1.15 * max(high, 1.4))
     for axis in (ax.xaxis, ax.yaxis):
         ticks = TICKS if axis is ax.xaxis else FINE_TICKS
         axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
         axis.set_major_formatter("{x:g}")
-    ax.set(ylabel="variance / expected variance", title="Over-dispersion of units")
+    ax.set_ylabel("variance / expected variance")
+    # above the axes, where no error bar runs through it
     hint = dispersion_hint(found, likelihood).replace(": ", ":\n")
-    ax.text(0.03, 0.97, hint, transform=ax.transAxes, color=TRUTH, va="top")
+    ax.text(0, 1.02, hint, transform=ax.transAxes, color=TRUTH, va="bottom")
+    ax.set_title("Dispersion of units", pad=28)
     return ax

@@ -35,19 +35,17 @@ Colours = Mapping[Any, Any]
 
 
 def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
-    """One of every condition.
+    """One of every condition, in their order.
 
     Example:
         >>> by_condition(["up", "down", "up"], 3)
-        {'up': '#0072b2', 'down': '#e69f00'}
+        {'down': '#0072b2', 'up': '#e69f00'}
     """
     labels = np.asarray(conditions)
     if labels.shape != (trials,):
         what = f"conditions of shape {labels.shape}"
         raise InputError(what, "conditions", f"pass one for each of the {trials} trials")
-    # numbers in their order, names as they come
-    names = sorted(set(labels.tolist())) if labels.dtype.kind in "iuf" else labels.tolist()
-    names = list(dict.fromkeys(names))
+    names = sorted(set(labels.tolist()), key=None if labels.dtype.kind in "biuf" else str)
     spread = matplotlib.colormaps["cividis"](np.linspace(0, 0.95, len(names)))
     enough = (colours for colours in (OKABE_ITO, TOL, spread) if len(colours) >= len(names))
     return dict(zip(names, next(enough), strict=False))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from evkf.data import Recording
 from evkf.errors import InputError
@@ -17,9 +18,10 @@ in a row were worse no more are tried."""
 
 
 class Suggestion(NamedTuple):
-    """The best of the candidates, and the score of each that was tried."""
+    """The number of latents to take, and the score of each that was tried."""
 
     latents: int
+    """The least that falls short of the best by no more than one standard error."""
     scores: dict[int, float]
     """Bound on the one-step log-likelihood of trials left out, in nats per bin."""
 
@@ -33,9 +35,10 @@ def suggest_latents(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Suggestion:
-    """Try numbers of latent dimensions on trials left out.
+    """Try numbers of latent dimensions on trials left out, and take the least that does.
 
-    A recording of one trial is cut into blocks.
+    That is the least whose score is within one standard error of the best, which is that of their
+    difference over the trials left out. A recording of one trial is cut into blocks.
 
     Args:
         recording: The recording.
@@ -55,17 +58,17 @@ def suggest_latents(
     whole = in_blocks(recording)
     held = held_out(whole.num_trials, FOLD)
     train, test = (whole.take(np.flatnonzero(part)) for part in (~held, held))
-    possible = [latents for latents in candidates if 1 <= latents < whole.num_units]
-    if not possible:
-        what = f"candidates {tuple(candidates)} for {whole.num_units} units"
-        raise InputError(what, "latents", "say how many latents")
+    possible = possible_latents(whole, candidates)
     if passes is None:
         passes = max(passes_for(train) // PART, LEAST_PASSES)
+    bounds: dict[int, np.ndarray] = {}
     scores: dict[int, float] = {}
     best, worse = possible[0], 0
     for latents in possible:
         model = fit_recording(train, latents, likelihood, hidden=hidden, passes=passes, seed=seed)
-        scores[latents] = float(infer(model, test).elbo.mean())
+        elbo = infer(model, test).elbo
+        bounds[latents] = np.array([trial.sum() for trial in test.split(elbo)])
+        scores[latents] = float(elbo.mean())
         if progress is not None:
             progress(latents, scores[latents])
         if scores[latents] >= scores[best]:
@@ -74,4 +77,34 @@ def suggest_latents(
             worse += 1
         if worse == PATIENCE:
             break
-    return Suggestion(best, scores)
+    enough = (latents for latents in bounds if as_good(bounds[latents], bounds[best]))
+    return Suggestion(next(enough), scores)
+
+
+def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATES) -> list[int]:
+    """Those of the candidates that the units can tell.
+
+    Example:
+        >>> possible_latents(Recording(np.ones((100, 5), int), bin_width=0.02))
+        [2, 4]
+    """
+    possible = [latents for latents in candidates if 1 <= latents < recording.num_units]
+    if not possible:
+        what = f"candidates {tuple(candidates)} for {recording.num_units} units"
+        raise InputError(what, "latents", "say how many latents")
+    return possible
+
+
+def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> bool:
+    """Whether the bounds of trials are within a standard error of the best, trial by trial.
+
+    Trials differ more from one another than models do, so that it is the error of the differences.
+
+    Example:
+        >>> best = np.array([-10.0, -20.0, -30.0])
+        >>> as_good(best - np.array([1.0, -0.5, 0.2]), best), as_good(best - 1, best)
+        (True, False)
+    """
+    short = best - bounds
+    error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) > 1 else 0.0
+    return bool(short.mean() <= error)

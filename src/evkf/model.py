@@ -108,9 +108,10 @@ def simulate(
     us = read_inputs(model, us, num_bins)
     start_key, run_key = jax.random.split(key)
     if z0 is None:
-        z0 = model.family.sample(model.prior, start_key, 1)[0]
-    z0 = read_array(z0, (model.family.dim,), "z0")
-    return draw_path(model, jax.random.split(run_key, num_bins), us, z0)
+        start = model.family.sample(model.prior, start_key, 1)[0]
+    else:
+        start = read_array(z0, (model.family.dim,), "z0")
+    return draw_path(model, jax.random.split(run_key, num_bins), us, start)
 
 
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from evkf.check_figures import calibration, dispersion_check
 from evkf.colours import Colours, Labels, by_condition, by_direction
@@ -21,11 +21,14 @@ from evkf.ragged import Lengths, read_bins, slices
 
 __all__ = [
     "aligned_rates",
+    "by_condition",
     "by_direction",
     "calibration",
+    "decoded_paths",
     "dispersion_check",
     "hand_paths",
     "latent_paths",
+    "legend",
     "new_axes",
     "raster",
     "reaches",
@@ -35,6 +38,8 @@ PATH = "#b8b8b8"
 """Of what was really done, under what was decoded."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
+MOST = 0.9
+"""Quantile of units whose highest rates fit into the scale."""
 NAMED = 12
 """Conditions that a legend has room for."""
 
@@ -50,8 +55,9 @@ def raster(
 ) -> Axes:
     """Spike counts of one stretch over the rates inferred from them.
 
-    Units stand in the order in which they are given. Spikes of a bin are spread evenly over it: the
-    times of spikes within a bin are not known here.
+    The scale of rates ends where those of the busiest tenth of the units begin, so that these do
+    not take all of it. Units stand in the order in which they are given. Spikes of a bin are spread
+    evenly over it: the times of spikes within a bin are not known here.
 
     Args:
         ax: Axes to draw into.
@@ -72,11 +78,12 @@ def raster(
     ids = np.arange(num) if units is None else np.asarray(units)
     if ids.shape != (num,):
         raise InputError(f"units of shape {ids.shape}", "units", f"pass an id for each of {num}")
+    top = float(np.quantile(seen.max(axis=0), MOST))
     image = ax.imshow(
         seen.T,
         LIGHT,
         vmin=0,
-        vmax=max(float(np.percentile(seen, 99.5)), 1e-9),
+        vmax=max(top, 1e-9),
         aspect="auto",
         origin="lower",
         extent=(start, start + bins * bin_width, -0.5, num - 0.5),
@@ -87,17 +94,32 @@ def raster(
     times = start + bin_width * (np.repeat(bin_of, many) + nth)
     at = np.repeat(unit, many)
     ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
-    bar = ax.figure.colorbar(image, ax=ax, pad=0.015, aspect=30, label="inferred rate (spikes/s)")
+    bar = ax.figure.colorbar(
+        image,
+        ax=ax,
+        pad=0.015,
+        aspect=30,
+        label="inferred rate (spikes/s)",
+        extend="max" if seen.max() > top else "neither",
+    )
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0)
-    ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda at, _: str(ids[int(at)]) if 0 <= at < num else "")
-    )
+    named = _named_rows(ids)
+    ax.set_yticks(named, [str(ids[row]) for row in named])
     width = f"{1e3 * bin_width:g} ms"
     ax.set(xlabel="time (s)", ylabel="unit")
     ax.set_title(f"Spikes in bins of {width}, and inferred rates")
     return ax
+
+
+def _named_rows(ids: np.ndarray) -> list[int]:
+    """Rows that an axis has names for: units of round numbers, if ids are numbers in order."""
+    ticks = MaxNLocator(8, integer=True)
+    if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
+        rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
+        if len(rows) > 1:
+            return rows.tolist()
+    return [int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)]
 
 
 @styled
@@ -131,11 +153,16 @@ def latent_paths(
         path = x[trial][:, pair]
         ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
         ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
-    ax.set(xlabel=f"$z_{{{pair[0] + 1}}}$ (a.u.)", ylabel=f"$z_{{{pair[1] + 1}}}$ (a.u.)")
-    ax.set_title("Single trials, dots at their start")
+    ax.set(xlabel=f"{_axis(pair[0])} (a.u.)", ylabel=f"{_axis(pair[1])} (a.u.)")
+    of = f" ({_axis(pair[0])}, {_axis(pair[1])} of {x.shape[1]})" if x.shape[1] > 2 else ""
+    ax.set_title(f"Single trials, dots at their start{of}")
     if colours is None:
-        _legend(ax, chosen)
+        legend(ax, chosen)
     return ax
+
+
+def _axis(dimension: int) -> str:
+    return f"$z_{{{dimension + 1}}}$"
 
 
 @styled
@@ -181,6 +208,7 @@ def reaches(
     conditions: Labels,
     bin_width: float,
     unit: str = "mm",
+    colours: Colours | None = None,
 ) -> Axes:
     """True reaches, and decoded ones: decoded velocities summed up from where each trial began.
 
@@ -192,6 +220,7 @@ def reaches(
         conditions: Of every trial.
         bin_width: In seconds.
         unit: Of the positions, for labels.
+        colours: As for `decoded_paths`.
 
     Example:
         >>> velocities = np.tile([1.0, 2.0], (10, 1))
@@ -200,17 +229,51 @@ def reaches(
         'x (mm)'
     """
     truth = read_bins(positions, "positions")
-    trials = slices(lengths, len(truth))
-    starts = truth[[trial.start for trial in trials]]
+    starts = truth[[trial.start for trial in slices(lengths, len(truth))]]
     decoded = integrate(velocities, bin_width, lengths, starts)
-    colours = by_condition(conditions, len(trials))
+    decoded_paths(ax, truth, decoded, lengths, conditions, unit, colours)
+    ax.set_title("Reaches from decoded velocity")
+    return ax
+
+
+@styled
+def decoded_paths(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    decoded: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """True positions, grey with a dot where each trial begins, and decoded ones.
+
+    Args:
+        ax: Axes to draw into.
+        positions: True positions.
+        decoded: Decoded ones.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        unit: Of the positions, for labels.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
+
+    Example:
+        >>> path = np.arange(20.0).reshape(10, 2)
+        >>> len(decoded_paths(new_axes(), path, path + 1, (5, 5), ["up", "down"]).lines)
+        5
+    """
+    truth, guess = read_bins(positions, "positions"), read_bins(decoded, "decoded")
+    trials = slices(lengths, len(truth))
+    chosen = by_condition(conditions, len(trials)) if colours is None else colours
     for trial, label in zip(trials, np.asarray(conditions), strict=True):
         ax.plot(*truth[trial].T, color=PATH, lw=1.0, zorder=1)
-        ax.plot(*decoded[trial].T, color=colours[label.item()], lw=0.9, alpha=0.85, zorder=2)
+        ax.plot(*guess[trial].T, color=chosen[label.item()], lw=0.9, alpha=0.85, zorder=2)
+    starts = truth[[trial.start for trial in trials]]
     ax.plot(*starts.T, "o", color=TRUTH, ms=2.2, mew=0, zorder=3)
     ax.set_aspect("equal", adjustable="datalim")
-    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches from decoded velocity")
-    _legend(ax, {"true": PATH, **(colours if len(colours) < NAMED else {})})
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Decoded positions")
+    if colours is None:
+        legend(ax, chosen, truth=True)
     return ax
 
 
@@ -268,11 +331,28 @@ def aligned_rates(
     ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
     if colours is None:
-        _legend(ax, chosen)
+        legend(ax, chosen)
     return ax
 
 
-def _legend(ax: Axes, colours: Colours) -> None:
-    if 1 < len(colours) <= NAMED or "true" in colours:
-        handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in colours.items()]
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+@styled
+def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = False) -> Axes:
+    """Name the conditions beside the axes, if there are more than one and not too many.
+
+    Args:
+        ax: Axes drawn into.
+        colours: Of the conditions.
+        title: What they are conditions of.
+        truth: Whether true paths are drawn under decoded ones.
+    """
+    named = dict(colours) if 1 < len(colours) <= NAMED else {}
+    shown = {**named, **({"true path": PATH} if truth else {})}
+    if shown:
+        ax.legend(
+            handles=[Line2D([], [], color=c, lw=2, label=str(name)) for name, c in shown.items()],
+            title=title if named else None,
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            handlelength=1,
+        )
+    return ax

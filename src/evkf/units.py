@@ -224,10 +224,13 @@ def check_units(model: UnitModel, recording: Recording) -> None:
     what = "the model's units in another order"
     if strange or absent:
         said = [f"{len(strange)} units that the model does not know"] * bool(strange)
-        said += [f"{len(absent)} of its units missing"] * bool(absent)
+        said += [f"{len(absent)} units of the model are missing from the file"] * bool(absent)
         example = (strange or absent)[0]
         what = f"{' and '.join(said)} (such as {example!r})"
-    remedy = "fit a model of its own, or say which units are the same with a unit map"
+    remedy = (
+        "if the model was fitted with --units or --min-rate, pass the same; else fit a model of "
+        "its own, or say which units are the same with a unit map"
+    )
     raise InputError(what, f"{recording.source}: units", remedy)
 
 

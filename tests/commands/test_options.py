@@ -1,5 +1,7 @@
 """How commands read files."""
 
+import io
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -32,6 +34,17 @@ def test_clusters_of_a_kilosort_folder(tmp_path):
         assert Reading(group=group).read(SILENT, tmp_path).units["id"].tolist() == ids
     with pytest.raises(InputError, match="units for what is no NWB file"):
         Reading(units=["id=3"]).read(SILENT, tmp_path)
+
+
+def test_silent_units_are_told_of(tmp_path):
+    counts = np.ones((4, 3), int)
+    counts[:, 1] = 0
+    np.savez(tmp_path / "a.npz", counts=counts, bin_width=0.02)
+    told = Console(record=True, file=io.StringIO(), width=200)
+    Reading().read(told, tmp_path / "a.npz")
+    assert "1 of 3 units has no spikes here" in told.export_text()
+    Reading(min_rate=0.1).read(told, tmp_path / "a.npz")
+    assert told.export_text() == ""
 
 
 def test_signals_are_read_where_they_are_expected(tmp_path):

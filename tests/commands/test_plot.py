@@ -5,14 +5,17 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from evkf.commands.plot import KINDS, judge
-from evkf.data import Recording
+from evkf.colours import by_condition
+from evkf.commands.plot import KINDS, _reaches, judge
+from evkf.data import Recording, Series
+from evkf.decoding import integrate
 from evkf.dynamics import Linear
 from evkf.filters import VariationalKalmanFilter
 from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.model import Model, simulate
 from evkf.session import infer_in_chunks
 from evkf.spike_metrics import dispersion, dispersion_hint
+from evkf.splits import held_out
 from evkf.units import Inferred, UnitModel
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -55,3 +58,33 @@ def test_counts_that_are_not_poisson_are_found():
     spread, values = judge(model, recording, found, 0)
     assert "try the negative binomial" in dispersion_hint(spread)
     assert kstest(values.ravel(), "uniform").statistic > 0.02
+
+
+@pytest.mark.parametrize(
+    ("about", "title", "unit"),
+    [
+        (Series("cm", position=True), "Decoded positions", "cm"),
+        (Series("cm/s", position=True), "Reaches from decoded velocity", "cm"),
+        (Series("mm per second"), "Reaches from decoded velocity", "mm"),
+        (Series("V"), "Reaches from decoded velocity", "a.u."),
+        (None, "Reaches from decoded velocity", "a.u."),
+    ],
+)
+def test_a_position_is_not_summed_up_once_more(about, title, unit):
+    rng, labels = np.random.default_rng(0), np.array(["up", "down"] * 4)
+    hand = rng.normal(size=(80, 2)).cumsum(axis=0)
+    said = {} if about is None else {"hand": about}
+    recording = Recording(
+        np.ones((80, 3), int), WIDTH, (10,) * 8, behaviour={"hand": hand}, series=said
+    )
+    found = Inferred(*[hand @ rng.normal(size=(2, 2))] * 5)
+    colours = by_condition(labels, 8)
+    ax = _reaches(recording, found, labels, colours, "hand")
+    assert (ax.get_title(loc="left"), ax.get_xlabel()) == (title, f"x ({unit})")
+    trial = np.flatnonzero(held_out(8, 2))[0]
+    truth, decoded = (line.get_xydata() for line in ax.lines[:2])
+    rows = hand[10 * trial : 10 * trial + 10]
+    want = rows if "positions" in title else integrate(rows, WIDTH, (10,), np.zeros((1, 2)))
+    np.testing.assert_allclose(truth, want)
+    np.testing.assert_allclose(decoded - decoded[0], want - want[0], atol=0.1)
+    assert ax.lines[1].get_color() == colours[labels[trial].item()]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evkf.data import NwbWarning, list_nwb, read_nlb, read_nwb, stream_nwb
+from evkf.data import NwbWarning, Series, list_nwb, open_recording, read_nlb, read_nwb, stream_nwb
 from evkf.data import nwb_stream as streaming
 from evkf.data.binning import bin_spikes, bin_trials, inside, merged, resample
 from evkf.errors import InputError
@@ -98,6 +98,34 @@ def test_trials_are_aligned_and_rows_without_a_time_are_said_to_be_missing(path)
     middle = recording.times + 0.045
     np.testing.assert_allclose(recording.behaviour["hand_pos"][:, 0], middle / 2)
     np.testing.assert_allclose(recording.behaviour["hand_vel"], np.sin(middle), atol=1e-2)
+    assert recording.series == {"hand_vel": Series("m/s"), "hand_pos": Series("meters", True)}
+    assert recording.take([1]).series == recording.series
+
+
+def test_columns_are_times_if_they_lie_within_their_trials(tmp_path):
+    file = nwb_files.add_units(nwb_files.empty(), [np.arange(0.05, 12, 0.1)])
+    columns = {
+        "outcome": [1, 0, 1, 1],
+        "lick": [0.5, 3.5, np.nan, 99.0],
+        "reaction_time": [0.3, 0.2, 0.4, 0.3],
+        "reward_time": [2.2, 5.2, 8.2, 11.2],
+        "unused_time": [np.nan] * 4,
+    }
+    for name in columns:
+        file.add_trial_column(name, name)
+    for k in range(4):
+        row = {name: values[k] for name, values in columns.items()}
+        file.add_trial(start_time=3.0 * k, stop_time=3.0 * k + 2, **row)
+    path = nwb_files.write(tmp_path / "a.nwb", file)
+    with pytest.warns(NwbWarning, match="1 of 4 rows") as caught:
+        lick = open_recording(path, 0.1, "lick", (0.0, 0.5))
+    assert caught[0].filename == __file__
+    np.testing.assert_allclose(lick.start_times, [0.5, 3.5, 99.0])
+    assert read_nwb(path, 0.1, "reward_time", (0.0, 0.5)).num_trials == 4
+    offered = "choose among start_time, stop_time, lick, reward_time, unused_time$"
+    for name in ("outcome", "reaction_time"):
+        with pytest.raises(InputError, match=f"no times '{name}', but numbers .*{offered}"):
+            read_nwb(path, 0.1, name)
 
 
 def test_without_a_window_a_trial_goes_on_to_its_stop(path):
@@ -135,12 +163,16 @@ def test_behaviour_that_does_not_cover_the_bins_is_nan_and_said_to_be(path):
     [
         ({"align": "onset"}, r"no times 'onset' .*trials\): choose among start_time, stop_time"),
         ({"align": "target"}, "no times 'target'"),
+        ({"align": "id"}, "outside the trials .*choose among start_time, stop_time, go_time$"),
         ({"behaviour": ["cursor"]}, r"no series 'cursor' .*there are processing/behavior"),
         ({"behaviour": ["holes"]}, r"NaN at 9 s and in 9 bins more .*acquisition/holes"),
-        ({"align": "go_time", "window": (0.0, 0.05), "trials": [0]}, r"no bin of 0.1 s in trial 0"),
-        ({"align": "go_time", "window": (0.5, 0.0), "trials": [0]}, "before < after"),
+        (
+            {"align": "go_time", "window": (0.0, 0.05), "trials": [0]},
+            r"no bin of 0.1 s in trial 0, .*--trials id=",
+        ),
+        ({"align": "go_time", "window": (0.5, 0.0), "trials": [0]}, "pass FROM before TO"),
         ({"align": "go_time", "trials": [1]}, "1 of 1 rows of the trials have no go_time"),
-        ({"window": (0.0, 1.0)}, "nothing to align to"),
+        ({"window": (0.0, 1.0)}, r"nothing to align to .*pass --align COLUMN"),
         ({"bin_width": 0.0}, "bin_width = 0.0"),
         ({"blank": np.ones(3)}, "blank"),
         ({"min_rate": 1e6}, "no units left"),

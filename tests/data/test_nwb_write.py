@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evkf.data import (
+    NwbWarning,
     Recording,
     Results,
     list_nwb,
@@ -89,11 +90,16 @@ def test_results_are_added_to_a_copy_and_read_back(source, tmp_path):
     got = read_results(path)
     same(got, results)
     np.testing.assert_allclose(got.times, recording.times)
+    assert got.trial is None  # of a session read as one
+    assert np.flatnonzero(got.fresh).tolist() == [0]
     assert source.read_bytes() == before
     # all that was in the source is in the copy
     again = read_nwb(path, 0.1)
     np.testing.assert_array_equal(again.counts, recording.counts)
     assert list_nwb(path)["trials"] == 4
+    assert list_nwb(path)["behaviour"].keys() == list_nwb(source)["behaviour"].keys()
+    assert {"latent_mean", "fresh"} < set(list_nwb(path)["results"])
+    assert list_nwb(source)["results"] == []
     with h5py.File(path) as file:
         rates = file["processing/evkf/rates"]
         assert rates["data"].attrs["unit"] == "Hz"
@@ -110,6 +116,21 @@ def test_trials_with_gaps_have_time_stamps(source, tmp_path):
     with h5py.File(tmp_path / "out.nwb") as file:
         assert "starting_time" not in file["processing/evkf/elbo"]
     check_with_others(tmp_path / "out.nwb")
+
+
+def test_results_are_cut_into_trials_again_where_windows_overlap(source, tmp_path):
+    path, trials = tmp_path / "out.nwb", [3, 0, 2]
+    recording = read_nwb(source, 0.1, "go_time", (-1.5, 1.5), trials=trials)
+    results = made_up(recording)
+    with pytest.warns(NwbWarning, match="step back at the start of 1 of 3 trials") as caught:
+        write_nwb(path, recording, results)
+    assert caught[0].filename == __file__
+    got = read_results(path)
+    assert got.trial[got.fresh].tolist() == trials
+    cut = np.split(got.latent_mean, np.flatnonzero(got.fresh)[1:])
+    for own, want in zip(cut, recording.split(results.latent_mean), strict=True):
+        np.testing.assert_array_equal(own, want)
+    check_with_others(path)
 
 
 def test_the_source_itself_is_changed_only_on_request(source):
@@ -180,6 +201,7 @@ def test_a_recording_from_elsewhere_gets_a_new_file_that_others_accept(tmp_path)
     recording = simulated()
     write_nwb(tmp_path / "new.nwb", recording, made_up(recording))
     same(read_results(tmp_path / "new.nwb"), made_up(recording))
+    assert read_results(tmp_path / "new.nwb").trial.tolist() == [0] * 10 + [1] * 30 + [2] * 20
     check_with_others(tmp_path / "new.nwb")
     with h5py.File(tmp_path / "new.nwb") as file:
         assert file["intervals/trials/target"].asstr()[...].tolist() == ["up", "down", "up"]

@@ -16,7 +16,7 @@ from evkf.commands.console import (
     write_config,
 )
 from evkf.commands.console import progress_bar as bar
-from evkf.commands.options import Reading, load_model, result
+from evkf.commands.options import Reading, check_ending, load_model, noting, result
 from evkf.data import Recording, Results, write_nwb
 from evkf.data.arrays import HDF5
 from evkf.data.estimates import write_estimates
@@ -33,6 +33,8 @@ def filter_batch(
 ) -> None:
     """Filter files with one model; all of them are read and checked before any is written."""
     targets = _targets(files, folder, options["format"])
+    for target in targets:
+        check_ending(target, [f".{format}" for format in FORMATS])
     force, json_file = options["force"], options["json_file"]
     outputs = [path for target in targets for path in (target, config_file(target))]
     check_free([*outputs, *json_target(json_file, *files, model_file, *outputs)], force)
@@ -54,7 +56,8 @@ def filter_batch(
     options = options | {"bin_width": reading.bin_width}
     rows = []
     for file, target, recording, found in zip(files, targets, recordings, every, strict=True):
-        write_found(target, recording, found, force, model.signals)
+        with noting(say):
+            write_found(target, recording, found, force, model.signals)
         write_config(target, result("filter", alone(options, file) | {"out": target}))
         bins, mean = recording.num_bins, float(found.elbo.mean())
         rows.append({"file": str(file), "out": str(target), "bins": bins, "elbo_per_bin": mean})

@@ -39,12 +39,14 @@ from evkf.commands.options import (
     Window,
     check_ending,
     load_model,
+    noting,
     parse_query,
     result,
 )
 from evkf.data import Recording
 from evkf.data.arrays import HDF5
 from evkf.data.files import check_file, unreadable
+from evkf.data.nwb_write import check_source, check_unfiltered
 from evkf.data.open import stream_recording
 from evkf.errors import InputError
 from evkf.session import filter_to_hdf5, infer_in_chunks
@@ -111,6 +113,8 @@ def run_filter(
     file = _only(files, format)
     target = _target(file, out, in_place)
     overwrite = force or in_place
+    if in_place and not force:
+        check_unfiltered(file)
     outputs = [target, config_file(target)]
     check_free([target], overwrite)
     # The configuration of an earlier run stands beside results that would be replaced.
@@ -131,10 +135,13 @@ def run_filter(
         recording = reading.read(say, file, model.signals)
         if unit_map is not None:
             model = map_units(model, recording, read_map(unit_map))
+        if target.suffix == ".nwb":
+            check_source(target, recording, overwrite)
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
         claim(outputs, overwrite)
-        write_found(target, recording, found, overwrite, model.signals)
+        with noting(say):
+            write_found(target, recording, found, overwrite, model.signals)
         bins, total = recording.num_bins, float(found.elbo.sum())
     options = alone(options, file) | {"out": target, "bin_width": reading.bin_width}
     resolved = result("filter", options)

@@ -35,7 +35,7 @@ from evkf.commands.options import (
     check_ending,
     result,
 )
-from evkf.dimension import suggest_latents
+from evkf.dimension import possible_latents, suggest_latents
 from evkf.errors import InputError
 from evkf.splits import halved
 from evkf.units import fit_recording, passes_for
@@ -77,8 +77,8 @@ def fit(
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
     Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
-    passes, and the best is taken. The options behind the model are written beside it, to
-    MODEL.config.json.
+    passes, and the least within one standard error of the best is taken. The options behind the
+    model are written beside it, to MODEL.config.json.
 
     \b
     Examples:
@@ -101,6 +101,8 @@ def fit(
         recording = blocks.take(np.flatnonzero(~judged))
     scores: dict[int, float] = {}
     if latents is None:
+        tried = ", ".join(map(str, possible_latents(recording)))
+        say.print(f"trying {tried} latents on held-out trials; --latents N goes straight to one")
         say.print("latents  held-out nats per bin")
         few = None if passes is None else max(passes // 4, 1)
         latents, scores = suggest_latents(
@@ -111,7 +113,9 @@ def fit(
             seed=seed,
             progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
         )
-        say.print(f"taking {latents} latents")
+        best = max(scores, key=lambda number: scores[number])
+        near = "" if latents == best else f", within one standard error of the best, {best}"
+        say.print(f"taking {latents} latents{near}")
     passes = passes_for(recording) if passes is None else passes
     with bar(say, "fitting") as tell:
         model = fit_recording(
@@ -130,5 +134,7 @@ def fit(
     write_config(out, resolved)
     size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
     size += f" of {recording.bin_width * 1e3:g} ms"
+    if window is not None:
+        size += f", {window[0]:g} to {window[1]:g} s from {align}"
     say.print(f"{latents} latents of {size}: {out}")
     emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})

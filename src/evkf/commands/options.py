@@ -1,7 +1,8 @@
 """What commands on recordings share: how a file is read, and which model it is for."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -9,11 +10,18 @@ import typer
 from rich.console import Console
 
 from evkf.data import NwbWarning, Recording
+from evkf.data.arrays import HDF5
 from evkf.data.open import open_recording
 from evkf.errors import InputError
-from evkf.installed import versions
+from evkf.installed import need, versions
 from evkf.units import UnitModel
 
+EXTRAS = {
+    ".safetensors": ("storage", "safetensors"),
+    ".nwb": ("nwb", "pynwb", "h5py"),
+    **dict.fromkeys(HDF5, ("hdf5", "h5py")),
+}
+"""What files need to be written: an extra, and the packages that it brings."""
 WIDTH = "the file's own; 0.02 for spike times; a CSV file needs it"
 
 File = Annotated[
@@ -46,7 +54,9 @@ Align = Annotated[
 ]
 Window = Annotated[
     tuple[float, float] | None,
-    typer.Option(metavar="BEFORE AFTER", help="Seconds from there to begin and end at."),
+    typer.Option(
+        metavar="FROM TO", help="Seconds from there, negative before it, such as -0.3 0.7."
+    ),
 ]
 MinRate = Annotated[
     float, typer.Option(min=0, metavar="HZ", help="Leave out units that fire less.")
@@ -120,8 +130,7 @@ class Reading(NamedTuple):
     def read(self, say: Console, file: Path, signals: bool = False) -> Recording:
         """The recording; what had to be left out is said."""
         names = () if self.behaviour is None else (self.behaviour,)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", NwbWarning)
+        with noting(say):
             recording = open_recording(
                 file,
                 self.bin_width,
@@ -135,9 +144,22 @@ class Reading(NamedTuple):
                 signals,
                 self.leave_out or (),
             )
-        for warning in caught:
-            say.print(f"note: {warning.message}")
+        silent = 0 if signals else int((recording.observed.sum(axis=0) == 0).sum())
+        if silent:
+            have = "has" if silent == 1 else "have"
+            share = f"{silent} of {recording.num_units} units {have} no spikes here"
+            say.print(f"note: {share}; `evkf fit --min-rate 0.1` leaves such units out")
         return recording
+
+
+@contextmanager
+def noting(say: Console) -> Iterator[None]:
+    """Say what would be warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NwbWarning)
+        yield
+    for warning in caught:
+        say.print(f"note: {warning.message}")
 
 
 def parse_query(given: Sequence[str] | None, option: str) -> dict[str, list[str]] | None:
@@ -174,10 +196,12 @@ def check_spikes(model: UnitModel, file: Path) -> None:
 
 
 def check_ending(path: Path, endings: Sequence[str]) -> None:
-    """Refuse a name whose format is not known, before any work."""
+    """Refuse a name whose format is not known or cannot be written here, before any work."""
     if path.suffix not in endings:
         what = f"a file named {path.name!r}"
         raise InputError(what, str(path), f"end it in {', '.join(endings)}")
+    if path.suffix in EXTRAS:
+        need(f"a {path.suffix} file", *EXTRAS[path.suffix])
 
 
 def result(command: str, options: dict[str, Any], **found: Any) -> dict[str, Any]:

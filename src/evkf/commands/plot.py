@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.checks import check_known
+from evkf.colours import Colours
 from evkf.commands.console import (
     Config,
     Force,
@@ -40,16 +41,19 @@ from evkf.commands.options import (
     load_model,
     result,
 )
-from evkf.data import Recording
+from evkf.data import Recording, Series
 from evkf.data.files import replacing
 from evkf.decoding import decode, integrate
 from evkf.errors import InputError
 from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.recording_figures import (
     aligned_rates,
+    by_condition,
     calibration,
+    decoded_paths,
     dispersion_check,
     latent_paths,
+    legend,
     new_axes,
     raster,
     reaches,
@@ -92,7 +96,8 @@ def plot(
     """Draw what a model makes of a recording, each figure as PNG and SVG.
 
     Spikes with rates, latents of single trials, calibration and dispersion of predictions; rates of
-    the busiest unit with --condition, decoded reaches with --behaviour of two coordinates.
+    the busiest unit with --condition, decoded reaches with --behaviour of two coordinates: a
+    velocity, or a position where an NWB file says that it is one.
 
     \b
     Examples:
@@ -111,6 +116,7 @@ def plot(
     recording = reading.read(say, file)
     check_units(model, recording)
     labels = _labels(recording, condition)
+    colours = by_condition(labels, recording.num_trials)
     with bar(say, "filtering") as tell:
         found = infer_in_chunks(model, recording, tell, variance=True)
     spread, values = judge(model, recording, found, seed)
@@ -118,20 +124,19 @@ def plot(
     rates = np.nan_to_num(recording.rates())
     axes = [
         _raster(recording, found),
-        latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found)),
+        latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found), colours),
         calibration(new_axes(), values),
         dispersion_check(new_axes(), spread, rates, kind),
     ]
     if condition is not None:
         event = ("trial start", 0.0) if align is None else (align, -(window or (0.0, 0.0))[0])
-        axes.append(_aligned(recording, found, labels, int(np.argmax(rates)), *event))
+        axes.append(_aligned(recording, found, labels, colours, int(np.argmax(rates)), *event))
     if behaviour is not None:
-        axes.append(_reaches(recording, found, labels, behaviour))
+        axes.append(_reaches(recording, found, labels, colours, behaviour))
+    for name, ax in zip(names, axes, strict=True):
+        if name in ("latents", "rates", "reaches"):
+            legend(ax, colours, condition, truth=name == "reaches")
     claim(files, force)
-    for ax in axes:
-        legend = ax.get_legend()
-        if legend is not None and condition is not None:
-            legend.set_title(condition)
     with bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
             for end in ("png", "svg"):
@@ -170,11 +175,21 @@ def _raster(recording: Recording, found: Inferred) -> Axes:
     rows = slice(0, min(recording.lengths[0], SHOWN))
     width, start = recording.bin_width, float(recording.start_times[0])
     counts, ids = recording.observed[rows], recording.units["id"]
-    return raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
+    ax = raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
+    if recording.num_trials > 1:
+        trial = recording.trials.get("id", np.zeros(1, int))[0]
+        _name(ax, f"Trial {trial}")
+    return ax
 
 
 def _aligned(
-    recording: Recording, found: Inferred, labels: np.ndarray, unit: int, event: str, when: float
+    recording: Recording,
+    found: Inferred,
+    labels: np.ndarray,
+    colours: Colours,
+    unit: int,
+    event: str,
+    when: float,
 ) -> Axes:
     events = np.full(recording.num_trials, when)
     ax = aligned_rates(
@@ -185,32 +200,40 @@ def _aligned(
         recording.bin_width,
         events,
         event,
+        colours,
     )
-    name = recording.units["id"][unit]
-    ax.set_title(
-        f"Unit {name}: {ax.get_title('left').lower()}", loc="left", size=9.5, weight="bold"
-    )
+    _name(ax, f"Unit {recording.units['id'][unit]}")
     return ax
 
 
-def _reaches(recording: Recording, found: Inferred, labels: np.ndarray, behaviour: str) -> Axes:
+def _name(ax: Axes, what: str) -> None:
+    """Say what the axes are of before what they show."""
+    title = ax.get_title("left")
+    ax.set_title(f"{what}: {title[0].lower()}{title[1:]}", loc="left", size=9.5, weight="bold")
+
+
+def _reaches(
+    recording: Recording, found: Inferred, labels: np.ndarray, colours: Colours, behaviour: str
+) -> Axes:
     """Of half of the trials, decoded by what the others taught."""
     name = behaviour.rpartition("/")[2]
-    velocity, where = recording.behaviour[name], f"{recording.source}: behaviour {name!r}"
-    if velocity.shape != (recording.num_bins, 2) or not np.isfinite(velocity).all():
-        what = f"shape {velocity.shape}, or NaN"
-        raise InputError(what, where, "name velocities of two coordinates that cover the trials")
-    alone = recording.num_trials == 1
+    values, where = recording.behaviour[name], f"{recording.source}: behaviour {name!r}"
+    if values.shape != (recording.num_bins, 2) or not np.isfinite(values).all():
+        what = f"shape {values.shape}, or NaN"
+        remedy = "name a velocity or position of two coordinates that covers the trials"
+        raise InputError(what, where, remedy)
+    about = recording.series.get(name, Series())
     recording = in_blocks(recording)
-    labels = np.zeros(recording.num_trials, int) if alone else labels
+    labels = np.resize(labels, recording.num_trials)  # blocks of one trial are of its condition
     held = held_out(recording.num_trials, 2)
     test = np.repeat(held, recording.lengths)
     groups = recording.trial_of_bin
-    decoded = decode(found.mean[~test], velocity[~test], groups[~test], found.mean[test])
+    decoded = decode(found.mean[~test], values[~test], groups[~test], found.mean[test])
     tested = recording.take(np.flatnonzero(held))
-    paths = integrate(
-        velocity[test], recording.bin_width, tested.lengths, np.zeros((tested.num_trials, 2))
-    )
-    return reaches(
-        new_axes(), paths, decoded, tested.lengths, labels[held], recording.bin_width, "a.u."
-    )
+    lengths, width, own = tested.lengths, recording.bin_width, labels[held]
+    if not about.velocity:
+        return decoded_paths(
+            new_axes(), values[test], decoded, lengths, own, about.of_path, colours
+        )
+    paths = integrate(values[test], width, lengths, np.zeros((len(lengths), 2)))
+    return reaches(new_axes(), paths, decoded, lengths, own, width, about.of_path, colours)

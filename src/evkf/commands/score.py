@@ -1,6 +1,6 @@
 """The command that judges a model on a recording in numbers."""
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from evkf.commands.console import (
     Config,
@@ -36,8 +36,6 @@ from evkf.scoring import score_recording
 from evkf.splits import halved
 from evkf.units import check_units, trials_seen
 
-HEADINGS = ("method", "one step", "co-smoothing", "PSTH R²", "rates R²", "latents R²")
-
 
 def score(
     file: File,
@@ -60,11 +58,12 @@ def score(
 ) -> None:
     """Score a model on half of the trials, beside baselines that learn from the others.
 
-    One step and co-smoothing are bits per spike: of counts one bin ahead, and of a quarter of the
-    units from the rest. Behaviour is decoded from rates and from latents. Baselines are the same
-    filter with a random walk for dynamics, GPFA, a linear system, causal smoothing, a Wiener filter
-    and, with --condition, the average of the condition. Trials judged that the model was fitted
-    to are counted and told: fit it with --held-out, or to another recording.
+    Bits per spike are of counts one bin ahead, and of a quarter of the units from the rest
+    (co-smoothing); R² is of condition averages, and of behaviour decoded from rates and from
+    latents. Baselines are the same filter with a random walk for dynamics, GPFA, a linear system,
+    causal smoothing, a Wiener filter and, with --condition, the average of the condition. Trials
+    judged that the model was fitted to are counted and told: fit it with --held-out, or to another
+    recording.
 
     \b
     Examples:
@@ -86,13 +85,36 @@ def score(
     }
     with bar(say, "scoring") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
-    table = Table(*HEADINGS, box=None, pad_edge=False)
+    shown = headings(condition, behaviour)
+    method = Column("method", no_wrap=True)
+    table = Table(method, *shown.values(), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in row[1:]))
+        cells = (getattr(row, name) for name in shown)
+        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in cells))
     say.print(table)
+    say.print(f"judged on {seen['judged_trials']} of {blocks.num_trials} trials")
     if seen["fitted_trials"]:
         share = f"{seen['fitted_trials']} of the {seen['judged_trials']} judged trials"
         say.print(f"fitted to {share}: the row of eVKF is of what it has seen")
     scores = [row._asdict() for row in rows]
     resolved = options | {"bin_width": reading.bin_width}
     emit(json_file, result("score", resolved, **seen, scores=scores))
+
+
+def headings(condition: str | None, behaviour: str | None) -> dict[str, str]:
+    """Of the columns of `Score` that there is something to show in, for lines of 80 characters.
+
+    Example:
+        >>> list(headings(None, "hand_vel"))
+        ['one_step', 'co_smoothing', 'rates_r2', 'latents_r2']
+    """
+    shown = {
+        "one_step": "one bin\nahead,\nbits/spike",
+        "co_smoothing": "held-out\nunits,\nbits/spike",
+    }
+    if condition is not None:
+        shown["psth"] = f"{condition}\naverages,\nR²"
+    if behaviour is not None:
+        name = behaviour.rpartition("/")[2]
+        shown |= {f"{part}_r2": f"{name}\nR² from\n{part}" for part in ("rates", "latents")}
+    return shown

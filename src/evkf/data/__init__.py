@@ -8,12 +8,13 @@ from evkf.data.nwb import NwbWarning, list_nwb, read_nlb, read_nwb
 from evkf.data.nwb_stream import stream_nwb
 from evkf.data.nwb_write import Results, read_results, recording_to_nwb, write_nwb
 from evkf.data.open import open_recording, stream_recording
-from evkf.data.recording import Recording
+from evkf.data.recording import Recording, Series
 
 __all__ = [
     "NwbWarning",
     "Recording",
     "Results",
+    "Series",
     "describe",
     "from_neo",
     "from_pynapple",

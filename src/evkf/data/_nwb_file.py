@@ -19,6 +19,8 @@ from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
 
 TRIALS, INVALID = "intervals/trials", "intervals/invalid_times"
+MODULE = "evkf"
+"""The processing module that results are written to."""
 
 Query = Mapping[str, Any] | Sequence[Any] | np.ndarray | None
 
@@ -146,13 +148,14 @@ def read_intervals(file: Any, name: str) -> Float[np.ndarray, "W 2"]:
 
 
 def find_series(file: Any) -> dict[str, Any]:
-    """Every series over time under processing and acquisition, by its path."""
+    """Every series over time under processing and acquisition, by its path; none of our own."""
     found: dict[str, Any] = {}
 
     def look(name: str, item: Any) -> None:
         clock = hasattr(item, "keys") and ("timestamps" in item or "starting_time" in item)
-        if clock and "data" in item:
-            found[item.name.lstrip("/")] = item
+        path = item.name.lstrip("/")
+        if clock and "data" in item and not path.startswith(f"processing/{MODULE}/"):
+            found[path] = item
 
     for top in ("processing", "acquisition"):
         if top in file:

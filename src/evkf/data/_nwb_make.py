@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from evkf.data._nwb_file import need
+from evkf.data._nwb_file import MODULE, need
 from evkf.data.files import replacing
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 from evkf.storage import VERSION
-
-MODULE = "evkf"
 
 
 @contextmanager

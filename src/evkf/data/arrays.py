@@ -181,7 +181,7 @@ def _stream(
                 width,
                 parts,
                 begins,
-                **({"masks": load(datasets["masks"], rows)} if masked else {}),
+                masks=load(datasets["masks"], rows) if masked else np.zeros((0, 0), bool),
                 behaviour={name: load(data, rows) for name, data in columns["behaviour"].items()},
                 trials={name: values[held] for name, values in columns["trials"].items()},
                 units=columns["units"],

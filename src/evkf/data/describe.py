@@ -65,6 +65,7 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
     duration = found["stop"] - found["start"]
     with open_nwb(path) as file:
         spikes = np.diff(Units(file, str(path)).ends, prepend=0)
+    ours = {"results_of_evkf": found["results"]} if found["results"] else {}
     return {
         "path": str(path),
         "session": found["session"],
@@ -76,6 +77,7 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
         "trial_columns": found["trial_columns"],
         "behaviour": {name: series["shape"] for name, series in found["behaviour"].items()},
         "rates": _spread(spikes / duration if duration > 0 else np.full(len(spikes), np.nan)),
+        **ours,
     }
 
 

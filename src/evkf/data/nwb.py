@@ -1,6 +1,7 @@
 """Recordings from NWB files: spikes into bins, trials, behaviour, and what was not observed."""
 
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from jaxtyping import Float
 
 from evkf.data._nwb_file import (
     INVALID,
+    MODULE,
     TRIALS,
     Query,
     clock,
@@ -23,12 +25,20 @@ from evkf.data._nwb_file import (
 )
 from evkf.data._nwb_units import Units
 from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
-from evkf.data.recording import Columns, Recording
+from evkf.data.recording import Columns, Recording, Series
 from evkf.errors import InputError
 
 
 class NwbWarning(UserWarning):
-    """A file was read, but not all that was asked for is in it."""
+    """Not all that was asked for is in a file, or its readers should know something of it."""
+
+
+def warn(message: str) -> None:
+    """Warn the caller of this package, whichever of its functions was called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("evkf."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, NwbWarning, stacklevel=level)
 
 
 def read_nwb(
@@ -50,9 +60,10 @@ def read_nwb(
     Args:
         path: An NWB 2 file.
         bin_width: In seconds.
-        align: A column of times of the trials table, one trial a row; rows without that time are
-            left out, with an `NwbWarning`. None reads the session as a single trial: from the first
-            to the last of the units' `obs_intervals`, else from 0 to the last spike.
+        align: A column of the trials table with times that lie within the trials, one trial a row;
+            rows without that time are left out, with an `NwbWarning`. None reads the session as a
+            single trial: from the first to the last of the units' `obs_intervals`, else from 0 to
+            the last spike.
         window: Seconds from `align` to begin and end at, such as (-0.25, 0.45); without one a trial
             goes on to its `stop_time`. As many whole bins as fit are read.
         behaviour: Names or paths of series under processing and acquisition. A bin has the mean of
@@ -82,7 +93,11 @@ def read_nwb(
         chosen = select(columns, units, f"{source}: units")
         if align is None:
             if window is not None or trials is not None:
-                raise InputError("a window or trials, but nothing to align to", "align", "name it")
+                what, remedy = (
+                    "a window or trials, but nothing to align to",
+                    "pass --align COLUMN (align in Python), such as start_time",
+                )
+                raise InputError(what, f"{source}: trials", remedy)
             start, num = table.session(bin_width)
             starts, lengths, rows = np.array([start]), np.array([num]), {}
         else:
@@ -95,17 +110,21 @@ def read_nwb(
             times = table.read(unit, *table.bounds(unit))
             counts[:, column] = bin_trials(times, starts, lengths, bin_width)
         names = (behaviour,) if isinstance(behaviour, str) else behaviour
-        series = {name: _read_behaviour(file, source, name, begins, bin_width) for name in names}
+        series = {
+            name.rpartition("/")[2]: _read_behaviour(file, source, name, begins, bin_width)
+            for name in names
+        }
         recording = Recording(
             counts,
             bin_width,
             lengths=tuple(lengths.tolist()),
             start_times=starts,
             masks=table.masks(chosen, begins, bin_width),
-            behaviour={name.rpartition("/")[2]: values for name, values in series.items()},
+            behaviour={name: values for name, (values, _) in series.items()},
             trials=rows,
             units={name: values[chosen] for name, values in columns.items()},
             source=source,
+            series={name: about for name, (_, about) in series.items()},
         )
         recording = masked(recording, file, blank)
     return _with_rates(recording, min_rate)
@@ -153,7 +172,7 @@ def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
         Text, numbers, lists and dictionaries: "path", "nwb_version", "session" (its description),
         "units", "unit_columns", "spikes", "start" and "stop" in seconds, "observed" (whether units
         have `obs_intervals`), "trials", "trial_columns", "behaviour" (path to shape, rate in Hz and
-        unit) and "invalid_times".
+        unit), "results" (names of what `write_nwb` wrote) and "invalid_times".
 
     Example:
         >>> list_nwb("nowhere.nwb")
@@ -180,6 +199,7 @@ def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
             "trials": 0 if trials is None else len(trials["id"]),
             "trial_columns": [] if trials is None else [str(x) for x in trials.attrs["colnames"]],
             "behaviour": {name: _describe(series) for name, series in find_series(file).items()},
+            "results": list(file.get(f"processing/{MODULE}", ())),
             "invalid_times": read_intervals(file, INVALID).tolist(),
         }
 
@@ -206,39 +226,58 @@ def _read_trials(
     if TRIALS not in file or not len(file[TRIALS]["id"]):
         raise InputError("no trials", where, "leave out align to read the session as one")
     table = read_table(file[TRIALS])
-    if align not in table or table[align].dtype.kind not in "iuf" or table[align].ndim != 1:
-        times = [x for x, v in table.items() if v.dtype.kind == "f" and v.ndim == 1]
-        raise InputError(f"no times {align!r}", where, f"choose among {', '.join(times)}")
+    times = [name for name in table if _holds_times(table, name)]
+    if align not in times:
+        numbers = align in table and table[align].dtype.kind in "iuf"
+        what = f"no times {align!r}"
+        what += ", but numbers that lie outside the trials" if numbers else ""
+        raise InputError(what, where, f"choose among {', '.join(times)}")
     rows = select(table, query, where)
     table = {name: values[rows] for name, values in table.items()}
     onset = table[align].astype(float)
     if window is None:
         starts, spans = onset, table["stop_time"] - onset
     else:
-        before, after = window
-        if not (np.isfinite([before, after]).all() and before < after):
-            raise InputError(f"window {window}", "window", "pass (before, after), before < after")
+        begin, end = window
+        if not (np.isfinite([begin, end]).all() and begin < end):
+            raise InputError(f"window {window}", "window", "pass FROM before TO, such as -0.3 0.7")
         # of the window itself, so that rounding of the times makes no trial shorter than another
-        starts, spans = onset + before, np.full(len(onset), after - before)
+        starts, spans = onset + begin, np.full(len(onset), end - begin)
     known = np.isfinite(starts + spans)
     if not known.all():
-        end = " or stop_time" if window is None else ""
-        what = f"{np.sum(~known)} of {len(known)} rows of the trials have no {align}{end}"
+        more = " or stop_time" if window is None else ""
+        what = f"{np.sum(~known)} of {len(known)} rows of the trials have no {align}{more}"
         if not known.any():
             raise InputError(what, where, "align to another column")
-        warnings.warn(f"{source}: {what} and are left out", NwbWarning, stacklevel=3)
+        warn(f"{source}: {what} and are left out")
     lengths = whole_bins(0.0, spans[known], bin_width)
     if lengths.min() < 1:
         worst = int(np.argmin(lengths))
         what = f"no bin of {bin_width} s in trial {table['id'][known][worst]}"
-        remedy = "pass smaller bins, a wider window, or choose trials by their id"
+        remedy = (
+            "pass smaller bins, a wider window, or choose trials, by --trials id=... or another"
+        )
         raise InputError(f"{what}, of {spans[known][worst]:g} s", where, remedy)
     return starts[known], lengths, {name: values[known] for name, values in table.items()}
 
 
+def _holds_times(table: Columns, name: str) -> bool:
+    """Whether most of a column lies within start and stop of its trial, or near if named so."""
+    values, start, stop = table[name], table["start_time"], table["stop_time"]
+    if name == "id" or values.dtype.kind not in "iuf" or values.ndim != 1:
+        return False
+    named = name.endswith("_time")
+    known = np.isfinite(values) & np.isfinite(stop - start)
+    if not known.any():
+        return named
+    slack = stop - start if named else 0.0
+    near = (values >= start - slack) & (values <= stop + slack)
+    return bool(near[known].mean() > 0.5)
+
+
 def _read_behaviour(
     file: Any, source: str, name: str, begins: np.ndarray, bin_width: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, Series]:
     series = find_series(file)
     wanted = name.strip("/")
     found = [path for path in series if path == wanted or path.endswith(f"/{wanted}")]
@@ -257,8 +296,14 @@ def _read_behaviour(
         raise InputError(what, where, "mend the file, choose other trials, or leave the series out")
     if outside.any():
         what = f"covers {times[0]:g} to {times[-1]:g} s; {outside.sum()} bins outside are NaN"
-        warnings.warn(f"{where} {what}", NwbWarning, stacklevel=3)
-    return rows
+        warn(f"{where} {what}")
+    return rows, _about(series[found[0]])
+
+
+def _about(series: Any) -> Series:
+    kinds = [str(group.attrs.get("neurodata_type", "")) for group in (series, series.parent)]
+    position = kinds[0] == "SpatialSeries" or kinds[1] == "Position"
+    return Series(str(series["data"].attrs.get("unit", "")), position)
 
 
 def _with_rates(recording: Recording, min_rate: float) -> Recording:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
-from evkf.data._nwb_file import clock, need, open_nwb
-from evkf.data._nwb_make import MODULE, add_trials, as_column, finished, make_series, new_file
+from evkf.data._nwb_file import MODULE, clock, need, open_nwb
+from evkf.data._nwb_make import add_trials, as_column, finished, make_series, new_file
+from evkf.data.nwb import warn
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 from evkf.storage import VERSION
 
 PREDICTION, SOURCE_TIMES, MARKS = "prediction_", "source_times", "marks"
+TRIAL, FRESH = "trial", "fresh"
 
 
 class Mark(NamedTuple):
@@ -46,6 +48,10 @@ class Results(NamedTuple):
     """When bins were sent by the clock of their source, in seconds; NaN where that is not known."""
     marks: Sequence[Mark] = ()
     """In the order of time."""
+    trial: Int[np.ndarray, " T"] | None = None
+    """Id of the trial that bins belong to, in the trials table; filled on reading, where known."""
+    fresh: Bool[np.ndarray, " T"] | None = None
+    """True where a trial begins; filled on reading."""
 
 
 def write_nwb(
@@ -61,7 +67,8 @@ def write_nwb(
     They are added to a copy of the file the recording was read from; a recording from elsewhere
     gets a new file, with its trials. To add them to the source itself, pass its name as `path` and
     `overwrite=True`. In every case a copy beside `path` is written, validated, and then moved into
-    place: a failure leaves everything as it was.
+    place: a failure leaves everything as it was. Where windows of trials overlap, time stamps step
+    back from one to the next, with an `NwbWarning`.
 
     Args:
         path: Where to, a name that ends in .nwb.
@@ -83,19 +90,24 @@ def write_nwb(
     """
     _check_results(recording, results)
     source = _source(recording, into)
+    ids = _trial_ids(recording, source is None, into is not None)
+    back = _steps_back(recording)
+    if back:
+        what = f"time stamps step back at the start of {back} of {recording.num_trials} trials"
+        warn(f"{path}: {what}, as windows overlap; series {TRIAL!r} and {FRESH!r} tell them apart")
     with finished(path, overwrite, new=source is None) as part:
         pynwb = need("pynwb")
         if source is None:
             file = new_file(recording, began)
             add_trials(file, recording)
-            _add_results(file, recording, results)
+            _add_results(file, recording, results, ids)
             with pynwb.NWBHDF5IO(part, "w") as io:
                 io.write(file)
             return
         _copy(source, part, Path(path), overwrite)
         with pynwb.NWBHDF5IO(part, "a") as io:
             file = io.read()
-            _add_results(file, recording, results)
+            _add_results(file, recording, results, ids)
             io.write(file)
 
 
@@ -105,6 +117,14 @@ def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool 
     if source is not None:
         with need("h5py").File(source) as file:
             _check_copy(file, source, Path(path), overwrite)
+
+
+def check_unfiltered(path: str | os.PathLike) -> None:
+    """Refuse a file that has results of an earlier run."""
+    with open_nwb(path) as file:
+        if f"processing/{MODULE}" in file:
+            what = f"results of evkf are in {Path(path).name} already"
+            raise InputError(what, f"{path}: processing/{MODULE}", "pass --force to replace them")
 
 
 def read_results(path: str | os.PathLike) -> Results:
@@ -144,6 +164,8 @@ def read_results(path: str | os.PathLike) -> Results:
         rates_unit=str(unit),
         source_times=values.get(SOURCE_TIMES),
         marks=marks,
+        trial=values.get(TRIAL),
+        fresh=values.get(FRESH),
     )
 
 
@@ -198,6 +220,20 @@ def recording_to_nwb(
             io.write(file)
 
 
+def _trial_ids(recording: Recording, new: bool, elsewhere: bool) -> np.ndarray | None:
+    """Ids of the trials in the table of the file written to; none of a session read as one."""
+    known = recording.trials.get("id")
+    if new or (elsewhere and known is None):
+        return np.arange(recording.num_trials)
+    return known if known is not None and known.dtype.kind in "iu" else None
+
+
+def _steps_back(recording: Recording) -> int:
+    """How many trials begin before the last bin of the one before them."""
+    last = recording.start_times + recording.bin_width * (np.asarray(recording.lengths) - 1)
+    return int(np.sum(recording.start_times[1:] <= last[:-1]))
+
+
 def _source(recording: Recording, into: str | os.PathLike | None) -> Path | None:
     """The NWB file to add to a copy of."""
     given = Path(recording.source if into is None else into)
@@ -220,7 +256,8 @@ def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
         _check_links(file, source)
     if f"processing/{MODULE}" in file and not overwrite:
         what = f"results of an earlier run in {source.name}"
-        raise InputError(what, str(path), "start from a file without, or overwrite them")
+        remedy = "start from a file without, or pass --force (overwrite=True) to replace them"
+        raise InputError(what, str(path), remedy)
 
 
 def _check_links(file: Any, source: Path) -> None:
@@ -259,7 +296,9 @@ def _check_results(recording: Recording, results: Results) -> None:
             raise InputError(what, "results.predictions", remedy)
 
 
-def _add_results(file: Any, recording: Recording, results: Results) -> None:
+def _add_results(
+    file: Any, recording: Recording, results: Results, trial_ids: np.ndarray | None
+) -> None:
     description = f"Latent states and rates, filtered by evkf {VERSION}."
     module = file.create_processing_module(MODULE, description)
     ids = ", ".join(map(str, recording.units["id"].tolist()))
@@ -277,6 +316,12 @@ def _add_results(file: Any, recording: Recording, results: Results) -> None:
         unit = "counts" if name == "counts" else "a.u."
         more = f"Columns are units {ids}."
         module.add(make_series(recording, shared, PREDICTION + name, values, unit, text, more))
+    text = "True where a trial begins."
+    module.add(make_series(recording, shared, FRESH, recording.fresh, "n/a", text))
+    if trial_ids is not None:
+        text = "Id of the trial that every bin belongs to, in the trials table."
+        trial = trial_ids[recording.trial_of_bin]
+        module.add(make_series(recording, shared, TRIAL, trial, "n/a", text))
     if results.source_times is not None:
         text = "When each bin was sent, by the clock of its source."
         times = results.source_times

@@ -72,7 +72,7 @@ def open_recording(
         width = BIN_WIDTH if bin_width is None else bin_width
         return read_nwb(place, width, align, window, behaviour, units, min_rate, trials=trials)
     asked = {"align": align, "window": window, "units": units, "trials": trials}
-    given = [name for name, value in asked.items() if value is not None]
+    given = [f"--{name}" for name, value in asked.items() if value is not None]
     if given:
         what = f"{', '.join(given)} for what is no NWB file"
         raise InputError(what, str(path), "leave them out, or pass an NWB file")

@@ -1,8 +1,9 @@
 """`Recording`: what an experiment gave, binned, whatever file it came from."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -10,6 +11,36 @@ from jaxtyping import Bool, Float, Int, Shaped
 from evkf.errors import InputError
 
 Columns = dict[str, Shaped[np.ndarray, "..."]]
+SPEED = re.compile(r"\s*(/\s*s(ec)?|per\s+s(ec|econd)?|\s+s\^?-1)\s*$", re.IGNORECASE)
+"""How units of speed end."""
+NO_UNIT = ("", "unknown", "n/a", "a.u.")
+
+
+class Series(NamedTuple):
+    """What a file says of a series of behaviour.
+
+    Example:
+        >>> Series("cm/s").velocity, Series("cm", position=True).velocity
+        (True, False)
+        >>> Series("mm/s").of_path, Series("cm", position=True).of_path, Series().of_path
+        ('mm', 'cm', 'a.u.')
+    """
+
+    unit: str = ""
+    position: bool = False
+    """Whether it is stored as a position in space."""
+
+    @property
+    def velocity(self) -> bool:
+        """Whether it is to be summed up for a path: all but positions, unless in units of speed."""
+        return not self.position or SPEED.search(self.unit) is not None
+
+    @property
+    def of_path(self) -> str:
+        """The unit of the path that it makes."""
+        if self.unit in NO_UNIT or (self.velocity and not SPEED.search(self.unit)):
+            return "a.u."
+        return SPEED.sub("", self.unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +61,7 @@ class Recording:
         trials: Columns of one row a trial: condition, target and the like.
         units: Columns of one row a unit; "id" is always there.
         source: Where it came from, for messages.
+        series: What the file says of columns of `behaviour`, where it says anything.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2], [3, 1]])
@@ -53,6 +85,7 @@ class Recording:
     trials: Columns = field(default_factory=dict)
     units: Columns = field(default_factory=dict)
     source: str = "recording"
+    series: Mapping[str, Series] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts)
