@@ -46,6 +46,8 @@ NOT_RUN = {
     r"python examples/": "tests/test_examples.py",
     r"\.venv/bin/python docs/screenshots\.py": "needs a browser and a minute",
     r"python -c \"import jax": "needs a GPU",
+    r"\.venv/bin/python -m pytest ": "tests, which run anyhow",
+    r"\.venv/bin/python benchmarks/": "takes minutes to hours: `make long`",
     r"evkf (stop|arm)\b": "needs a session that stimulates: tests/live/test_loop.py",
     r"evkf data\b": "fetches from elsewhere: tests/test_recording_cli.py",
     r"evkf (fit|filter) day1\.nwb": "of a recording of yours; the like of it is run from other pages",
@@ -57,10 +59,10 @@ NOT_RUN = {
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of the console blocks, without their comments."""
+    """Lines of the console blocks, without their comments; those that go on are one."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    lines = "".join(blocks).splitlines()
+    lines = re.sub(r" *\\\n *", " ", "".join(blocks)).splitlines()
     return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
