@@ -33,12 +33,17 @@ NAMED = re.compile(r"<mi>(?:log|exp)</mi>(?=<m(?!o stretchy))")
 FUNCTION = re.compile(r"(?<=</mi>)<mi>(?:log|exp)</mi>")
 """The name of a function right behind a factor."""
 
+ONLY_NAMED = re.compile(
+    r'<div class="doc-signature highlight"><pre><span></span><code><span class="n">\w+</span>\n'
+    r"</code></pre></div>"
+)
+"""The signature of an attribute that says no more than the heading above it."""
 CELL = re.compile(r"<td(?P<how>[^>]*)>(?P<said>.*?)</td>", re.DOTALL)
 SPREAD = re.compile(r"[^±]{1,16} ± [^±]{1,16}")
 """A number and how far it scatters."""
 CODE = re.compile(r"<code>([^<]*)</code>")
-JOINT = re.compile(r"(?:::|[/._])(?=[A-Za-z_])")
-"""Where a name in code may go on in the next line."""
+JOINT = re.compile(r"(?:::|[/._])(?=[A-Za-z_])(?<!\.(?=(?:md|py|json)\b))")
+"""Where a name in code may go on in the next line; not before the ending of a file."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -84,7 +89,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
 
 
 def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers draw by themselves."""
+    """Formulas as MathML, which browsers draw by themselves; no boxes that say nothing."""
 
     def draw(formula: re.Match) -> str:
         display = "block" if formula["tag"] == "div" else "inline"
@@ -92,7 +97,7 @@ def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -
         # Browsers set no space around the name of a function: "log p" would read "logp".
         return FUNCTION.sub(THIN + r"\g<0>", NAMED.sub(r"\g<0>" + THIN, drawn))
 
-    return FORMULA.sub(draw, text)
+    return FORMULA.sub(draw, ONLY_NAMED.sub("", text))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -50,7 +50,7 @@ NOT_RUN = {
     r"\.venv/bin/python benchmarks/": "takes minutes to hours: `make long`",
     r"evkf (stop|arm)\b": "needs a session that stimulates: tests/live/test_loop.py",
     r"evkf data\b": "fetches from elsewhere: tests/test_recording_cli.py",
-    r"evkf (fit|filter) day1\.nwb": "of a recording of yours; the like of it is run from other pages",
+    r"evkf (fit|filter) day1\.nwb": "a recording of yours: the like of it is run from others",
     r"(ulimit|export|ssh|openssl) ": "is of the machine",
     r"python3 -m http\.server": "goes on until it is ended",
     r"dask ": "goes on until it is ended: tests/experiments, benchmarks/cluster.py",
