@@ -19,11 +19,17 @@ from evkf.cli import app, main
 from tests.quick import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL = {"--neurons 60 --trials 40": "--neurons 6 --trials 4 --bins 20"}
-"""In the README, to be quick here."""
+DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+SMALL = {
+    "--neurons 60 --trials 40": "--neurons 6 --trials 4 --bins 20",
+    "--neurons 30 --trials 24": "--neurons 6 --trials 4 --bins 20",
+}
+"""In the README and the how-to pages, to be quick here."""
 RUN = {
     "README.md": r"evkf (simulate|info|fit|filter|score|plot|--help)",
+    "docs/howto/another_day.md": r".",
+    "docs/howto/choose_a_model.md": r".",
     "docs/recordings.md": r".",
     "docs/start.md": r"evkf (?!live|replay)",
 }
@@ -40,6 +46,12 @@ NOT_RUN = {
     r"python examples/": "tests/test_examples.py",
     r"\.venv/bin/python docs/screenshots\.py": "needs a browser and a minute",
     r"python -c \"import jax": "needs a GPU",
+    r"\.venv/bin/python -m pytest ": "tests, which run anyhow",
+    r"\.venv/bin/python benchmarks/": "takes minutes to hours: `make long`",
+    r"evkf (stop|arm)\b": "needs a session that stimulates: tests/live/test_loop.py",
+    r"evkf data\b": "fetches from elsewhere: tests/test_recording_cli.py",
+    r"evkf (fit|filter) day1\.nwb": "a recording of yours: the like of it is run from others",
+    r"(ulimit|export|ssh|openssl) ": "is of the machine",
     r"python3 -m http\.server": "goes on until it is ended",
     r"dask ": "goes on until it is ended: tests/experiments, benchmarks/cluster.py",
     r"(curl|cd DIR) ": "needs a session that runs: tests/web, tests/live/test_loop.py",
@@ -47,10 +59,10 @@ NOT_RUN = {
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of the console blocks, without their comments."""
+    """Lines of the console blocks, without their comments; those that go on are one."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    lines = "".join(blocks).splitlines()
+    lines = re.sub(r" *\\\n *", " ", "".join(blocks)).splitlines()
     return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from site_hook import tutorial
+from site_hook import on_post_page, tutorial
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]* src=\"?([^\"\s>]+)|<link ([^>]*)>")
@@ -72,6 +72,25 @@ def test_links_out_of_docs_lead_to_pages_of_the_site(site: Path):
     assert 'href="results/paper/table1.html"' in found["reproduction.html"]
     assert 'href="recordings.html"' in found["CHANGELOG.html"]
     assert 'href="closed_loop.html"' in found["tutorials/index.html"]
+
+
+def test_pages_are_called_by_their_titles(site: Path):
+    found = pages(site)
+    assert '<a href="security.html">Network safety</a>' in found["live_protocol.html"]
+    assert '<a href="paper_map.html">paper_map.md</a>' not in "".join(found.values())
+
+
+def test_classes_and_named_tuples_have_their_signatures(site: Path):
+    found = {name: re.sub(r"<[^>]*>", "", text) for name, text in pages(site).items()}
+    assert re.search(r"EVKF\(\s*latents=2,", found["api/estimator.html"])
+    assert "Frame(seq, y, mask=None" in found["api/live.html"]
+
+
+def test_cells_break_names_at_their_joints_and_numbers_nowhere():
+    cells = "<td><code>tests/a_b.py</code></td><td>0.1 ± 0.2</td><td>1</td>"
+    assert on_post_page(cells, page=None, config=None) == (
+        '<td><code>tests/<wbr>a_<wbr>b.py</code></td><td class="number">0.1 ± 0.2</td><td>1</td>'
+    )
 
 
 def test_a_script_becomes_a_page():
