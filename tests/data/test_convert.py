@@ -112,7 +112,7 @@ def test_values_that_pynapple_cannot_hold():
     with pytest.raises(InputError, match="overlap"):
         to_pynapple(recording, np.zeros(9))
     for work in (to_pynapple, to_neo):
-        with pytest.raises(InputError, match="one row for every of 9 bins"):
+        with pytest.raises(InputError, match="one row for each of the 9 bins"):
             work(recording, np.zeros(8))
 
 
