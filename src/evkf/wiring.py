@@ -42,11 +42,18 @@ WEB = "127.0.0.1:8765"
 """Where the web process is, unless told."""
 
 
-GATEWAYS: dict[str, tuple[Run, str, str]] = {
-    "open-ephys": (open_ephys.run, "zmq", "live"),
-    "lsl": (lsl.run, "pylsl", "lsl"),
+class Gateway(NamedTuple):
+    """A process that speaks to a source: what it does, the package it needs, the extra."""
+
+    run: Run
+    package: str
+    extra: str
+
+
+GATEWAYS = {
+    "open-ephys": Gateway(open_ephys.run, "zmq", "live"),
+    "lsl": Gateway(lsl.run, "pylsl", "lsl"),
 }
-"""Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
 
 Sending = tuple[Source, BaseProcess]
 """Where bins come from, and the process that sends them."""
@@ -61,6 +68,7 @@ def listening(
     no_tls: bool,
 ) -> Plan:
     """The plan, with where it listens and who may reach it; refused now if it may not."""
+    check_packages(plan)
     if (tls_cert is None) != (tls_key is None):
         raise InputError("one alone", "--tls-cert, --tls-key", "pass both, or neither")
     files = [None if file is None else str(file.resolve()) for file in (tls_cert, tls_key)]
@@ -73,7 +81,6 @@ def listening(
     )
     for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
-            need("ZeroMQ", "live", "zmq")
             from evkf.live.zeromq import check_free
 
             check_zmq(address, plan.open_to_all)
@@ -85,6 +92,19 @@ def listening(
     elif files[0] or no_tls:
         raise InputError("nothing to encrypt", "--tls-cert, --no-tls", "pass them with --web")
     return plan
+
+
+def check_packages(plan: Plan) -> None:
+    """Refuse a plan whose sources and sinks need packages that are not installed."""
+    if plan.source in GATEWAYS:
+        _, package, extra = GATEWAYS[plan.source]
+        need(f"--source {plan.source}", extra, package)
+    if plan.source == "zeromq" or plan.publish is not None:
+        need("ZeroMQ", "live", "zmq")
+    if plan.lsl_out is not None:
+        need("--lsl-out", "lsl", "pylsl")
+    if plan.recording is not None and plan.recording.endswith(".nwb"):
+        need("--recording", "nwb", "h5py")
 
 
 def _tls(plan: Plan) -> Tls | None:
@@ -101,7 +121,6 @@ def open_sinks(plan: Plan, made: Parts, log: Callable[[str], None]) -> list[Sink
 
         sinks.append(ZmqSink(plan.publish, open_to_all=plan.open_to_all))
     if plan.lsl_out is not None:
-        need("--lsl-out", "lsl", "pylsl")
         latents = made.model.family.dim
         layout = channels(latents, made.units, plan.horizon, made.counts)
         sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width, log))
@@ -187,9 +206,7 @@ def open_source(
         rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
         return PipeSource(own), rig
     if plan.source in GATEWAYS:
-        run, package, extra = GATEWAYS[plan.source]
-        need(f"--source {plan.source}", extra, package)
-        return RigSource(run, _setup(plan, folder, made, due)), None
+        return RigSource(GATEWAYS[plan.source].run, _setup(plan, folder, made, due)), None
     return _start_sending(plan, folder, due.seq) if sending is None else sending.result()
 
 

@@ -388,3 +388,30 @@ def test_the_newest_evidence_is_not_cut_off_at_the_border(page: Page) -> None:
     ]""")
     first = page.evaluate("evkf.panels.evidence.figure.plot.x_range.start")
     assert last + 0.02 * (last - first) < end
+
+
+def test_evidence_that_comes_before_the_first_bin_waits_for_it(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.flowing = False
+    try:
+        with opened(browser, server.address) as page:
+            until(page, "window.evkf?.store != null")
+            of_the_last = ("cov", "ahead", "ahead_var")
+            none = {
+                name: each if name in of_the_last else each[:0]
+                for name, each in server.source.bins(0, 1).items()
+            }
+            told = {"bins": 50, "model": -11.0, "random_walk": -12.0, "initial": -11.5}
+            header = {"kind": "bins", "first": 0, "evidence": told}
+            before = page.evaluate("evkf.messages")
+            server.send(pack(header, none))
+            until(page, "before => evkf.messages > before", before)
+            server.flowing = True
+            until(page, "evkf.panels.evidence.ends.data.x.length > 0")
+            first = page.evaluate("evkf.store.evidence.rows[0]")
+            assert np.isfinite(first[0])
+            assert first[1:] == pytest.approx([1.0, 0.5])
+            start = page.evaluate("evkf.panels.evidence.figure.plot.x_range.start")
+            assert start == first[0]
+    finally:
+        server.stop()

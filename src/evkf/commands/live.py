@@ -39,7 +39,7 @@ from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, p
 from evkf.live.ports import Phase, Report
 from evkf.live.run import open_journal, recall
 from evkf.units import UnitModel
-from evkf.wiring import listening, read_blank
+from evkf.wiring import GATEWAYS, listening, read_blank
 
 
 def live(
@@ -229,7 +229,10 @@ def _check(
         if given not in known:
             raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
     if source != "rig" and model_file is None:
-        raise InputError("no model", f"--source {source}", "pass --model, what `evkf fit` wrote")
+        remedy = "pass --model, what `evkf fit` wrote"
+        if source in GATEWAYS:
+            remedy += "; docs/rig.md, `The first day`, says how to come by one"
+        raise InputError("no model", f"--source {source}", remedy)
     if source == "rig" and model_file is not None:
         remedy = "leave it out: the rig has neurons of its own"
         raise InputError("a model for the rig", "--model", remedy)
@@ -237,7 +240,10 @@ def _check(
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
     if recording is not None and not recording.exists():
         raise InputError("no such file", str(recording), "check the name")
-    if (source == "lsl") != (stream is not None):
+    if source == "lsl" and stream is None:
+        remedy = "name the LSL stream to read, such as --stream spikes"
+        raise InputError("no --stream", "--source lsl", remedy)
+    if source != "lsl" and stream is not None:
         raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
     return "power-loss" if policy == "power-loss" else "process-crash"
 

@@ -36,6 +36,7 @@ export class Store {
       ring.clear();
     }
     this.evidence.clear();
+    this.compared = null; // evidence whose time is not known yet
     this.marks = [];
     this.seq = -1;
     this.skipped = 0;
@@ -82,10 +83,13 @@ export class Store {
     this.skipped += header.skipped ?? 0;
     for (const mark of header.marks ?? []) this.marks.push(mark);
     this.marks.splice(0, Math.max(0, this.marks.length - MARKS));
-    if (header.evidence) {
-      const { model, random_walk: walk, initial } = header.evidence;
+    if (header.evidence) this.compared = header.evidence;
+    // A page that was just opened may be told of evidence before it knows the time.
+    if (this.compared && Number.isFinite(this.now)) {
+      const { model, random_walk: walk, initial } = this.compared;
       this.evidence.push([this.now, model - walk, model - initial]);
       this.versions.evidence += 1;
+      this.compared = null;
     }
     if (header.report) this.report = header.report;
   }
