@@ -55,8 +55,8 @@ GATEWAYS = {
     "lsl": Gateway(lsl.run, "pylsl", "lsl"),
 }
 
-Sending = tuple[Source, BaseProcess]
-"""Where bins come from, and the process that sends them."""
+Sending = tuple[Source, BaseProcess | None]
+"""Where bins come from, and the process that sends them if it is to be ended with the session."""
 
 
 def listening(
@@ -206,24 +206,37 @@ def open_source(
         rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
         return PipeSource(own), rig
     if plan.source in GATEWAYS:
-        return RigSource(GATEWAYS[plan.source].run, _setup(plan, folder, made, due)), None
+        source = _gateway(plan, folder, made) if sending is None else sending.result()[0]
+        assert isinstance(source, RigSource)
+        source.due(due.seq, due.sent_ns)
+        return source, None
     return _start_sending(plan, folder, due.seq) if sending is None else sending.result()
 
 
 @contextmanager
-def made_ready(plan: Plan, folder: Path) -> Iterator[Future[Sending] | None]:
-    """While programs are compiled: what a new session's rig or replay sends, and who sends it.
+def made_ready(
+    plan: Plan, folder: Path, made: Parts, resumed: bool = False
+) -> Iterator[Future[Sending] | None]:
+    """While programs are compiled: what a new session's rig or replay sends, and who sends it, or
+    the gateway to a rig.
 
     Args:
         plan: Of the session.
         folder: Its folder, which holds the model.
+        made: What its engine is built from.
+        resumed: Whether it is taken up again: then what rig and replay send is not known yet.
     """
-    if not plan.paced:
+    gateway = plan.source in GATEWAYS
+    if not gateway and (resumed or not plan.paced):
         yield None
         return
     doubled = jnp.result_type(float) == jnp.float64
 
     def start() -> Sending:
+        if gateway:
+            source = _gateway(plan, folder, made)
+            source.wait_until_up()
+            return source, None
         # This setting is a thread's own.
         with jax.enable_x64(doubled):
             return _start_sending(plan, folder, 0)
@@ -246,16 +259,13 @@ def _start_sending(plan: Plan, folder: Path, first: int) -> Sending:
     return PipeSource(own, READY), process
 
 
-def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
-    """What a gateway is told."""
+def _gateway(plan: Plan, folder: Path, made: Parts) -> RigSource:
     if plan.source == "open-ephys":
         open_ephys.listening(plan.address or "")
-    return Setup(
+    setup = Setup(
         units=tuple(made.units),
         bin_width=plan.bin_width,
         counts=made.counts,
-        first=due.seq,
-        since_ns=due.sent_ns,
         address=plan.address or "",
         stream=plan.stream or "",
         sample_rate=plan.sample_rate,
@@ -263,6 +273,7 @@ def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
         blank=None if plan.blank is None else read_blank(plan.blank),
         log=folder.resolve() / LOG,
     )
+    return RigSource(GATEWAYS[plan.source].run, setup)
 
 
 def read_blank(text: str) -> tuple[int, float]:

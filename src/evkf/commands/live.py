@@ -39,7 +39,7 @@ from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, p
 from evkf.live.ports import Phase, Report
 from evkf.live.run import open_journal, recall
 from evkf.units import UnitModel
-from evkf.wiring import GATEWAYS, listening, read_blank
+from evkf.wiring import GATEWAYS, listening, made_ready, read_blank
 
 
 def live(
@@ -199,8 +199,12 @@ def _go_on(
     keep_compiled(folder)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    with serving(folder, plan, made, say) as page:
+    beside = made_ready(plan, folder, made, resumed=True)
+    with serving(folder, plan, made, say) as page, beside as sending:
         engine = build(plan, made)
+        if sending is not None:
+            # A process that starts would be in the way of what is measured.
+            sending.result()
         costs = rehearse(engine, plan.real_time)
         tell_costs(costs, reckon(costs, plan.period), say)
         player = recall(folder, engine, made.counts)
@@ -210,7 +214,7 @@ def _go_on(
             say.print(f"its stream has ended; `evkf export {folder}` writes it out")
             return {"folder": str(folder), "bins": engine.bins}
         say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
-        ready = plan, made, engine, costs, journal, player, None
+        ready = plan, made, engine, costs, journal, player, sending
         return told(folder, run(folder, *ready, page, seconds, say))
 
 

@@ -66,7 +66,7 @@ def run_new(
     keep_compiled(folder)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    with serving(folder, plan, made, say) as page, made_ready(plan, folder) as sending:
+    with serving(folder, plan, made, say) as page, made_ready(plan, folder, made) as sending:
         settled = sending.result if sending is not None else lambda: None
         plan, made, engine, costs = fitted(plan, folder, made, settled)
         _check_load(plan, costs, overload, say)
