@@ -144,11 +144,11 @@ def open_web(
         plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
     )
     takes = plan.source == "websocket"
-    place, screen = Place.read(plan.web), screen_of(plan, made)
+    place, screen = Place.read(plan.web), screen_of(plan, folder, made)
     return WebProcess(place, folder, hello, takes, _tls(plan), plan.no_tls, log, screen=screen)
 
 
-def screen_of(plan: Plan, made: Parts) -> Screen:
+def screen_of(plan: Plan, folder: Path, made: Parts) -> Screen:
     """What the page of a session shows, and lets one ask for."""
     can = ["freeze", "thaw", "mark", "save", "download"]
     can += ["stop", "arm"] if plan.stimulates else []
@@ -164,6 +164,7 @@ def screen_of(plan: Plan, made: Parts) -> Screen:
         has_truth=plan.source == "rig",
         can=tuple(can),
         speed=(plan.speed or None) if plan.paced else None,
+        folder=str(folder),
     )
 
 

@@ -37,7 +37,7 @@ def serving(folder: Path, plan: Plan, made: Parts, say: Console) -> Iterator[Web
         return
     try:
         say.print(f"the page is at {page_address(found.address, found.token)}")
-        found.desk.tell(Report.starting("programs are compiled"))
+        found.desk.tell(Report.starting("programs are being compiled"))
         yield found
     except (InputError, KeyboardInterrupt) as error:
         why = f"it did not begin: {error or 'interrupted'}"
