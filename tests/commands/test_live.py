@@ -371,6 +371,13 @@ def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):
     assert "compiling" not in ran.out
 
 
+def test_options_are_listed_under_headings():
+    told = invoke("live", "--help").out
+    words = ("Source:", "--stream ", "Page and", "--web ", "Stimulation:", "--steer ", "Other")
+    places = [told.rindex(f"\n{word}" if word[0] != "-" else f"  {word}") for word in words]
+    assert places == sorted(places)
+
+
 def test_a_missing_package_is_told_of_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ):
