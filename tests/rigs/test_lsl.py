@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pylsl
@@ -19,7 +20,7 @@ from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
 from evkf.rigs.gateway import Notes, Setup
-from evkf.rigs.lsl import Rows, Spikes, check, check_labels, describe, drain, run
+from evkf.rigs.lsl import Rows, Spikes, _find, check, check_labels, describe, drain, run
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
 UNITS = ("a", "b", "c")
@@ -354,3 +355,13 @@ def test_streams_that_are_there_are_named():
     assert told.startswith("'shuf' (50 channels, 100 Hz, on ")
     assert describe([]) == "no stream"
     assert describe([info] * 12).endswith("and 2 more")
+
+
+def test_who_waits_for_a_stream_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch):
+    info = pylsl.StreamInfo("shuf", "", 50, 100.0, pylsl.cf_float32, "shuf")
+    answers, lines = iter([[], [], [info]]), []
+    monkeypatch.setattr(pylsl, "resolve_byprop", lambda *_: next(answers))
+    monkeypatch.setattr(pylsl, "resolve_streams", lambda _: [info])
+    assert _find("Shuf", SimpleNamespace(read=list), Notes(lines.append)) is info
+    assert len(lines) == 2
+    assert "none yet called 'Shuf'; waiting for it; found: 'shuf' (50 channels" in lines[1]
