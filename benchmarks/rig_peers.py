@@ -40,6 +40,8 @@ def gateway(run: Run, setup: Setup) -> Iterator[Received]:
     """A gateway at work; it must end by itself when the session is gone."""
     source = RigSource(run, setup)
     process = source._process
+    # From when frames are asked for, it speaks to the rig.
+    source.receive(0.0, 0)
     try:
         yield Received(source, len(setup.units))
     finally:

@@ -43,6 +43,7 @@ NOT_RUN = {
     r"evkf bench\b": "takes minutes: tests/test_bench.py",
     r"evkf reproduce\b": "takes minutes to days: tests/commands/test_reproduce.py",
     r"evkf --version": "tests/test_cli.py",
+    r"evkf fit day1\.npz": "needs a recording of a rig: docs/recordings.md has the like",
     r"python examples/": "tests/test_examples.py",
     r"\.venv/bin/python docs/screenshots\.py": "needs a browser and a minute",
     r"python -c \"import jax": "needs a GPU",

@@ -23,6 +23,7 @@ from evkf.commands.filter import run_filter
 from evkf.commands.fit import fit
 from evkf.commands.journal import export, replay
 from evkf.commands.live import live, resume
+from evkf.commands.live_options import LiveCommand
 from evkf.commands.plot import plot
 from evkf.commands.reaching import reaching
 from evkf.commands.recording import data, info, simulate
@@ -80,7 +81,8 @@ reproduce_app.command("all")(run_all)
 recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
 sessions = (live, resume, view, stop, arm, replay, export, doctor, serve)
 for command in (*recordings, *sessions):
-    app.command(command.__name__.removeprefix("run_"))(command)
+    kind = LiveCommand if command is live else None
+    app.command(command.__name__.removeprefix("run_"), cls=kind)(command)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -42,14 +42,21 @@ WEB = "127.0.0.1:8765"
 """Where the web process is, unless told."""
 
 
-GATEWAYS: dict[str, tuple[Run, str, str]] = {
-    "open-ephys": (open_ephys.run, "zmq", "live"),
-    "lsl": (lsl.run, "pylsl", "lsl"),
-}
-"""Sources that a process of their own speaks to: what it does, the package it needs, the extra."""
+class Gateway(NamedTuple):
+    """A process that speaks to a source: what it does, the package it needs, the extra."""
 
-Sending = tuple[Source, BaseProcess]
-"""Where bins come from, and the process that sends them."""
+    run: Run
+    package: str
+    extra: str
+
+
+GATEWAYS = {
+    "open-ephys": Gateway(open_ephys.run, "zmq", "live"),
+    "lsl": Gateway(lsl.run, "pylsl", "lsl"),
+}
+
+Sending = tuple[Source, BaseProcess | None]
+"""Where bins come from, and the process that sends them if it is to be ended with the session."""
 
 
 def listening(
@@ -61,6 +68,7 @@ def listening(
     no_tls: bool,
 ) -> Plan:
     """The plan, with where it listens and who may reach it; refused now if it may not."""
+    check_packages(plan)
     if (tls_cert is None) != (tls_key is None):
         raise InputError("one alone", "--tls-cert, --tls-key", "pass both, or neither")
     files = [None if file is None else str(file.resolve()) for file in (tls_cert, tls_key)]
@@ -73,7 +81,6 @@ def listening(
     )
     for address in (plan.address if plan.source == "zeromq" else None, plan.publish):
         if address is not None:
-            need("ZeroMQ", "live", "zmq")
             from evkf.live.zeromq import check_free
 
             check_zmq(address, plan.open_to_all)
@@ -85,6 +92,19 @@ def listening(
     elif files[0] or no_tls:
         raise InputError("nothing to encrypt", "--tls-cert, --no-tls", "pass them with --web")
     return plan
+
+
+def check_packages(plan: Plan) -> None:
+    """Refuse a plan whose sources and sinks need packages that are not installed."""
+    if plan.source in GATEWAYS:
+        _, package, extra = GATEWAYS[plan.source]
+        need(f"--source {plan.source}", extra, package)
+    if plan.source == "zeromq" or plan.publish is not None:
+        need("ZeroMQ", "live", "zmq")
+    if plan.lsl_out is not None:
+        need("--lsl-out", "lsl", "pylsl")
+    if plan.recording is not None and plan.recording.endswith(".nwb"):
+        need("--recording", "nwb", "h5py")
 
 
 def _tls(plan: Plan) -> Tls | None:
@@ -101,7 +121,6 @@ def open_sinks(plan: Plan, made: Parts, log: Callable[[str], None]) -> list[Sink
 
         sinks.append(ZmqSink(plan.publish, open_to_all=plan.open_to_all))
     if plan.lsl_out is not None:
-        need("--lsl-out", "lsl", "pylsl")
         latents = made.model.family.dim
         layout = channels(latents, made.units, plan.horizon, made.counts)
         sinks.append(LslSink(plan.lsl_out, layout, plan.bin_width, log))
@@ -125,11 +144,11 @@ def open_web(
         plan.id, made.model.family.dim, made.units, plan.bin_width, plan.horizon, made.counts
     )
     takes = plan.source == "websocket"
-    place, screen = Place.read(plan.web), screen_of(plan, made)
+    place, screen = Place.read(plan.web), screen_of(plan, folder, made)
     return WebProcess(place, folder, hello, takes, _tls(plan), plan.no_tls, log, screen=screen)
 
 
-def screen_of(plan: Plan, made: Parts) -> Screen:
+def screen_of(plan: Plan, folder: Path, made: Parts) -> Screen:
     """What the page of a session shows, and lets one ask for."""
     can = ["freeze", "thaw", "mark", "save", "download"]
     can += ["stop", "arm"] if plan.stimulates else []
@@ -145,6 +164,7 @@ def screen_of(plan: Plan, made: Parts) -> Screen:
         has_truth=plan.source == "rig",
         can=tuple(can),
         speed=(plan.speed or None) if plan.paced else None,
+        folder=str(folder),
     )
 
 
@@ -187,26 +207,37 @@ def open_source(
         rig = start_subject(other, stimulation, sizes, *pace, real_time=real_time)
         return PipeSource(own), rig
     if plan.source in GATEWAYS:
-        run, package, extra = GATEWAYS[plan.source]
-        need(f"--source {plan.source}", extra, package)
-        return RigSource(run, _setup(plan, folder, made, due)), None
+        source = _gateway(plan, folder, made) if sending is None else sending.result()[0]
+        assert isinstance(source, RigSource)
+        source.due(due.seq, due.sent_ns)
+        return source, None
     return _start_sending(plan, folder, due.seq) if sending is None else sending.result()
 
 
 @contextmanager
-def made_ready(plan: Plan, folder: Path) -> Iterator[Future[Sending] | None]:
-    """While programs are compiled: what a new session's rig or replay sends, and who sends it.
+def made_ready(
+    plan: Plan, folder: Path, made: Parts, resumed: bool = False
+) -> Iterator[Future[Sending] | None]:
+    """While programs are compiled: what a new session's rig or replay sends, and who sends it, or
+    the gateway to a rig.
 
     Args:
         plan: Of the session.
         folder: Its folder, which holds the model.
+        made: What its engine is built from.
+        resumed: Whether it is taken up again: then what rig and replay send is not known yet.
     """
-    if not plan.paced:
+    gateway = plan.source in GATEWAYS
+    if not gateway and (resumed or not plan.paced):
         yield None
         return
     doubled = jnp.result_type(float) == jnp.float64
 
     def start() -> Sending:
+        if gateway:
+            source = _gateway(plan, folder, made)
+            source.wait_until_up()
+            return source, None
         # This setting is a thread's own.
         with jax.enable_x64(doubled):
             return _start_sending(plan, folder, 0)
@@ -229,16 +260,13 @@ def _start_sending(plan: Plan, folder: Path, first: int) -> Sending:
     return PipeSource(own, READY), process
 
 
-def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
-    """What a gateway is told."""
+def _gateway(plan: Plan, folder: Path, made: Parts) -> RigSource:
     if plan.source == "open-ephys":
         open_ephys.listening(plan.address or "")
-    return Setup(
+    setup = Setup(
         units=tuple(made.units),
         bin_width=plan.bin_width,
         counts=made.counts,
-        first=due.seq,
-        since_ns=due.sent_ns,
         address=plan.address or "",
         stream=plan.stream or "",
         sample_rate=plan.sample_rate,
@@ -246,6 +274,7 @@ def _setup(plan: Plan, folder: Path, made: Parts, due: Due) -> Setup:
         blank=None if plan.blank is None else read_blank(plan.blank),
         log=folder.resolve() / LOG,
     )
+    return RigSource(GATEWAYS[plan.source].run, setup)
 
 
 def read_blank(text: str) -> tuple[int, float]:

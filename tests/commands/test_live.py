@@ -29,6 +29,7 @@ from evkf.live.records import Bin, Kind, encode_words
 from evkf.live.segments import Record, frame, frame_header, segment_path
 from evkf.live.zeromq import ZmqSink
 from evkf.units import Inferred
+from evkf.wiring import listening
 from tests.quick import quick_environment
 from tests.test_cli import invoke
 
@@ -107,7 +108,8 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--controller", "nowhere:make"], "write MODULE:NAME"),
         (["stop", "{}"], "no guard"),
         (["arm", "{}/nowhere"], "name that of a session"),
-        (["live", "{}", "--source", "lsl", "--model", "m"], "pass it with lsl"),
+        (["live", "{}", "--source", "lsl", "--model", "m"], "no --stream"),
+        (["live", "{}", "--source", "lsl", "--stream", "s"], "docs/rig.md"),
         (["live", "{}", "--stream", "spikes"], "pass it with lsl"),
         (["live", "{}", "--blank", "3"], "pass LINE:SECONDS"),
         (["live", "{}", "--publish", "tcp://*:5556"], "or pass --open"),
@@ -367,3 +369,26 @@ def test_a_busy_port_is_told_of_before_anything_is_compiled(tmp_path):
     assert ran.code == 2
     assert "cannot bind" in ran.err
     assert "compiling" not in ran.out
+
+
+def test_options_are_listed_under_headings():
+    told = invoke("live", "--help").out
+    words = ("Source:", "--stream ", "Page and", "--web ", "Stimulation:", "--steer ", "Other")
+    places = [told.rindex(f"\n{word}" if word[0] != "-" else f"  {word}") for word in words]
+    assert places == sorted(places)
+
+
+def test_a_missing_package_is_told_of_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("evkf.installed.importlib.util.find_spec", lambda name: None)
+    places = None, None, None, False
+    for plan, extra in (
+        (Plan("lsl", 0.01, stream="s"), "lsl"),
+        (Plan("open-ephys", 0.01), "live"),
+        (Plan("zeromq", 0.01, address="tcp://127.0.0.1:0"), "live"),
+        (Plan("rig", 0.01, lsl_out="latents"), "lsl"),
+        (Plan("replay", 0.01, recording="day1.nwb"), "nwb"),
+    ):
+        with pytest.raises(InputError, match=rf"evkf\[{extra}\]"):
+            listening(plan, False, *places)

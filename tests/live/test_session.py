@@ -21,7 +21,7 @@ from evkf.live.journal import Journal
 from evkf.live.messages import FrameError
 from evkf.live.plan import CHECKPOINTS, JOURNAL, Plan, build, parts, resized
 from evkf.live.ports import Due, Phase
-from evkf.live.recall import Agreement
+from evkf.live.recall import EVERY, Agreement, records
 from evkf.live.records import Kind, decode, encode_words
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall, replay
@@ -506,3 +506,15 @@ def test_a_bin_of_which_nothing_was_observed_is_called_bridged(
     given = [encode(Frame(seq, counts[seq], masks[seq])) for seq in range(3)]
     _, _, sink = run(tmp_path, engine, start, [*given, encode_end(3)])
     assert [Flags.BRIDGED in said.flags for said in sink] == [False, True, False]
+
+
+def test_who_reads_a_journal_is_told_how_far_it_is(tmp_path: Path):
+    journal, told = Journal.open(tmp_path / "journal", "process-crash"), []
+    for _ in range(2 * EVERY + 1):
+        journal.append(Kind.BIN, b"a record")
+    journal.close()
+    found = list(records(tmp_path / "journal", lambda *far: told.append(far)))
+    assert len(found) == end_of(tmp_path / "journal")
+    end = len(found)
+    assert told == [(0, end), (EVERY, end), (2 * EVERY, end), (end, end)]
+    assert len(list(records(tmp_path / "journal", first=end - 3))) == 3

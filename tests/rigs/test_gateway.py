@@ -45,6 +45,16 @@ def test_a_gateway_that_crashes_is_begun_again_where_it_was(
     assert not source.gone
 
 
+def test_a_gateway_starts_before_it_is_asked_for_bins_and_is_told_which_is_due():
+    source = RigSource(crash_once, SETUP)
+    source.wait_until_up()
+    assert source._pipe.receive(0.2, 10) == []
+    source.due(70, 3)
+    frames = Received(source, 2).until(lambda frames: len(frames) == 5)
+    assert [(frame.seq, frame.sent_ns) for frame in frames] == [(k, 10) for k in range(70, 75)]
+    source.close()
+
+
 def test_the_session_is_told_why_a_gateway_gives_up_after_the_bins_before():
     source = RigSource(give_up, SETUP)
     received = Received(source, 2)

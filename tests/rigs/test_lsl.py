@@ -2,9 +2,12 @@
 
 import math
 import os
+import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pylsl
@@ -17,7 +20,7 @@ from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
 from evkf.rigs.gateway import Notes, Setup
-from evkf.rigs.lsl import Rows, Spikes, check, drain, run
+from evkf.rigs.lsl import Rows, Spikes, _find, check, check_labels, describe, drain, run
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
 UNITS = ("a", "b", "c")
@@ -28,8 +31,17 @@ def named(text: str) -> str:
     return f"evkf-test-{text}-{os.getpid()}"
 
 
-def outlet(name: str, num: int, rate: float, kind: int = pylsl.cf_double64) -> pylsl.StreamOutlet:
-    return pylsl.StreamOutlet(pylsl.StreamInfo(name, "Spikes", num, rate, kind, name))
+def outlet(
+    name: str,
+    num: int,
+    rate: float,
+    kind: int = pylsl.cf_double64,
+    labels: Sequence[str] = (),
+) -> pylsl.StreamOutlet:
+    info = pylsl.StreamInfo(name, "Spikes", num, rate, kind, name)
+    if labels:
+        info.set_channel_labels(list(labels))
+    return pylsl.StreamOutlet(info)
 
 
 def inlet(name: str) -> pylsl.StreamInlet:
@@ -297,3 +309,59 @@ def test_a_stream_that_does_not_fit_is_refused(num: int, rate: float, kind: int,
     info = pylsl.StreamInfo("unfit", "", num, rate, kind, "unfit")
     with pytest.raises(InputError, match=words):
         check(info, Setup(UNITS, 0.01, stream="unfit"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["a", "c", "b"], "channel 1 is 'c', the model's unit there is 'b': the same units"),
+        (["a", "b", "d"], "channel 2 is 'd', the model's unit there is 'c' "),
+    ],
+)
+def test_channels_that_are_not_the_units_are_refused(labels: list[str], words: str):
+    notes = Notes(lambda _: None)
+    with pytest.raises(InputError, match=re.escape(words)):
+        check_labels(labels, Setup(UNITS, 0.01, stream="other"), notes)
+
+
+def test_labels_are_compared_only_where_there_are_names():
+    lines: list[str] = []
+    notes = Notes(lines.append)
+    for labels in ([], UNITS, ["a", None, "c"]):
+        check_labels(labels, Setup(UNITS, 0.01), notes)
+    assert lines == []
+    numbered = Setup(("0", "1", "2"), 0.01)
+    check_labels(UNITS, numbered, notes)
+    assert "the model only numbers its units" in lines[0]
+    # These are numbers too, and the same ones.
+    with pytest.raises(InputError, match="another order"):
+        check_labels(["1", "0", "2"], numbered, notes)
+
+
+def test_a_stream_with_other_labels_ends_the_session(tmp_path: Path):
+    name = named("labels")
+    made = outlet(name, 3, 100.0, labels=["c", "a", "b"])
+    with (
+        gateway(run, Setup(UNITS, 0.01, stream=name, log=tmp_path / "log")) as received,
+        pytest.raises(InputError, match="channel 0 is 'c'"),
+    ):
+        received.until(lambda frames: frames != [])
+    del made
+
+
+def test_streams_that_are_there_are_named():
+    info = pylsl.StreamInfo("shuf", "", 50, 100.0, pylsl.cf_float32, "shuf")
+    told = describe([info])
+    assert told.startswith("'shuf' (50 channels, 100 Hz, on ")
+    assert describe([]) == "no stream"
+    assert describe([info] * 12).endswith("and 2 more")
+
+
+def test_who_waits_for_a_stream_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch):
+    info = pylsl.StreamInfo("shuf", "", 50, 100.0, pylsl.cf_float32, "shuf")
+    answers, lines = iter([[], [], [info]]), []
+    monkeypatch.setattr(pylsl, "resolve_byprop", lambda *_: next(answers))
+    monkeypatch.setattr(pylsl, "resolve_streams", lambda _: [info])
+    assert _find("Shuf", SimpleNamespace(read=list), Notes(lines.append)) is info
+    assert len(lines) == 2
+    assert "none yet called 'Shuf'; waiting for it; found: 'shuf' (50 channels" in lines[1]

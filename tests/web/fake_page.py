@@ -169,6 +169,7 @@ class FakePage:
         self.marks: list[dict[str, Any]] = []
         self.hello: dict[str, Any] = {
             "session": "a1b2",
+            "folder": "out/day2",
             "source": "rig",
             "bin_width": bin_width,
             "latents": latents,

@@ -1,6 +1,8 @@
 """Who may do what: tokens, hosts, origins, addresses, before any connection is made."""
 
+import asyncio
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from evkf.errors import InputError
 from evkf.live.addresses import check_zmq, is_loopback
 from evkf.live.zeromq import ZmqSink, ZmqSource
 from evkf.web.access import Access, Place, Tls, Why, check_tls, keep_token, listen, read_token
+from evkf.web.guard import Guard
+from evkf.web.refusals import Refusals
 
 SECRET = "ab" * 32
 BEARER = (b"authorization", b"Bearer " + SECRET.encode())
@@ -264,3 +268,21 @@ def test_loopback_is_what_ends_here():
     assert all(map(is_loopback, inside))
     outside = ["::ffff:10.0.0.1", "", "localhost.example.com", "fe80::1", "127.0.0.1.example.com"]
     assert not any(map(is_loopback, outside))
+
+
+def test_a_browser_that_uses_another_name_is_told_where_the_page_is():
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    guard = Guard(None, LOCAL, Refusals(lambda *_: None))
+    for kind in (b"text/html,*/*", b"application/json"):
+        at = ("127.0.0.1", 8800)
+        asked = scope("/", b"vm:8765", headers=[(b"accept", kind)], server=at)
+        asyncio.run(guard(asked, None, send))
+    page, program = sent[1]["body"].decode(), json.loads(sent[3]["body"])
+    for words in ("http://127.0.0.1:8800/", "http://localhost:8800/", "ssh -L 8800:", "--web"):
+        assert words in page
+    assert (sent[0]["status"], sent[2]["status"]) == (403, 403)
+    assert program["refused"] == "host"

@@ -160,7 +160,7 @@ def test_the_view_and_the_session_are_downloaded(page: Page, tmp_path: Path) -> 
             page.click(f"#{name}")
         kept[name] = tmp_path / name
         waiting.value.save_as(kept[name])
-        assert re.fullmatch(rf"a1b2-\d+s\.{name}", waiting.value.suggested_filename)
+        assert re.fullmatch(rf"day2-\d+s\.{name}", waiting.value.suggested_filename)
     assert kept["png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     drawing = kept["svg"].read_text()
     assert drawing.startswith("<svg")
@@ -189,6 +189,9 @@ def test_keys_are_listed_and_focus_can_be_seen(page: Page) -> None:
     page.keyboard.press("?")
     assert page.is_visible("#shortcuts")
     page.keyboard.press("?")
+    assert not page.is_visible("#shortcuts")
+    page.keyboard.press("?")
+    page.keyboard.press("Escape")
     assert not page.is_visible("#shortcuts")
     page.keyboard.press("Tab")
     width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
@@ -226,7 +229,7 @@ def test_a_page_that_may_not_look_asks_for_the_token(browser: Any) -> None:
         with opened(browser, server.address) as page:
             says(page, "The token is missing.")
             assert page.evaluate(CUT, "#connection, header") == []
-            assert not page.is_visible(".choices, #truth, #frozen")
+            assert not page.is_visible(".choices, #truth, #frozen, #stop")
             page.fill("#token", "00" * 32)
             page.keyboard.press("Enter")
             says(page, "The token is wrong.")
@@ -257,7 +260,7 @@ def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakeP
     fake.flowing = True
     says(page, "Live.")
     fake.report = {"phase": "failed", "why": "the disk is gone"}
-    says(page, "The engine has died: the disk is gone.")
+    says(page, "The engine has died: the disk is gone. Go on with “evkf resume out/day2”.")
     fake.report = {"phase": "ready", "why": ""}
     says(page, "Live.")
     fake.change(live=False)
@@ -388,3 +391,80 @@ def test_the_newest_evidence_is_not_cut_off_at_the_border(page: Page) -> None:
     ]""")
     first = page.evaluate("evkf.panels.evidence.figure.plot.x_range.start")
     assert last + 0.02 * (last - first) < end
+
+
+def test_evidence_that_comes_before_the_first_bin_waits_for_it(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.flowing = False
+    try:
+        with opened(browser, server.address) as page:
+            until(page, "window.evkf?.store != null")
+            of_the_last = ("cov", "ahead", "ahead_var")
+            none = {
+                name: each if name in of_the_last else each[:0]
+                for name, each in server.source.bins(0, 1).items()
+            }
+            told = {"bins": 50, "model": -11.0, "random_walk": -12.0, "initial": -11.5}
+            header = {"kind": "bins", "first": 0, "evidence": told}
+            before = page.evaluate("evkf.messages")
+            server.send(pack(header, none))
+            until(page, "before => evkf.messages > before", before)
+            server.flowing = True
+            until(page, "evkf.panels.evidence.ends.data.x.length > 0")
+            first = page.evaluate("evkf.store.evidence.rows[0]")
+            assert np.isfinite(first[0])
+            assert first[1:] == pytest.approx([1.0, 0.5])
+            start = page.evaluate("evkf.panels.evidence.figure.plot.x_range.start")
+            assert start == first[0]
+    finally:
+        server.stop()
+
+
+def test_a_session_is_called_by_its_folder(page: Page) -> None:
+    assert page.text_content("#session") == "day2"
+    assert page.title() == "day2 – evkf"
+    assert "a1b2" in page.get_attribute("#session", "title")
+
+
+def test_what_is_not_there_yet_is_not_told_as_a_number(page: Page, fake: FakePage) -> None:
+    fake.report |= {"phase": "starting", "why": "programs are being compiled", "bins": 0}
+    fake.report |= {"taken": 0, "learned": 0, "acknowledged": -1}
+    until(page, "document.getElementById('durable').textContent === 'none yet'")
+    assert page.text_content("#latency-median") == "–"
+    told = "Programs are being compiled; no bin is accepted yet. The model"
+    assert page.text_content("#words").startswith(told)
+    fake.report |= {"phase": "ready", "bins": 500, "taken": 100, "learned": 80}
+    until(page, "document.getElementById('learned').textContent === '80 bins since the resume'")
+    assert "after 80 % of bins since the resume." in page.text_content("#words")
+
+
+def test_stimulation_is_not_offered_where_nothing_stimulates(page: Page, fake: FakePage) -> None:
+    can = fake.hello["can"]
+    fake.change(can=["mark"])
+    until(page, "document.getElementById('stop').hidden")
+    before = len(fake.actions)
+    page.keyboard.press("Escape")
+    fake.change(can=can)
+    until(page, "!document.getElementById('stop').hidden")
+    assert len(fake.actions) == before
+
+
+def test_bins_of_which_no_counts_are_known_are_blank_until_one_is(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.flowing = False
+    try:
+        with opened(browser, server.address) as page:
+            until(page, "window.evkf?.store != null")
+            bins = server.source.bins(100, 50)
+            bins["counts"][:30] = 255
+            bins["counts"][40] = 255
+            server.send(pack({"kind": "bins", "first": 100}, bins))
+            until(page, "evkf.panels.raster.source.data.image.length > 0")
+            seen = page.evaluate("evkf.store.counts.first * evkf.store.counts.binsPer")
+            assert 128 <= seen <= 130
+            painted = "Array.from(evkf.store.counts.paint((value) => value === value ? 1 : 2))"
+            kinds = np.array(page.evaluate(painted)).reshape(5, -1)
+            assert set(kinds[:, :10].ravel()) == {0}
+            assert set(kinds[:, -1]) == {1}
+    finally:
+        server.stop()

@@ -216,7 +216,7 @@ def test_an_engine_that_is_killed_is_told_of_and_the_page_goes_on_when_it_is_res
     page: Page, session: Session
 ):
     session.kill()
-    says(page, "The engine has died. Go on with “evkf resume”.")
+    says(page, f"The engine has died. Go on with “evkf resume {session.folder}”.")
     page.wait_for_timeout(2000)
     # It does not forget why, though nobody answers now.
     says(page, "The engine has died.", seconds=0.1)

@@ -19,6 +19,7 @@ from evkf.commands.console import (
     console,
     emit,
     json_target,
+    progress_bar,
 )
 from evkf.commands.options import Folder, check_ending, result
 from evkf.data import recording_to_nwb
@@ -40,7 +41,8 @@ def replay(
 ) -> None:
     """Compute a session again from its journal, and compare with what it published, bit for bit.
 
-    Exits with 1 if something differs.
+    Exits with 1 if something differs. It takes as long as filtering and learning took in the
+    session, which is less than the session lasted, and up to a minute to compile.
 
     \b
     Examples:
@@ -52,7 +54,8 @@ def replay(
     plan = Plan.read(folder)
     low_latency()
     keep_compiled(folder)
-    found = replay_session(folder, plan)
+    with progress_bar(say, "records of the journal") as progress:
+        found = replay_session(folder, plan, progress)
     for words in found.differ:
         say.print(f"differs: {words}")
     if found.holes:
@@ -86,6 +89,8 @@ def export(
     They are computed again from the journal. Bins that were lost are masked. Rates are those
     expected before a bin was seen. What the operator marked is there too, and when each bin was
     sent by the clock of its source. The session may still be running: what is durable is written.
+    It takes as long as filtering and learning took in the session, which is less than the session
+    lasted, and up to a minute to compile.
 
     \b
     Examples:
@@ -101,7 +106,8 @@ def export(
     low_latency()
     keep_compiled(folder)
     made = parts(plan, folder)
-    exported = recall_recording(folder, plan, made)
+    with progress_bar(say, "records of the journal") as progress:
+        exported = recall_recording(folder, plan, made, progress)
     recording = exported.recording
     claim([target], force)
     if target.suffix == ".nwb":

@@ -39,7 +39,7 @@ from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, p
 from evkf.live.ports import Phase, Report
 from evkf.live.run import open_journal, recall
 from evkf.units import UnitModel
-from evkf.wiring import listening, read_blank
+from evkf.wiring import GATEWAYS, listening, made_ready, read_blank
 
 
 def live(
@@ -199,8 +199,12 @@ def _go_on(
     keep_compiled(folder)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    with serving(folder, plan, made, say) as page:
+    beside = made_ready(plan, folder, made, resumed=True)
+    with serving(folder, plan, made, say) as page, beside as sending:
         engine = build(plan, made)
+        if sending is not None:
+            # A process that starts would be in the way of what is measured.
+            sending.result()
         costs = rehearse(engine, plan.real_time)
         tell_costs(costs, reckon(costs, plan.period), say)
         player = recall(folder, engine, made.counts)
@@ -210,7 +214,7 @@ def _go_on(
             say.print(f"its stream has ended; `evkf export {folder}` writes it out")
             return {"folder": str(folder), "bins": engine.bins}
         say.print(f"recalled {engine.bins} bins from the journal; the next is bin {player.due.seq}")
-        ready = plan, made, engine, costs, journal, player, None
+        ready = plan, made, engine, costs, journal, player, sending
         return told(folder, run(folder, *ready, page, seconds, say))
 
 
@@ -229,7 +233,10 @@ def _check(
         if given not in known:
             raise InputError(repr(given), name, f"choose one of {', '.join(known)}")
     if source != "rig" and model_file is None:
-        raise InputError("no model", f"--source {source}", "pass --model, what `evkf fit` wrote")
+        remedy = "pass --model, what `evkf fit` wrote"
+        if source in GATEWAYS:
+            remedy += "; docs/rig.md, `The first day`, says how to come by one"
+        raise InputError("no model", f"--source {source}", remedy)
     if source == "rig" and model_file is not None:
         remedy = "leave it out: the rig has neurons of its own"
         raise InputError("a model for the rig", "--model", remedy)
@@ -237,7 +244,10 @@ def _check(
         raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
     if recording is not None and not recording.exists():
         raise InputError("no such file", str(recording), "check the name")
-    if (source == "lsl") != (stream is not None):
+    if source == "lsl" and stream is None:
+        remedy = "name the LSL stream to read, such as --stream spikes"
+        raise InputError("no --stream", "--source lsl", remedy)
+    if source != "lsl" and stream is not None:
         raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
     return "power-loss" if policy == "power-loss" else "process-crash"
 

@@ -1,9 +1,10 @@
 """Options of live sessions."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand
 
 from evkf.live.journal import Policy
 from evkf.live.machine import MOST
@@ -25,6 +26,31 @@ ONLY_OF = {
 """Options that say nothing to other sources than these, and what they are if left out."""
 AHEAD = 25
 """Bins that the page looks ahead, unless told."""
+
+PANELS = {
+    "Arguments": "folder",
+    "Source": "source model_file recording speed address stream sample_rate lateness blank "
+    "bin_width latents neurons bins reorder patience",
+    "Page and estimates": "web tls_cert tls_key no_tls publish open_to_all lsl_out horizon",
+    "Learning": "learn",
+    "Stimulation": "steer controller stimulator max_amplitude max_rate max_charge charge_window",
+    "Session": "seconds policy checkpoint_every real_time overload seed",
+}
+"""Under which headings --help lists what."""
+
+
+class LiveCommand(TyperCommand):
+    """A command whose help has the headings of `PANELS`; what they leave out comes last."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options."""
+        rows = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for title, names in PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([rows.pop(name) for name in names.split()])
+        with formatter.section("Other options"):
+            formatter.write_dl(list(rows.values()))
+
 
 NewFolder = Annotated[
     Path | None,

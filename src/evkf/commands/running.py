@@ -37,7 +37,7 @@ def serving(folder: Path, plan: Plan, made: Parts, say: Console) -> Iterator[Web
         return
     try:
         say.print(f"the page is at {page_address(found.address, found.token)}")
-        found.desk.tell(Report.starting("programs are compiled"))
+        found.desk.tell(Report.starting("programs are being compiled"))
         yield found
     except (InputError, KeyboardInterrupt) as error:
         why = f"it did not begin: {error or 'interrupted'}"
@@ -66,7 +66,7 @@ def run_new(
     keep_compiled(folder)
     say.print(f"starting: compiling, {folder}")
     made = parts(plan, folder)
-    with serving(folder, plan, made, say) as page, made_ready(plan, folder) as sending:
+    with serving(folder, plan, made, say) as page, made_ready(plan, folder, made) as sending:
         settled = sending.result if sending is not None else lambda: None
         plan, made, engine, costs = fitted(plan, folder, made, settled)
         _check_load(plan, costs, overload, say)

@@ -58,7 +58,7 @@ def view(
     grows = is_written(folder / JOURNAL)
     can = ("download",) if grows else ("download", "speed", "reset")
     more = {"can": can, "speed": None if grows else speed, "mode": "view", "horizon": 0}
-    screen = screen_of(plan, made)._replace(**more)
+    screen = screen_of(plan, folder, made)._replace(**more)
     shape = screen.latents, screen.units, plan.bin_width
     token, listener = keep_token(folder), listen(place)
     address = place.url(listener.getsockname()[1])

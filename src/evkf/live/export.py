@@ -14,9 +14,9 @@ from evkf.live.desk import Ask
 from evkf.live.engine import Latent
 from evkf.live.frames import Frame
 from evkf.live.plan import JOURNAL, Parts, Plan, build
-from evkf.live.recall import Player
+from evkf.live.recall import Player, Progress, records
 from evkf.live.records import Bin, Kind, decode
-from evkf.live.segments import Record, read
+from evkf.live.segments import Record
 from evkf.units import Inferred
 
 
@@ -82,16 +82,20 @@ class _Kept:
                 self.zero_ns = bin.received_ns + self._ahead_ns - since
 
 
-def recall_recording(folder: Path, plan: Plan, made: Parts) -> Exported:
+def recall_recording(
+    folder: Path, plan: Plan, made: Parts, progress: Progress | None = None
+) -> Exported:
     """Compute a session again from its journal.
 
     Args:
         folder: Of the session.
         plan: Its plan.
         made: What its engine is built from.
+        progress: Told how many records of its journal, of how many, have been taken.
     """
     kept, engine = _Kept(plan.bin_width), build(plan, made)
-    Player(engine, made.counts, keep=kept.keep).play(kept.watch(read(folder / JOURNAL)))
+    taken = kept.watch(records(folder / JOURNAL, progress))
+    Player(engine, made.counts, keep=kept.keep).play(taken)
     num = len(kept.places)
     if not num:
         raise InputError("a session without bins", str(folder), "name another")

@@ -95,8 +95,8 @@ class PipeSender:
         """Send a frame; waits while there is no room."""
         self._own.send(data)
 
-    def read(self, timeout: float = 0.0) -> list[bytes]:
-        """Answers that are there; waits for the first so many seconds."""
+    def read(self, timeout: float | None = 0.0) -> list[bytes]:
+        """Answers that are there; waits for the first so many seconds, with None for ever."""
         found = []
         while select.select([self._own], [], [], 0 if found else timeout)[0]:
             data = self._own.recv(ROOM)

@@ -1,6 +1,7 @@
 """A session computed again from its journal: to go on after a crash, or to see that it agrees."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,16 @@ from evkf.live.frames import Decoder, Frame
 from evkf.live.order import LARGEST_GAP
 from evkf.live.ports import Due
 from evkf.live.records import Bin, Kind, Learning, Lost, Step, decode
-from evkf.live.segments import HOLE, Record
+from evkf.live.segments import HOLE, Record, end_of, read
 
 Keep = Callable[[int, Frame | None, Latent], None]
+Progress = Callable[[int, int], None]
 
 SHOWN = 10
 """Disagreements that are told of."""
+
+EVERY = 100
+"""Records from one word on how far it is to the next."""
 
 
 class Agreement(NamedTuple):
@@ -31,6 +36,25 @@ class Agreement(NamedTuple):
     """The first that are not the same to the last bit."""
     holes: int
     """Stretches of records that could not be kept."""
+
+
+def records(journal: Path, progress: Progress | None = None, first: int = 0) -> Iterator[Record]:
+    """Records of a journal, and words on how many of how many have been taken.
+
+    Args:
+        journal: Its folder.
+        progress: Told how many records were taken, and how many there were at the beginning.
+        first: Position to begin at.
+    """
+    if progress is None:
+        yield from read(journal, first=first)
+        return
+    end = end_of(journal)
+    for record in read(journal, first=first):
+        if record.position % EVERY == 0:
+            progress(record.position, end)
+        yield record
+    progress(end, end)
 
 
 class Player:

@@ -18,9 +18,9 @@ from evkf.live.journal import Journal
 from evkf.live.loop import Closed, Loop
 from evkf.live.plan import CHECKPOINTS, JOURNAL, LOG, Plan, build, describe, parts
 from evkf.live.ports import Due, Report, Sink, Source
-from evkf.live.recall import Agreement, Player
+from evkf.live.recall import Agreement, Player, Progress, records
 from evkf.live.records import Kind, encode_words
-from evkf.live.segments import end_of, read
+from evkf.live.segments import end_of
 from evkf.live.session import Session
 
 Tell = Callable[[Report], None]
@@ -85,7 +85,13 @@ class CheckpointSaver:
         self._thread.join(timeout=30)
 
 
-def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> Player:
+def recall(
+    folder: Path,
+    engine: Engine,
+    counts: bool,
+    whole: bool = False,
+    progress: Progress | None = None,
+) -> Player:
     """Compute a session again, up to the last bin that its journal holds.
 
     Args:
@@ -93,6 +99,7 @@ def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> P
         engine: Its engine before the first bin, which is taken to the last.
         counts: Whether observations are counts.
         whole: From its first bin on, not from the newest checkpoint.
+        progress: Told how many records of how many have been taken.
 
     Returns:
         What took the records; it knows the bin that is due, and how they compare.
@@ -103,7 +110,7 @@ def recall(folder: Path, engine: Engine, counts: bool, whole: bool = False) -> P
         engine.state = found.state
         position, due = int(found.metadata["position"]), Due(*json.loads(found.metadata["due"]))
     player = Player(engine, counts, due)
-    player.play(read(folder / JOURNAL, first=position))
+    player.play(records(folder / JOURNAL, progress, position))
     return player
 
 
@@ -119,10 +126,11 @@ def _newest(folder: Path, engine: Engine) -> Checkpoint | None:
     return found
 
 
-def replay(folder: Path, plan: Plan) -> Agreement:
+def replay(folder: Path, plan: Plan, progress: Progress | None = None) -> Agreement:
     """Compute a session again from its first bin, and compare with what it published."""
     made = parts(plan, folder)
-    return recall(folder, build(plan, made), made.counts, whole=True).agreement
+    engine = build(plan, made)
+    return recall(folder, engine, made.counts, whole=True, progress=progress).agreement
 
 
 def open_journal(folder: Path, plan: Plan, disk: Disk = DISK) -> Journal:

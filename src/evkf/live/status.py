@@ -86,7 +86,7 @@ def table(report: dict[str, Any]) -> Table:
     found.add_row("state", f"[{colour}]{phase}[/]  {report['why']}")
     found.add_row("bins", f"{report['bins']}  ({report['rate']:.1f} a second)")
     shown = f"median {median:.2f} ms, p99 {high:.2f}, p99.9 {higher:.2f}, worst {worst:.2f}"
-    found.add_row("taken in to published", shown)
+    found.add_row("taken in to published", shown if report["taken"] else "none yet")
     missing = f"{counters['lost']} lost, {counters['late']} late, {report['refused']} refused"
     mended = f"{counters['duplicates']} duplicates, {counters['reordered']} reordered"
     found.add_row("bins not as they should be", f"{missing}, {mended}")
@@ -97,7 +97,7 @@ def table(report: dict[str, Any]) -> Table:
         found.add_row("stimulation", report["stimulation"])
     found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
     durable = f"up to bin {report['acknowledged']}, {report['exposure_ms']:.1f} ms at most"
-    found.add_row("durable", durable)
+    found.add_row("durable", durable if report["acknowledged"] >= 0 else "none yet")
     return found
 
 

@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 from evkf.errors import EvkfError, InputError
 from evkf.live.frames import HEADER, Frame, encode
 from evkf.live.machine import aside
-from evkf.live.pipes import PipeSender, PipeSource, pair
+from evkf.live.pipes import PEER, PipeSender, PipeSource, pair
 from evkf.live.run import Logger
 from evkf.rigs.clock import Flag, Kind
 
 AGAIN_S, END_S = 5.0, 10.0
 """Seconds from one start of a gateway to the next, and that it has to end."""
 
-GAVE_UP = b"?"
-"""What precedes the reason that a gateway gives up for; no frame begins so."""
+UP, GAVE_UP = b"+", b"?"
+"""What a gateway says when its process has started, and what precedes the reason that it gives up
+for; no frame begins so."""
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -143,7 +144,10 @@ def notes_of(setup: Setup) -> Notes:
 def _main(run: Run, own: socket.socket, setup: Setup) -> None:
     sender, notes = PipeSender(own), notes_of(setup)
     try:
-        run(setup, sender, notes)
+        sender.send(UP)
+        # It starts while programs are compiled, and waits until bins are asked for.
+        first, since_ns = json.loads(sender.read(timeout=None)[0])
+        run(setup._replace(first=first, since_ns=since_ns), sender, notes)
     except (KeyboardInterrupt, ConnectionError):
         # The session is gone, or an interrupt of the terminal ends both.
         pass
@@ -158,7 +162,8 @@ def _main(run: Run, own: socket.socket, setup: Setup) -> None:
 class RigSource:
     """Frames of a gateway in a process of its own, which is begun again when it crashes.
 
-    One that gives up, because it cannot do what it is told, is not: the session fails.
+    One that gives up, because it cannot do what it is told, is not: the session fails. It speaks to
+    the rig from when frames are first asked for; before, it only starts.
 
     Args:
         run: What the gateway does.
@@ -177,8 +182,17 @@ class RigSource:
 
     def _begin(self) -> None:
         own, other = pair()
-        self._pipe, self._begun = PipeSource(own), time.monotonic()
+        self._pipe, self._begun, self._asked = PipeSource(own), time.monotonic(), False
         self._process = spawn(_main, other, self._run, other, self._setup)
+
+    def due(self, first: int, since_ns: int) -> None:
+        """Say which bin is due, before any is asked for, and when the one before it ended."""
+        self._setup = self._setup._replace(first=first, since_ns=since_ns)
+
+    def wait_until_up(self) -> None:
+        """Wait until its process has started, or has failed to; before any frame is asked for."""
+        while not self._pipe.receive(0.1, 1) and not self._pipe.gone:
+            pass
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there; waits for the first so many seconds.
@@ -186,7 +200,13 @@ class RigSource:
         Raises:
             InputError: The gateway cannot do what it is told.
         """
+        if not self._asked:
+            self._asked = True
+            setup = self._setup
+            self._pipe.answer(PEER, json.dumps([setup.first, setup.since_ns]).encode())
         found = self._pipe.receive(timeout, most)
+        if found and found[0][1] == UP:
+            del found[0]
         if found and found[-1][1].startswith(GAVE_UP):
             self._why = found.pop()[1].removeprefix(GAVE_UP)
         if found:
@@ -210,7 +230,7 @@ class RigSource:
             self._pipe.close()
             if self._last:
                 *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)
-                self._setup = self._setup._replace(first=seq + 1, since_ns=sent_ns)
+                self.due(seq + 1, sent_ns)
             self._begin()
 
     def answer(self, peer: Any, data: bytes) -> None:

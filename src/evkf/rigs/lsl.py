@@ -29,8 +29,12 @@ NEAR = 0.01
 FOLLOW = 0.1
 """How quickly the time that the next bin is due at follows the time stamps."""
 
-LOOK_S, WAIT_S, MOST = 1.0, 0.02, 1024
-"""Seconds to look for a stream and to wait for a sample, and samples that are taken at once."""
+LOOK_S, OPEN_S, WAIT_S, MOST = 1.0, 10.0, 0.02, 1024
+"""Seconds to look for a stream, to open it and to wait for a sample, and samples that are taken at
+once."""
+
+SHOWN = 10
+"""Streams that are named when the one that is wanted is not there."""
 
 
 def read_stamp(stamp: float) -> int:
@@ -179,11 +183,14 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
             raise InputError(f"stream {setup.stream!r} of another kind", "--stream", remedy)
         inlet = pylsl.StreamInlet(info, recover=False, processing_flags=0)
         try:
-            inlet.open_stream(timeout=10.0)
+            inlet.open_stream(timeout=OPEN_S)
+            if regular:
+                # What finds a stream leaves out its description.
+                check_labels(inlet.info(OPEN_S).get_channel_labels() or [], setup, notes)
             notes.tell(f"lsl: connected to {setup.stream!r} on {info.hostname()}")
             drain(inlet, notes)
             _follow(inlet, taker, sender)
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             # All that LSL raises: it is lost, or cannot be opened.
             notes.tell(f"lsl: {setup.stream!r}: {error}")
             taker.leave()
@@ -199,12 +206,24 @@ def _find(name: str, sender: PipeSender, notes: Notes) -> Any:
     waiting = False
     while not (found := pylsl.resolve_byprop("name", name, 1, LOOK_S)):
         if not waiting:
-            notes.tell(f"lsl: there is none yet called {name!r}; waiting for it")
+            there = describe(pylsl.resolve_streams(LOOK_S))
+            notes.tell(f"lsl: there is none yet called {name!r}; waiting for it; found: {there}")
         waiting = True
         sender.read()
     if len(found) > 1:
         notes.tell(f"lsl: {len(found)} streams are called {name!r}; taking one")
     return found[0]
+
+
+def describe(streams: Sequence[Any]) -> str:
+    """Streams in words, for one who looked for another."""
+    told = [
+        f"{info.name()!r} ({info.channel_count()} channels, {info.nominal_srate():g} Hz, "
+        f"on {info.hostname()})"
+        for info in streams[:SHOWN]
+    ]
+    more = [f"and {len(streams) - SHOWN} more"] if len(streams) > SHOWN else []
+    return ", ".join(told + more) or "no stream"
 
 
 def check(info: Any, setup: Setup) -> bool:
@@ -224,6 +243,36 @@ def check(info: Any, setup: Setup) -> bool:
         what = f"{info.channel_count()} channels, the model has {len(setup.units)} units"
         raise InputError(what, where, "stream one channel a unit, in the model's order")
     return True
+
+
+def check_labels(labels: Sequence[str | None], setup: Setup, notes: Notes) -> None:
+    """Refuse a stream of bins whose channels are called otherwise than the model's units.
+
+    Args:
+        labels: Of the channels, as far as they have any.
+        setup: What the gateway was told.
+        notes: Told if the model's units are mere numbers, which labels cannot be compared with.
+
+    Example:
+        >>> check_labels(["b", "a"], Setup(("a", "b"), 0.01, stream="s"), Notes(print))
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: channel 0 is 'b', the model's unit there is 'a': the same units in \
+another order (in stream 's'): send channels in the model's order, or fit a model of this stream
+    """
+    pairs = enumerate(zip(labels, setup.units, strict=False))
+    wrong = [(at, label, unit) for at, (label, unit) in pairs if label and label != unit]
+    if not wrong:
+        return
+    at, label, unit = wrong[0]
+    what = f"channel {at} is {label!r}, the model's unit there is {unit!r}"
+    mixed = sorted(filter(None, labels)) == sorted(setup.units)
+    if not mixed and setup.units == tuple(str(number) for number in range(len(setup.units))):
+        notes.tell(f"lsl: {what}: the model only numbers its units, so their order is not checked")
+        return
+    also = ": the same units in another order" if mixed else ""
+    remedy = "send channels in the model's order, or fit a model of this stream"
+    raise InputError(what + also, f"stream {setup.stream!r}", remedy)
 
 
 def drain(inlet: Any, notes: Notes) -> int:

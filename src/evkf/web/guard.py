@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from evkf.web.access import Access, Denied
+from evkf.web.access import Access, Denied, Why
 from evkf.web.refusals import Refusals
 
 Scope = MutableMapping[str, Any]
@@ -65,16 +65,39 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _answer(scope: Scope, send: Send, denied: Denied) -> None:
-    body = json.dumps({"refused": denied.why, "text": denied.text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    body, kind = json.dumps({"refused": denied.why, "text": denied.text}), b"application/json"
+    if denied.why == Why.HOST and _is_browser(scope):
+        body, kind = _where_to(scope), b"text/plain; charset=utf-8"
+    data = body.encode()
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(data))]
     if denied.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    kind = "http.response"
+    way = "http.response"
     if scope["type"] == "websocket":
-        kind = "websocket.http.response"
-        if kind not in (scope.get("extensions") or {}):
+        way = "websocket.http.response"
+        if way not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": 1008})
             return
-    start = {"type": f"{kind}.start", "status": denied.status, "headers": [*headers, *HEADERS]}
+    start = {"type": f"{way}.start", "status": denied.status, "headers": [*headers, *HEADERS]}
     await send(start)
-    await send({"type": f"{kind}.body", "body": body})
+    await send({"type": f"{way}.body", "body": data})
+
+
+def _is_browser(scope: Scope) -> bool:
+    """Whether somebody asks for a page, to read it."""
+    accepted = [value for name, value in scope["headers"] if name.lower() == b"accept"]
+    return scope["type"] == "http" and any(b"text/html" in value for value in accepted)
+
+
+def _where_to(scope: Scope) -> str:
+    """How to come to the page, for one who asked for it by a name that is not known here."""
+    port, scheme = (scope.get("server") or ("", 8765))[1], scope["scheme"]
+    return (
+        "This session does not answer to the name in the address that you opened.\n\n"
+        f"On the machine that it runs on, open {scheme}://127.0.0.1:{port}/ or "
+        f"{scheme}://localhost:{port}/.\n"
+        f"From another machine, run ssh -L {port}:127.0.0.1:{port} MACHINE there, and open "
+        f"{scheme}://127.0.0.1:{port}/.\n"
+        f"To let others reach it by name, begin or resume it with --web MACHINE:{port} "
+        "(docs/security.md).\n"
+    )

@@ -39,7 +39,7 @@ class Screen(NamedTuple):
     """What does not change from bin to bin.
 
     Attributes:
-        session: Name of the session.
+        session: Name of the session, the same wherever its folder is.
         source: Where its bins come from.
         bin_width: Seconds.
         latents: How many.
@@ -50,6 +50,7 @@ class Screen(NamedTuple):
         can: What can be asked for.
         speed: Of the source, if it can be changed.
         mode: "live", or "view" of a journal.
+        folder: Of the session, as its command was given it: what people know it by.
     """
 
     session: str
@@ -63,6 +64,7 @@ class Screen(NamedTuple):
     can: tuple[str, ...]
     speed: float | None = None
     mode: str = "live"
+    folder: str = ""
 
     @property
     def channels(self) -> int:

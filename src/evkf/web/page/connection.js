@@ -179,7 +179,8 @@ export class Connection {
 
   died() {
     const why = this.report?.phase === "failed" ? this.report.why : "";
-    return `The engine has died${why ? `: ${why}` : ""}. Go on with “evkf resume”.`;
+    const resume = ["evkf resume", this.hello?.folder].filter(Boolean).join(" ");
+    return `The engine has died${why ? `: ${why}` : ""}. Go on with “${resume}”.`;
   }
 
   words() {

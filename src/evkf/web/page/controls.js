@@ -54,13 +54,14 @@ export class Controls {
       get(id).disabled = !can.has(ask) || !live;
     }
     get("mark-text").disabled = get("mark").disabled;
-    get("stop").disabled = hello.can !== undefined && !can.has("stop");
-    get("stop").title = get("stop").disabled ? "nothing stimulates in this session" : "";
+    get("stop").hidden = get("stop").disabled = hello.can !== undefined && !can.has("stop");
     get("arm").hidden = !can.has("arm");
     get("source-group").hidden = !can.has("speed") && !can.has("reset");
     if (hello.speed) this.showSpeed(String(hello.speed));
     get("nwb").hidden = !can.has("download");
-    get("session").textContent = hello.session;
+    get("session").textContent = this.called;
+    get("session").title = `session ${hello.session}, in ${hello.folder || "a folder that is not known"}`;
+    document.title = `${this.called} – evkf`;
     get("rates-note").textContent = hello.mode === "view" ? "are not kept in a journal" : "";
     get("forecast-note").textContent = hello.mode === "view" ? "not kept" : "";
     get("truth").hidden = !hello.has_truth;
@@ -201,12 +202,17 @@ export class Controls {
     get("help").setAttribute("aria-expanded", String(!get("shortcuts").hidden));
   }
 
+  /** What people know the session by: its folder. */
+  get called() {
+    return this.hello?.folder?.split("/").filter(Boolean).at(-1) ?? this.hello?.session ?? "evkf";
+  }
+
   name(ending) {
-    return `${this.hello?.session ?? "evkf"}-${Math.round(Number(get("time").dataset.value) || 0)}s.${ending}`;
+    return `${this.called}-${Math.round(Number(get("time").dataset.value) || 0)}s.${ending}`;
   }
 
   get title() {
-    return `evkf ${this.hello?.session ?? ""}, ${get("time").textContent}, bin ${get("bin").textContent}`;
+    return `evkf ${this.called}, ${get("time").textContent}, bin ${get("bin").textContent}`;
   }
 
   async png() {
@@ -232,7 +238,9 @@ export class Controls {
 
   key(event) {
     if (event.key === "Escape") {
+      // Whatever else it does: nothing may come before the stop.
       this.stop();
+      if (!get("shortcuts").hidden) this.help();
       return;
     }
     const typing = event.target.matches?.("input:not([type=range]), select, textarea");

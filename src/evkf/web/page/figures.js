@@ -149,6 +149,7 @@ export class Figure {
   }
 
   range(name, start, end) {
+    if (!Number.isFinite(start) || !Number.isFinite(end)) return; // a figure would stay empty for good
     const range = this.plot[name];
     if (range.start !== start || range.end !== end) range.setv({ start, end });
   }

@@ -151,19 +151,19 @@ export class Numbers {
     const { counters = {}, latency_ns: latency = [] } = report;
     show("rate", report.rate, fixed(report.rate, 1));
     ["latency-median", "latency-p99"].forEach((id, which) => {
-      const milliseconds = Number.isFinite(latency[which]) ? latency[which] / 1e6 : NaN;
+      const milliseconds = report.taken !== 0 && Number.isFinite(latency[which]) ? latency[which] / 1e6 : NaN;
       show(id, milliseconds, `${fixed(milliseconds, milliseconds < 10 ? 2 : 0)} ms`);
     });
     show("late", counters.late);
     show("lost", counters.lost);
-    show("learned", report.learned, `${Number(report.learned).toLocaleString("en")} bins`);
-    show("durable", report.acknowledged);
+    show("learned", report.learned, `${Number(report.learned).toLocaleString("en")} bins${since(report)}`);
+    show("durable", report.acknowledged, report.acknowledged < 0 ? "none yet" : undefined);
     show("refused", report.refused);
   }
 
   age({ field }) {
     if (!field) {
-      document.getElementById("field-age").textContent = "field comes with a checkpoint";
+      document.getElementById("field-age").textContent = "the field is being computed";
       return;
     }
     const seconds = field.seconds_old + (performance.now() - field.received) / 1000;
@@ -172,20 +172,23 @@ export class Numbers {
 }
 
 const PHASES = {
-  starting: "Programs are compiled; no bin is accepted yet.",
+  starting: "Programs are being compiled; no bin is accepted yet.",
   ready: "Bins are filtered and published.",
   degraded: "The journal cannot be written: nothing is acknowledged, filtering goes on.",
   failed: "The session cannot go on; what the journal holds is whole.",
   closed: "The session is closed.",
 };
 
+/** What is counted by a process is not of the whole session once that was resumed. */
+const since = (report) => (report.bins > report.taken ? " since the resume" : "");
+
 /** State of the session and of learning, which are told even while the display is paused. */
 export function tellState(report) {
   const share = report.taken > 0 ? Math.round((100 * report.learned) / report.taken) : 0;
-  const why = report.why && report.phase !== "ready" ? ` (${report.why})` : "";
+  const why = report.why && !["ready", "starting"].includes(report.phase) ? ` (${report.why})` : "";
   const learning = report.frozen
     ? "Learning is frozen: the model stays as it is."
-    : `The model learned after ${share} % of bins.`;
+    : `The model learned after ${share} % of bins${since(report)}.`;
   const stimulation = report.stimulation ? ` Stimulation is ${report.stimulation}.` : "";
   show("phase", report.phase, report.phase);
   document.getElementById("phase").dataset.tone = { ready: "good", starting: "wait", closed: "wait" }[report.phase] ?? "bad";

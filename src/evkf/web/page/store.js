@@ -4,6 +4,7 @@ import { checkBins, checkField } from "./decode.js";
 import { Columns, Course, Histogram, Ring } from "./rings.js";
 
 const BRIDGED = 1;
+const UNSEEN = 255;
 const LATENCIES = 20000;
 const MARKS = 200;
 
@@ -36,6 +37,7 @@ export class Store {
       ring.clear();
     }
     this.evidence.clear();
+    this.compared = null; // evidence whose time is not known yet
     this.marks = [];
     this.seq = -1;
     this.skipped = 0;
@@ -82,10 +84,13 @@ export class Store {
     this.skipped += header.skipped ?? 0;
     for (const mark of header.marks ?? []) this.marks.push(mark);
     this.marks.splice(0, Math.max(0, this.marks.length - MARKS));
-    if (header.evidence) {
-      const { model, random_walk: walk, initial } = header.evidence;
+    if (header.evidence) this.compared = header.evidence;
+    // A page that was just opened may be told of evidence before it knows the time.
+    if (this.compared && Number.isFinite(this.now)) {
+      const { model, random_walk: walk, initial } = this.compared;
       this.evidence.push([this.now, model - walk, model - initial]);
       this.versions.evidence += 1;
+      this.compared = null;
     }
     if (header.report) this.report = header.report;
   }
@@ -98,18 +103,20 @@ export class Store {
   takeChannels({ time, counts, rate, flags, latency }, bins) {
     const { channels } = this.hello;
     for (let k = 0; k < bins; k += 1) {
-      this.counts.put(this.place(time[k]), counts, k * channels, 255);
       const missing = (flags[k] & BRIDGED) !== 0;
+      // What nobody watched is not missing: nothing is drawn before the first bin that is known.
+      const seen = () => counts.slice(k * channels, (k + 1) * channels).some((count) => count !== UNSEEN);
+      if (this.counts.newest >= 0 || seen()) this.counts.put(this.place(time[k]), counts, k * channels, UNSEEN);
       if (missing || !Number.isNaN(latency[k])) this.latency.put(missing ? NaN : latency[k]);
     }
-    const known = Math.min(rate.shape[0], bins);
-    for (let k = 0; k < known; k += 1) {
-      const place = this.place(time[bins - known + k]);
-      const at = (rate.shape[0] - known + k) * channels;
+    const rated = Math.min(rate.shape[0], bins);
+    for (let k = 0; k < rated; k += 1) {
+      const place = this.place(time[bins - rated + k]);
+      const at = (rate.shape[0] - rated + k) * channels;
       this.rates.advance(Math.floor(place / this.rates.binsPer) - 1, true);
       this.rates.put(place, rate, at, NaN);
     }
-    if (known > 0) {
+    if (rated > 0) {
       // Few are faster than this; one that is must not leave the others dark.
       const last = rate.slice((rate.shape[0] - 1) * channels).sort();
       const top = 1.1 * last[Math.floor(0.98 * (channels - 1))];
