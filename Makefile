@@ -92,7 +92,7 @@ docs: dev ## build the documentation into site/
 figures: dev ## draw the figures of the tutorials anew, into docs/img/
 	@cd docs/img && for script in ../../examples/*.py; do echo "$$script"; ../../$(BIN)/python $$script || exit 1; done
 
-audit: dev ## look up known weaknesses of what is locked, as far as this machine can ask
+audit: dev ## look up known vulnerabilities of what is locked, as far as this machine can ask
 	@$(BIN)/python benchmarks/audit.py
 
 release: dev ## build wheel and sdist, and try them in clean environments, extra by extra

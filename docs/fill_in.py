@@ -8,6 +8,7 @@ Between `<!-- results: SOURCE -->` and `<!-- end -->` stands what a file under `
     reaching/reaching.md | GPFA (not causal) | R² from rates | mean      without its spread
     paper/table1.json : config.trials                           a value, by its path
     live/latency.json : 10ms.session.p999 : .2f                 a number, in a format of Python's
+    live/latency.json : 10ms.costs_ms.compile / 1000 : .0f      a part of it, such as s of ms
     bench/gpu.json : parts.sessions.figures.1.value : .0f       of a list, the place counted from 0
     adversarial.json : rows.*.bins : ,                          the sum over a list
     losses.json # table                                         what `result_tables` makes of it
@@ -114,8 +115,11 @@ def cell(results: Path, source: str) -> str:
 def value(results: Path, source: str) -> str:
     """What a JSON file says at a path."""
     name, path, *form = (part.strip() for part in source.split(":"))
+    path, *parts = path.split(" / ")
     found = follow(json.loads(read(results, name)), path.split("."), source)
     try:
+        for part in parts:
+            found /= float(part)
         return format(found, *form)
     except (TypeError, ValueError):
         remedy = "end with : FORMAT, such as .2f or , for a number, or with the path"
