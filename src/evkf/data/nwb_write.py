@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from evkf.data._nwb_file import MODULE, clock, need, open_nwb
+from evkf.data._nwb_file import MODULE, TRIALS, clock, need, open_nwb, read_intervals
 from evkf.data._nwb_make import add_trials, as_column, finished, make_series, new_file
 from evkf.data.nwb import warn
 from evkf.data.recording import Recording
@@ -67,14 +67,15 @@ def write_nwb(
     They are added to a copy of the file the recording was read from; a recording from elsewhere
     gets a new file, with its trials. To add them to the source itself, pass its name as `path` and
     `overwrite=True`. In every case a copy beside `path` is written, validated, and then moved into
-    place: a failure leaves everything as it was. Where windows of trials overlap, time stamps step
-    back from one to the next, with an `NwbWarning`.
+    place: a failure leaves everything as it was. Where windows of trials overlap, or trials are out
+    of order, time stamps step back from one to the next, with an `NwbWarning`.
 
     Args:
         path: Where to, a name that ends in .nwb.
         recording: What was filtered.
         results: What came of it.
-        into: The NWB file to add to a copy of, in place of the recording's source.
+        into: The NWB file to add to a copy of, in place of the recording's source. Trials get the
+            ids of those in its table that begin and end with them; none if some are not there.
         overwrite: Replace a file that is there, and estimates of an earlier run within it.
         began: When second 0 of the recording was, with its zone, for a new file.
 
@@ -90,11 +91,12 @@ def write_nwb(
     """
     _check_results(recording, results)
     source = _source(recording, into)
-    ids = _trial_ids(recording, source is None, into is not None)
+    ids = _trial_ids(recording, source, into is not None)
     back = _steps_back(recording)
     if back:
         what = f"time stamps step back at the start of {back} of {recording.num_trials} trials"
-        warn(f"{path}: {what}, as windows overlap; series {TRIAL!r} and {FRESH!r} tell them apart")
+        why = "as windows overlap or trials are out of order"
+        warn(f"{path}: {what}, {why}; series {FRESH!r} tells them apart")
     with finished(path, overwrite, new=source is None) as part:
         pynwb = need("pynwb")
         if source is None:
@@ -220,12 +222,30 @@ def recording_to_nwb(
             io.write(file)
 
 
-def _trial_ids(recording: Recording, new: bool, elsewhere: bool) -> np.ndarray | None:
-    """Ids of the trials in the table of the file written to; none of a session read as one."""
-    known = recording.trials.get("id")
-    if new or (elsewhere and known is None):
+def _trial_ids(recording: Recording, source: Path | None, elsewhere: bool) -> np.ndarray | None:
+    """Ids of the trials in the table of the file written to, if they are known."""
+    columns = recording.trials
+    if source is None:
         return np.arange(recording.num_trials)
-    return known if known is not None and known.dtype.kind in "iu" else None
+    if not elsewhere:
+        known = columns.get("id")
+        return known if known is not None and known.dtype.kind in "iu" else None
+    with open_nwb(source) as file:
+        if TRIALS not in file:
+            return None
+        ids, spans = file[TRIALS]["id"][...], read_intervals(file, TRIALS)
+    width = recording.bin_width
+    ends = recording.start_times + width * np.asarray(recording.lengths)
+    bounds = [(columns.get("start_time"), columns.get("stop_time")), (recording.start_times, ends)]
+    for starts, stops in bounds:
+        if starts is None or stops is None or (starts.dtype.kind + stops.dtype.kind).strip("iuf"):
+            continue
+        same = np.abs(spans[:, 0] - starts[:, None]) < width / 2
+        # a stop that is missing does not speak against it
+        same &= ~(np.abs(spans[:, 1] - stops[:, None]) >= width)
+        if same.any(axis=1).all():
+            return ids[same.argmax(axis=1)]
+    return None
 
 
 def _steps_back(recording: Recording) -> int:
