@@ -27,6 +27,7 @@ from evkf.data._nwb_units import Units
 from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
 from evkf.data.recording import Columns, Recording, Series
 from evkf.errors import InputError
+from evkf.ragged import bins_of
 
 
 class NwbWarning(UserWarning):
@@ -102,9 +103,7 @@ def read_nwb(
             starts, lengths, rows = np.array([start]), np.array([num]), {}
         else:
             starts, lengths, rows = _read_trials(file, source, bin_width, align, window, trials)
-        begins = np.repeat(starts, lengths) + bin_width * np.concatenate(
-            [np.arange(n) for n in lengths]
-        )
+        begins = np.repeat(starts, lengths) + bin_width * bins_of(lengths)
         counts = np.empty((len(begins), len(chosen)), np.int32)
         for column, unit in enumerate(chosen):
             times = table.read(unit, *table.bounds(unit))

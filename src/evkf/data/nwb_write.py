@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from evkf.data._nwb_file import MODULE, TRIALS, clock, need, open_nwb, read_intervals
+from evkf.data._nwb_file import MODULE, clock, find_trials, nwb_module, open_nwb
 from evkf.data._nwb_make import add_trials, as_column, finished, make_series, new_file
 from evkf.data.nwb import warn
 from evkf.data.recording import Recording
@@ -98,7 +98,7 @@ def write_nwb(
         why = "as windows overlap or trials are out of order"
         warn(f"{path}: {what}, {why}; series {FRESH!r} tells them apart")
     with finished(path, overwrite, new=source is None) as part:
-        pynwb = need("pynwb")
+        pynwb = nwb_module("pynwb")
         if source is None:
             file = new_file(recording, began)
             add_trials(file, recording)
@@ -117,7 +117,7 @@ def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool 
     """Refuse what `write_nwb` would refuse to copy, before there are results."""
     source = _source(recording, None)
     if source is not None:
-        with need("h5py").File(source) as file:
+        with nwb_module("h5py").File(source) as file:
             _check_copy(file, source, Path(path), overwrite)
 
 
@@ -209,7 +209,7 @@ def recording_to_nwb(
     """
     counts = _whole(recording)
     with finished(path, overwrite, new=True) as part:
-        pynwb = need("pynwb")
+        pynwb = nwb_module("pynwb")
         file = new_file(recording, began)
         add_trials(file, recording)
         _add_units(file, recording, counts, seed)
@@ -224,28 +224,13 @@ def recording_to_nwb(
 
 def _trial_ids(recording: Recording, source: Path | None, elsewhere: bool) -> np.ndarray | None:
     """Ids of the trials in the table of the file written to, if they are known."""
-    columns = recording.trials
     if source is None:
         return np.arange(recording.num_trials)
     if not elsewhere:
-        known = columns.get("id")
+        known = recording.trials.get("id")
         return known if known is not None and known.dtype.kind in "iu" else None
     with open_nwb(source) as file:
-        if TRIALS not in file:
-            return None
-        ids, spans = file[TRIALS]["id"][...], read_intervals(file, TRIALS)
-    width = recording.bin_width
-    ends = recording.start_times + width * np.asarray(recording.lengths)
-    bounds = [(columns.get("start_time"), columns.get("stop_time")), (recording.start_times, ends)]
-    for starts, stops in bounds:
-        if starts is None or stops is None or (starts.dtype.kind + stops.dtype.kind).strip("iuf"):
-            continue
-        same = np.abs(spans[:, 0] - starts[:, None]) < width / 2
-        # a stop that is missing does not speak against it
-        same &= ~(np.abs(spans[:, 1] - stops[:, None]) >= width)
-        if same.any(axis=1).all():
-            return ids[same.argmax(axis=1)]
-    return None
+        return find_trials(file, recording)
 
 
 def _steps_back(recording: Recording) -> int:
@@ -265,7 +250,7 @@ def _source(recording: Recording, into: str | os.PathLike | None) -> Path | None
 
 def _copy(source: Path, part: Path, path: Path, overwrite: bool) -> None:
     shutil.copyfile(source, part)
-    with need("h5py").File(part, "a") as file:
+    with nwb_module("h5py").File(part, "a") as file:
         _check_copy(file, source, path, overwrite)
         if f"processing/{MODULE}" in file:
             del file[f"processing/{MODULE}"]
@@ -282,7 +267,7 @@ def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
 
 def _check_links(file: Any, source: Path) -> None:
     """Links to other files are relative to the folder of the file that has them."""
-    h5py = need("h5py")
+    h5py = nwb_module("h5py")
 
     def look(name: str, link: Any) -> tuple[str, str] | None:
         far = isinstance(link, h5py.ExternalLink) and not os.path.isabs(link.filename)
@@ -347,7 +332,7 @@ def _add_results(
         times = results.source_times
         module.add(make_series(recording, shared, SOURCE_TIMES, times, "seconds", text))
     if results.marks:
-        marks = need("pynwb.epoch").TimeIntervals(
+        marks = nwb_module("pynwb.epoch").TimeIntervals(
             name=MARKS, description="Moments that the operator marked."
         )
         marks.add_column(name="label", description="what was written")
