@@ -42,9 +42,11 @@ INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
   0    done
-  1    done, but a check or a target fell short
+  1    a check or a target fell short, a session failed,
+       or nothing could be fetched
   2    bad usage, bad input, or an output that cannot be written
-  130  interrupted"""
+  130  interrupted (Ctrl-C ends live, resume and serve in good order,
+       which is 0)"""
 
 app = typer.Typer(
     name="evkf",

@@ -72,6 +72,7 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         # The rig's clock, at which a bin was sent when it was over.
         assert np.allclose(np.diff(found["source_times"]), 0.01, atol=0.2)
         assert found["mark_times"].shape == (0,)
+        assert not {"counts", "masks"} & set(found.files)  # as the help says
     plan = Plan.read(folder)
     exported = recall_recording(folder, plan, parts(plan, folder))
     assert before < exported.began < datetime.now(UTC)

@@ -190,5 +190,5 @@ def test_without_the_packages(monkeypatch):
         "neo": (lambda: from_neo(None, 0.1), lambda: to_neo(recording, np.ones(2))),
     }.items():
         for work in works:
-            with pytest.raises(InputError, match=f"pip install {name}"):
+            with pytest.raises(InputError, match=rf"needs {name} \(in .*pip install {name}"):
                 work()

@@ -128,6 +128,50 @@ def test_columns_are_times_if_they_lie_within_their_trials(tmp_path):
             read_nwb(path, 0.1, name)
 
 
+def with_columns(path, starts, length, **columns):
+    file = nwb_files.add_units(nwb_files.empty(), [np.arange(0.05, 30, 0.1)])
+    for name in columns:
+        file.add_trial_column(name, name)
+    for k, start in enumerate(starts):
+        row = {name: values[k] for name, values in columns.items()}
+        file.add_trial(start_time=start, stop_time=start + length, **row)
+    return nwb_files.write(path, file)
+
+
+def test_events_outside_short_trials_are_times_too(tmp_path):
+    starts = np.array([3.0, 9.5, 5.0, 7.0, 11.0])  # no table need be in order
+    path = with_columns(
+        tmp_path / "a.nwb",
+        starts,
+        0.4,
+        cue_on=starts - 0.5,
+        fixation_time=starts - 1.0,
+        reward=starts + 0.9,
+        cue_off=np.where(starts > 6, np.nan, starts - 0.1),
+    )
+    for name, after in (("cue_on", -0.5), ("fixation_time", -1.0), ("reward", 0.9)):
+        got = read_nwb(path, 0.1, name, (0.0, 0.3))
+        np.testing.assert_allclose(got.start_times, starts + after)
+    with pytest.warns(NwbWarning, match="3 of 5 rows of the trials have no cue_off"):
+        assert read_nwb(path, 0.1, "cue_off", (0.0, 0.3)).trials["id"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("num", [4, 5, 20])
+def test_numbers_that_are_no_times_of_the_session_are_refused(tmp_path, num):
+    rng = np.random.default_rng(num)
+    columns = {
+        "reaction_time": rng.uniform(0.2, 0.4, num),
+        "reaction_ms": rng.uniform(200, 400, num),
+        "duration": np.full(num, 0.4),
+        "condition": np.arange(num) % 3,
+        "offset_time": np.full(num, -0.5),  # from start_time, not from that of the session
+    }
+    path = with_columns(tmp_path / "a.nwb", 1.3 * np.arange(num), 0.4, **columns)
+    for name in columns:
+        with pytest.raises(InputError, match=f"no times '{name}', .*start_time, stop_time$"):
+            read_nwb(path, 0.1, name)
+
+
 def test_without_a_window_a_trial_goes_on_to_its_stop(path):
     recording = read_nwb(path, 0.3, "start_time")
     assert recording.lengths == (6, 6, 6, 6)
@@ -242,7 +286,7 @@ def test_a_damaged_block_of_a_file_is_said_in_one_line(tmp_path):
 
 def test_a_missing_package_is_named_with_its_extra(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(InputError, match=r'pip install "evkf\[nwb\]"'):
+    with pytest.raises(InputError, match=r'an NWB file needs h5py .*pip install "evkf\[nwb\]"'):
         read_nwb(path, 0.1)
 
 

@@ -1,5 +1,6 @@
 """Writing NWB files: round trips, what others say of them, and that nothing is ever damaged."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -118,11 +119,18 @@ def test_trials_with_gaps_have_time_stamps(source, tmp_path):
     check_with_others(tmp_path / "out.nwb")
 
 
-def test_results_are_cut_into_trials_again_where_windows_overlap(source, tmp_path):
-    path, trials = tmp_path / "out.nwb", [3, 0, 2]
-    recording = read_nwb(source, 0.1, "go_time", (-1.5, 1.5), trials=trials)
+@pytest.mark.parametrize(
+    ("window", "trials", "back"),
+    [((-1.5, 1.5), [0, 2, 3], 1), ((-0.5, 0.5), [3, 0, 2], 1), ((-1.5, 1.5), [3, 2, 0], 2)],
+)
+def test_results_are_cut_into_trials_again_where_time_stamps_step_back(
+    source, tmp_path, window, trials, back
+):
+    path = tmp_path / "out.nwb"
+    recording = read_nwb(source, 0.1, "go_time", window, trials=trials)
     results = made_up(recording)
-    with pytest.warns(NwbWarning, match="step back at the start of 1 of 3 trials") as caught:
+    why = "as windows overlap or trials are out of order; series 'fresh'"
+    with pytest.warns(NwbWarning, match=f"the start of {back} of 3 trials, {why}") as caught:
         write_nwb(path, recording, results)
     assert caught[0].filename == __file__
     got = read_results(path)
@@ -131,6 +139,38 @@ def test_results_are_cut_into_trials_again_where_windows_overlap(source, tmp_pat
     for own, want in zip(cut, recording.split(results.latent_mean), strict=True):
         np.testing.assert_array_equal(own, want)
     check_with_others(path)
+
+
+def test_ids_of_trials_are_those_of_the_table_of_another_file(source, tmp_path):
+    other, out = tmp_path / "other.nwb", tmp_path / "out.nwb"
+    recording = read_nwb(source, 0.1, "start_time", trials=[1, 2])
+    recording_to_nwb(other, recording)  # with ids 0 and 1
+    write_nwb(out, recording, made_up(recording), into=other)
+    assert read_results(out).trial.tolist() == [0] * 20 + [1] * 20
+    # without ids of its own, and by when trials begin where windows do not
+    bare = dataclasses.replace(recording, trials={})
+    write_nwb(out, bare, made_up(recording), into=source, overwrite=True)
+    assert read_results(out).trial.tolist() == [1] * 20 + [2] * 20
+    moved = read_nwb(source, 0.1, "go_time", (0.0, 0.5), trials=[2, 3])
+    write_nwb(out, moved, made_up(moved), into=source, overwrite=True)
+    assert read_results(out).trial.tolist() == [2] * 5 + [3] * 5
+
+
+def test_no_ids_of_trials_are_written_where_another_file_has_none_such(source, tmp_path):
+    other, out = tmp_path / "other.nwb", tmp_path / "out.nwb"
+    recording = read_nwb(source, 0.1, "start_time", trials=[1, 2])
+    recording_to_nwb(other, recording.take([0]))
+    whole = read_nwb(source, 0.1)  # begins with the first trial, and goes on
+    named = dataclasses.replace(recording, trials={"start_time": np.array(["2", "4"])})
+    late = dataclasses.replace(named, start_times=recording.start_times + 0.3)
+    for made, into in ((recording, other), (whole, source), (late, source)):
+        write_nwb(out, made, made_up(made), into=into, overwrite=True)
+        got = read_results(out)
+        assert got.trial is None
+        assert got.fresh.sum() == made.num_trials
+    bare = nwb_files.write(tmp_path / "bare.nwb", nwb_files.empty())
+    write_nwb(out, recording, made_up(recording), into=bare, overwrite=True)
+    assert read_results(out).trial is None
 
 
 def test_the_source_itself_is_changed_only_on_request(source):

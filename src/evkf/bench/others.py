@@ -49,6 +49,7 @@ ALIKE = {
 
 SEEDS, QUICK_SEEDS = 5, 2
 BINS, QUICK_BINS = 2000, 300
+PARTICLES = 1000
 
 
 class Other(NamedTuple):
@@ -193,7 +194,6 @@ def compare(
     num_bins: int = 2000,
     packages: Sequence[str] = PACKAGES,
     repeats: int = 5,
-    particles: int = 1000,
 ) -> list[Other]:
     """Filter one simulated recording with others and ours, one after another; all on the CPU.
 
@@ -209,7 +209,6 @@ def compare(
         num_bins: Length of the recording.
         packages: Among `PACKAGES`.
         repeats: Timed runs through the recording.
-        particles: Particles of the particle filter.
 
     Returns:
         Ours, then the others'.
@@ -230,7 +229,7 @@ def compare(
             "system": system,
             "packages": list(packages),
             "repeats": repeats,
-            "particles": particles,
+            "particles": PARTICLES,
             "seed": seed,
         }
         found = _work(python, spec, folder)
@@ -240,9 +239,9 @@ def compare(
     return [ours, *rows]
 
 
-def nearest(rows: Sequence[Other], package: str = "dynamax") -> Other | None:
-    """The filter of a package with the best log density; None if none kept all bins."""
-    kept = [row for row in rows if row.package == package and math.isfinite(row.log_density)]
+def nearest(rows: Sequence[Other]) -> Other | None:
+    """The filter of dynamax with the best log density; None if none kept all bins."""
+    kept = [row for row in rows if row.package == "dynamax" and math.isfinite(row.log_density)]
     return max(kept, key=lambda row: row.log_density, default=None)
 
 

@@ -37,10 +37,11 @@ from evkf.commands.options import (
 )
 from evkf.dimension import possible_latents, suggest_latents
 from evkf.errors import InputError
+from evkf.learning.warmup import KINDS
 from evkf.splits import halved
 from evkf.units import fit_recording, passes_for
 
-LIKELIHOODS = ("poisson", "negative_binomial", "bernoulli", "gaussian")
+LIKELIHOODS = tuple(KINDS)
 
 
 def fit(
@@ -77,7 +78,7 @@ def fit(
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
     Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
-    passes, and the least within one standard error of the best is taken. The options behind the
+    passes, and the smallest within one standard error of the best is taken. The options behind the
     model are written beside it, to MODEL.config.json.
 
     \b

@@ -86,11 +86,12 @@ def export(
 ) -> None:
     """Write a session as a recording, with latents, rates and bounds of every bin.
 
-    They are computed again from the journal. Bins that were lost are masked. Rates are those
-    expected before a bin was seen. What the operator marked is there too, and when each bin was
-    sent by the clock of its source. The session may still be running: what is durable is written.
-    It takes as long as filtering and learning took in the session, which is less than the session
-    lasted, and up to a minute to compile.
+    They are computed again from the journal. Rates are those expected before a bin was seen. What
+    the operator marked is there too, and when each bin was sent by the clock of its source. Counts
+    of spikes are written to .nwb only, with bins that were lost masked; .npz and .h5 have no counts
+    and no masks. The session may still be running: what is durable is written. It takes as long as
+    filtering and learning took in the session, which is less than the session lasted, and up to a
+    minute to compile.
 
     \b
     Examples:
@@ -120,7 +121,7 @@ def export(
         write_estimates(target, recording, arrays, force)
     bins, lost = recording.num_bins, int((~recording.masks).all(axis=1).sum())
     trials = "1 trial" if recording.num_trials == 1 else f"{recording.num_trials} trials"
-    say.print(f"{bins} bins, {lost} of them lost, {trials}: {target}")
+    say.print(f"{bins} bins, {lost} of them lost or wholly masked, {trials}: {target}")
     emit(json_file, result("export", options, bins=bins, lost=lost, written=str(target)))
 
 

@@ -89,7 +89,7 @@ def live(
     """Run a live session: bins in, latents out, all of it in a journal.
 
     Without options a simulated rig sends bins. Ctrl-C ends the session in good order; after a
-    crash, `evkf resume DIR` goes on. What goes over the wire is told in docs/live_protocol.md.
+    crash, `evkf resume DIR` goes on. What goes over the wire is described in docs/live_protocol.md.
 
     \b
     Examples:

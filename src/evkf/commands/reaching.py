@@ -1,7 +1,6 @@
 """The reaches of the paper's Figure 4, decoded anew from a recording."""
 
 import time
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +22,7 @@ from evkf.commands.console import (
     write_results,
 )
 from evkf.commands.console import progress_bar as bar
-from evkf.commands.options import Behaviour, Condition
-from evkf.data import NwbWarning
+from evkf.commands.options import Behaviour, Condition, noting
 from evkf.errors import InputError
 from evkf.experiments import reaching as protocol
 from evkf.experiments.reaching import Reaches
@@ -84,8 +82,8 @@ def reaching(
             scores, parts, model = protocol.one_seed(reaches, seed, effort, tell)
         rows.append(scores)
         own, took = scores[0], time.perf_counter() - began
-        found = f"R² from rates {own.rates_r2:.3f}, hidden units {own.co_smoothing:.3f} bits/spike"
-        say.print(f"seed {seed} ({seed + 1} of {num}): {found}, {took:.0f} s")
+        found = f"R² from rates {own.rates_r2:.3f}, held-out units {own.co_smoothing:.3f}"
+        say.print(f"seed {seed} ({seed + 1} of {num}): {found} bits/spike, {took:.0f} s")
         if figure is None:
             figure = draw(reaches, parts, show(reaches, parts, model))
     assert figure is not None
@@ -121,11 +119,8 @@ def _find(data: Path | None) -> Path:
 
 
 def _read(say: Console, path: Path, behaviour: str | None, condition: str | None) -> Reaches:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NwbWarning)
+    with noting(say):
         reaches = protocol.read_reaches(path, behaviour, condition)
-    for warning in caught:
-        say.print(f"note: {warning.message}")
     recording = reaches.recording
     told = f"{recording.num_trials} trials, {recording.num_units} units"
     say.print(f"{path}: {told}; {reaches.velocity} by {reaches.condition or 'no condition'}")

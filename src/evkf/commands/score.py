@@ -62,8 +62,8 @@ def score(
     (co-smoothing); R² is of condition averages, and of behaviour decoded from rates and from
     latents. Baselines are the same filter with a random walk for dynamics, GPFA, a linear system,
     causal smoothing, a Wiener filter and, with --condition, the average of the condition. Trials
-    judged that the model was fitted to are counted and told: fit it with --held-out, or to another
-    recording.
+    judged that the model was fitted to are counted and reported: fit it with --held-out, or to
+    another recording.
 
     \b
     Examples:

@@ -32,9 +32,9 @@ def serve(
     """Keep several live sessions running, a process each.
 
     DIR/NAME.toml has options of `evkf live` for a session, which lives in DIR/NAME; what its
-    process says is in DIR/NAME.log. A session that dies is taken up again from its journal, and the
-    others do not notice. Sessions that are there already are taken up where they were. NAME.toml is
-    read when a session begins, not when it is taken up again. Ctrl-C ends all in good order.
+    process says is in DIR/NAME.log. A session that dies is resumed from its journal, and the others
+    do not notice. Sessions that are there already are resumed too. NAME.toml is read when a session
+    begins, not when it is resumed. Ctrl-C ends all in good order.
 
     \b
     Examples:

@@ -135,7 +135,7 @@ def stop(
     """Stop the stimulation of a session, whatever state that is in; it goes on filtering.
 
     The guard is told, past the session. If it does not answer it is ended, and stimulation with
-    it. Only `evkf arm` lifts a stop, also if the session is taken up again.
+    it. A stop holds, also over a resume, until `evkf arm` or "Arm" on the page lifts it.
 
     \b
     Examples:
@@ -177,6 +177,6 @@ def _tell(command: str, options: dict[str, Any], word: Word) -> None:
     else:
         say.print(f"the stop is lifted; {output.state} until {SOUND} estimates are sound")
     if word == Word.STOP and not (folder / STOPPED).exists():
-        say.print("the disk refuses to keep it: a session taken up again would not be stopped")
+        say.print("the disk refuses to keep it: a session that is resumed would not be stopped")
     told = {} if output is None else output._asdict()
     emit(json_file, result(command, options, answered=output is not None, **told))

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from evkf.checks import check_known
 from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
+from evkf.installed import need
 
 TRIALS, INVALID = "intervals/trials", "intervals/invalid_times"
 MODULE = "evkf"
@@ -25,22 +26,16 @@ MODULE = "evkf"
 Query = Mapping[str, Any] | Sequence[Any] | np.ndarray | None
 
 
-def need(name: str) -> Any:
+def nwb_module(name: str) -> Any:
     """A module that only NWB files need."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"NWB files need {error.name}, which is not installed",
-            "evkf.data",
-            'pip install "evkf[nwb]"',
-        ) from error
+    need("an NWB file", "nwb", name.partition(".")[0])
+    return importlib.import_module(name)
 
 
 @contextmanager
 def open_nwb(path: str | os.PathLike) -> Iterator[Any]:
     """The file, open for reading; what is wrong with it said in one line."""
-    h5py = need("h5py")
+    h5py = nwb_module("h5py")
     place = Path(path)
     if not place.is_file():
         raise InputError("no such file", str(path), "check the name")
@@ -82,7 +77,7 @@ def read_table(group: Any, leave_out: Sequence[str] = (), ragged: bool = True) -
 
 def read_values(dataset: Any) -> np.ndarray | None:
     """All of a column; None of a compound one."""
-    h5py = need("h5py")
+    h5py = nwb_module("h5py")
     if h5py.check_string_dtype(dataset.dtype):
         return np.asarray(dataset.asstr()[...]).astype(str)
     if h5py.check_ref_dtype(dataset.dtype):
@@ -145,6 +140,27 @@ def read_intervals(file: Any, name: str) -> Float[np.ndarray, "W 2"]:
     if name not in file:
         return np.zeros((0, 2))
     return np.stack([file[name][key][...].astype(float) for key in ("start_time", "stop_time")], 1)
+
+
+def find_trials(file: Any, recording: Recording) -> np.ndarray | None:
+    """Ids of the rows of the trials table that begin and end as the trials do, if all have one."""
+    if TRIALS not in file:
+        return None
+    ids, spans, width = file[TRIALS]["id"][...], read_intervals(file, TRIALS), recording.bin_width
+    columns, begin = recording.trials, recording.start_times
+    end = begin + width * np.asarray(recording.lengths)
+    # as their table had them, for windows begin and end elsewhere; else as they are
+    for starts, stops in ((columns.get("start_time"), columns.get("stop_time")), (begin, end)):
+        if starts is None or stops is None or (starts.dtype.kind + stops.dtype.kind).strip("iuf"):
+            continue
+        found = []
+        for start, stop in zip(starts, stops, strict=True):
+            same = np.abs(spans[:, 0] - start) < width / 2
+            same &= ~(np.abs(spans[:, 1] - stop) >= width)  # one that is missing agrees with all
+            found.append(np.flatnonzero(same))
+        if all(len(rows) for rows in found):
+            return ids[[rows[0] for rows in found]]
+    return None
 
 
 def find_series(file: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evkf.data._nwb_file import MODULE, need
+from evkf.data._nwb_file import MODULE, nwb_module
 from evkf.data.files import replacing
 from evkf.data.recording import Recording
 from evkf.errors import InputError
@@ -25,7 +25,7 @@ def finished(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
         raise InputError(f"a file named {given.name!r}", str(path), "end it in .nwb")
     with replacing(given, overwrite) as part:
         yield part
-        errors = need("pynwb").validate(path=str(part))
+        errors = nwb_module("pynwb").validate(path=str(part))
         # an older source may have errors of its own
         ours = [error for error in errors if new or f"processing/{MODULE}" in str(error)]
         if ours:
@@ -37,8 +37,8 @@ def new_file(recording: Recording, began: datetime | None = None) -> Any:
     """Nothing but where it came from, and when it began if that is known."""
     source = Path(recording.source).name
     unknown = "" if began else "; when it began is not known"
-    return need("pynwb").NWBFile(
-        subject=need("pynwb.file").Subject(
+    return nwb_module("pynwb").NWBFile(
+        subject=nwb_module("pynwb.file").Subject(
             subject_id="unknown",
             sex="U",
             age="P0D/",
@@ -60,7 +60,7 @@ def make_series(
     more: str = "",
 ) -> Any:
     """One sample a bin; the times of `shared` series are stored once."""
-    series = need("pynwb").TimeSeries
+    series = nwb_module("pynwb").TimeSeries
     if recording.gap_free:
         even = {"starting_time": recording.start_times[0], "rate": 1 / recording.bin_width}
     else:

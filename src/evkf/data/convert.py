@@ -209,8 +209,8 @@ def _import(name: str) -> Any:
     try:
         return __import__(name)
     except ModuleNotFoundError as error:
-        what = f"this conversion needs {name}, which is not installed"
-        raise InputError(what, "evkf.data.convert", f"pip install {name}") from error
+        what = f"this conversion needs {name}"
+        raise InputError(what, "this installation", f"pip install {name}") from error
 
 
 def _check_type(given: Any, kinds: Any, where: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from evkf.errors import InputError
+from evkf.installed import need
 
 KINDS = "biufcSU"
 """Kinds of numbers and text that both formats hold without pickle."""
@@ -225,12 +226,7 @@ def import_h5py() -> Any:
         >>> import_h5py().__name__
         'h5py'
     """
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "HDF5 files need h5py, which is not installed",
-            "evkf.data",
-            'pip install "evkf[hdf5]"',
-        ) from error
+    need("an HDF5 file", "hdf5", "h5py")
+    import h5py
+
     return h5py

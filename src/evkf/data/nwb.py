@@ -27,6 +27,7 @@ from evkf.data._nwb_units import Units
 from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
 from evkf.data.recording import Columns, Recording, Series
 from evkf.errors import InputError
+from evkf.ragged import bins_of
 
 
 class NwbWarning(UserWarning):
@@ -60,10 +61,10 @@ def read_nwb(
     Args:
         path: An NWB 2 file.
         bin_width: In seconds.
-        align: A column of the trials table with times that lie within the trials, one trial a row;
-            rows without that time are left out, with an `NwbWarning`. None reads the session as a
-            single trial: from the first to the last of the units' `obs_intervals`, else from 0 to
-            the last spike.
+        align: A column of the trials table with times that lie within the trials or near them, one
+            trial a row; rows without that time are left out, with an `NwbWarning`. None reads the
+            session as a single trial: from the first to the last of the units' `obs_intervals`,
+            else from 0 to the last spike.
         window: Seconds from `align` to begin and end at, such as (-0.25, 0.45); without one a trial
             goes on to its `stop_time`. As many whole bins as fit are read.
         behaviour: Names or paths of series under processing and acquisition. A bin has the mean of
@@ -102,9 +103,7 @@ def read_nwb(
             starts, lengths, rows = np.array([start]), np.array([num]), {}
         else:
             starts, lengths, rows = _read_trials(file, source, bin_width, align, window, trials)
-        begins = np.repeat(starts, lengths) + bin_width * np.concatenate(
-            [np.arange(n) for n in lengths]
-        )
+        begins = np.repeat(starts, lengths) + bin_width * bins_of(lengths)
         counts = np.empty((len(begins), len(chosen)), np.int32)
         for column, unit in enumerate(chosen):
             times = table.read(unit, *table.bounds(unit))
@@ -262,17 +261,22 @@ def _read_trials(
 
 
 def _holds_times(table: Columns, name: str) -> bool:
-    """Whether most of a column lies within start and stop of its trial, or near if named so."""
+    """Whether most of a column is within its trials, or nearly all near them and as far apart."""
     values, start, stop = table[name], table["start_time"], table["stop_time"]
     if name == "id" or values.dtype.kind not in "iuf" or values.ndim != 1:
         return False
-    named = name.endswith("_time")
+    apart = np.diff(np.sort(start[np.isfinite(start)]))
     known = np.isfinite(values) & np.isfinite(stop - start)
     if not known.any():
-        return named
-    slack = stop - start if named else 0.0
+        return name.endswith("_time")
+    values, start, stop = values[known], start[known], stop[known]
+    if ((values >= start) & (values <= stop)).mean() > 0.5:
+        return True
+    # a cue or a reward may be outside its trial, but hardly further than the next one is
+    slack = np.maximum(stop - start, np.median(apart) if len(apart) else 0.0)
     near = (values >= start - slack) & (values <= stop + slack)
-    return bool(near[known].mean() > 0.5)
+    # reaction times and the like are near a few trials too, those at the beginning of a session
+    return bool(near.mean() >= 0.8 and np.ptp(values[near]) >= 0.5 * np.ptp(start[near]))
 
 
 def _read_behaviour(

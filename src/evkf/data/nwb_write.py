@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from evkf.data._nwb_file import MODULE, clock, need, open_nwb
+from evkf.data._nwb_file import MODULE, clock, find_trials, nwb_module, open_nwb
 from evkf.data._nwb_make import add_trials, as_column, finished, make_series, new_file
 from evkf.data.nwb import warn
 from evkf.data.recording import Recording
@@ -67,14 +67,15 @@ def write_nwb(
     They are added to a copy of the file the recording was read from; a recording from elsewhere
     gets a new file, with its trials. To add them to the source itself, pass its name as `path` and
     `overwrite=True`. In every case a copy beside `path` is written, validated, and then moved into
-    place: a failure leaves everything as it was. Where windows of trials overlap, time stamps step
-    back from one to the next, with an `NwbWarning`.
+    place: a failure leaves everything as it was. Where windows of trials overlap, or trials are out
+    of order, time stamps step back from one to the next, with an `NwbWarning`.
 
     Args:
         path: Where to, a name that ends in .nwb.
         recording: What was filtered.
         results: What came of it.
-        into: The NWB file to add to a copy of, in place of the recording's source.
+        into: The NWB file to add to a copy of, in place of the recording's source. Trials get the
+            ids of those in its table that begin and end with them; none if some are not there.
         overwrite: Replace a file that is there, and estimates of an earlier run within it.
         began: When second 0 of the recording was, with its zone, for a new file.
 
@@ -90,13 +91,14 @@ def write_nwb(
     """
     _check_results(recording, results)
     source = _source(recording, into)
-    ids = _trial_ids(recording, source is None, into is not None)
+    ids = _trial_ids(recording, source, into is not None)
     back = _steps_back(recording)
     if back:
         what = f"time stamps step back at the start of {back} of {recording.num_trials} trials"
-        warn(f"{path}: {what}, as windows overlap; series {TRIAL!r} and {FRESH!r} tell them apart")
+        why = "as windows overlap or trials are out of order"
+        warn(f"{path}: {what}, {why}; series {FRESH!r} tells them apart")
     with finished(path, overwrite, new=source is None) as part:
-        pynwb = need("pynwb")
+        pynwb = nwb_module("pynwb")
         if source is None:
             file = new_file(recording, began)
             add_trials(file, recording)
@@ -115,7 +117,7 @@ def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool 
     """Refuse what `write_nwb` would refuse to copy, before there are results."""
     source = _source(recording, None)
     if source is not None:
-        with need("h5py").File(source) as file:
+        with nwb_module("h5py").File(source) as file:
             _check_copy(file, source, Path(path), overwrite)
 
 
@@ -207,7 +209,7 @@ def recording_to_nwb(
     """
     counts = _whole(recording)
     with finished(path, overwrite, new=True) as part:
-        pynwb = need("pynwb")
+        pynwb = nwb_module("pynwb")
         file = new_file(recording, began)
         add_trials(file, recording)
         _add_units(file, recording, counts, seed)
@@ -220,12 +222,15 @@ def recording_to_nwb(
             io.write(file)
 
 
-def _trial_ids(recording: Recording, new: bool, elsewhere: bool) -> np.ndarray | None:
-    """Ids of the trials in the table of the file written to; none of a session read as one."""
-    known = recording.trials.get("id")
-    if new or (elsewhere and known is None):
+def _trial_ids(recording: Recording, source: Path | None, elsewhere: bool) -> np.ndarray | None:
+    """Ids of the trials in the table of the file written to, if they are known."""
+    if source is None:
         return np.arange(recording.num_trials)
-    return known if known is not None and known.dtype.kind in "iu" else None
+    if not elsewhere:
+        known = recording.trials.get("id")
+        return known if known is not None and known.dtype.kind in "iu" else None
+    with open_nwb(source) as file:
+        return find_trials(file, recording)
 
 
 def _steps_back(recording: Recording) -> int:
@@ -245,7 +250,7 @@ def _source(recording: Recording, into: str | os.PathLike | None) -> Path | None
 
 def _copy(source: Path, part: Path, path: Path, overwrite: bool) -> None:
     shutil.copyfile(source, part)
-    with need("h5py").File(part, "a") as file:
+    with nwb_module("h5py").File(part, "a") as file:
         _check_copy(file, source, path, overwrite)
         if f"processing/{MODULE}" in file:
             del file[f"processing/{MODULE}"]
@@ -262,7 +267,7 @@ def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
 
 def _check_links(file: Any, source: Path) -> None:
     """Links to other files are relative to the folder of the file that has them."""
-    h5py = need("h5py")
+    h5py = nwb_module("h5py")
 
     def look(name: str, link: Any) -> tuple[str, str] | None:
         far = isinstance(link, h5py.ExternalLink) and not os.path.isabs(link.filename)
@@ -327,7 +332,7 @@ def _add_results(
         times = results.source_times
         module.add(make_series(recording, shared, SOURCE_TIMES, times, "seconds", text))
     if results.marks:
-        marks = need("pynwb.epoch").TimeIntervals(
+        marks = nwb_module("pynwb.epoch").TimeIntervals(
             name=MARKS, description="Moments that the operator marked."
         )
         marks.add_column(name="label", description="what was written")

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from evkf.errors import InputError
+from evkf.ragged import bins_of
 
 Columns = dict[str, Shaped[np.ndarray, "..."]]
 SPEED = re.compile(r"\s*(/\s*s(ec)?|per\s+s(ec|econd)?|\s+s\^?-1)\s*$", re.IGNORECASE)
@@ -171,8 +172,7 @@ class Recording:
     @property
     def times(self) -> Float[np.ndarray, " T"]:
         """When every bin begins, in seconds of the session."""
-        bins = np.concatenate([np.arange(n) for n in self.lengths])
-        return np.repeat(self.start_times, self.lengths) + self.bin_width * bins
+        return np.repeat(self.start_times, self.lengths) + self.bin_width * bins_of(self.lengths)
 
     @property
     def gap_free(self) -> bool:

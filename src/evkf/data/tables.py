@@ -10,6 +10,7 @@ from evkf.data.files import check_file, unreadable
 from evkf.data.layout import check_counts, find_width
 from evkf.data.recording import Recording
 from evkf.errors import InputError
+from evkf.ragged import bins_of
 
 OWN = ("time", "trial")
 
@@ -165,7 +166,7 @@ def _start_times(
     times: np.ndarray, lengths: np.ndarray, width: float, source: str, lines: list[int]
 ) -> np.ndarray:
     starts = times[np.cumsum(lengths) - lengths]
-    bins = np.concatenate([np.arange(n) for n in lengths])
+    bins = bins_of(lengths)
     # Half a bin lets rounded times pass, and no missing row.
     wrong = ~(np.abs(times - np.repeat(starts, lengths) - width * bins) < width / 2)
     if wrong.any():

@@ -8,7 +8,7 @@ from evkf.experiments.reaching import Reaches
 HEADINGS = {
     "rates_r2": "R² from rates",
     "latents_r2": "R² from latents",
-    "co_smoothing": "hidden units, bits/spike",
+    "co_smoothing": "held-out units, bits/spike",
     "one_step": "one step, bits/spike",
     "psth": "R² of PSTHs",
 }
@@ -19,7 +19,7 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
     parts = protocol.split(reaches, 0)
     trials = f"{parts.train.num_trials} trials to learn from, {parts.test.num_trials} to judge"
     units = (
-        f"{reaches.recording.num_units} units, {parts.hide.sum()} of them hidden for co-smoothing"
+        f"{reaches.recording.num_units} units, {parts.hide.sum()} of them held out for co-smoothing"
     )
     lines = [
         "# Reaching",
