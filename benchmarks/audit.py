@@ -1,8 +1,8 @@
-"""Whether what is locked has known weaknesses.
+"""Whether what is locked has known vulnerabilities.
 
 Looks up every locked version with pip-audit, which asks a public service, and in safety-db, a list
 that comes as a package and needs no service but is some years old. Says which of the two could be
-asked; exits with 1 if one of them knows of a weakness, or if packages do not fit together.
+asked; exits with 1 if one of them knows of a vulnerability, or if packages do not fit together.
 
     python benchmarks/audit.py
 """
@@ -72,11 +72,11 @@ def main() -> int:
         folder = subprocess.check_output([python, "-c", LISTED], text=True).strip()
         bad = json.loads((Path(folder) / "insecure.json").read_text(encoding="utf-8"))
     num, found = asked(json.loads(done.stdout)) if done.stdout else (0, [])
-    print(f"pip-audit: {num} of {len(pins)} packages looked up, {len(found)} weaknesses")
+    print(f"pip-audit: {num} of {len(pins)} packages looked up, {len(found)} vulnerabilities")
     if not num:
         print("it reached no service: run this where it does, before a version is published")
     old = listed(pins, {name: specs for name, specs in bad.items() if not name.startswith("$")})
-    print(f"safety-db: {len(pins)} packages looked up, {len(old)} weaknesses")
+    print(f"safety-db: {len(pins)} packages looked up, {len(old)} vulnerabilities")
     fit = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     print(f"pip check: {fit.stdout.strip()}")
     for each in (*found, *old):
