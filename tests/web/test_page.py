@@ -449,6 +449,21 @@ def test_stimulation_is_not_offered_where_nothing_stimulates(page: Page, fake: F
     assert len(fake.actions) == before
 
 
+def test_stimulation_is_stopped_where_the_page_is_sent_away(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.crowded = True
+    try:
+        with opened(browser, f"{server.address}/#token={TOKEN}") as page:
+            says(page, "Too many are connected. Trying again…")
+            assert not page.is_visible("#stop")
+            page.keyboard.press("Escape")
+            says(page, "Stimulation was told to stop.")
+            assert [action["ask"] for action in server.actions] == ["stop"]
+            says(page, "Too many are connected. Trying again…")
+    finally:
+        server.stop()
+
+
 def test_bins_of_which_no_counts_are_known_are_blank_until_one_is(browser: Any) -> None:
     server = FakePage(channels=5)
     server.flowing = False
