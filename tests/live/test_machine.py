@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from evkf.live.machine import LOWEST, PRIORITY, aside, may_be_real_time, real_time
+from evkf.live.machine import LOWEST, PRIORITY, aside, real_time
 
-pytestmark = pytest.mark.skipif(
-    may_be_real_time() is not None, reason="real-time priority is not permitted"
-)
+with real_time() as refused:
+    pytestmark = pytest.mark.skipif(
+        refused is not None, reason="real-time priority is not permitted"
+    )
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from evkf.errors import InputError
 from evkf.live.control import load
-from evkf.live.disk import Disk
+from evkf.live.disk import DISK
 from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
 from evkf.live.machine import PRIORITY, become_real_time, undisturbed
@@ -223,7 +223,7 @@ def keep_stop(folder: Path, why: str) -> bool:
             file.write(why + "\n")
             file.flush()
             os.fsync(file.fileno())
-        Disk().sync_folder(folder)
+        DISK.sync_folder(folder)
     except OSError:
         return False
     return True
