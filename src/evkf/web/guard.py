@@ -91,17 +91,17 @@ def _is_browser(scope: Scope) -> bool:
 
 def _where_to(scope: Scope) -> str:
     """How to come to the page, for one who asked for it by a name that is not known here."""
-    place = Place(*(scope.get("server") or (HOST, 8765)))
-    address = place.url(place.port, scope["scheme"] == "https")
+    host, port = scope.get("server") or (HOST, 8765)
+    address = Place(host, port).url(port, scope["scheme"] == "https")
     scheme, at = address.split("://")
     # A tunnel ends at another address than the one that is listened at; localhost is known always.
     return (
         "This session does not answer to the name in the address that you opened.\n"
         "Whichever you open instead, keep its last part, #token=…\n\n"
         f"On the machine that it runs on, open {address}/.\n"
-        f"From another machine, run ssh -L {place.port}:{at} MACHINE there, and open "
-        f"{scheme}://localhost:{place.port}/.\n"
-        f"To let others reach it by name, begin or resume it with --web MACHINE:{place.port} and "
+        f"From another machine, run ssh -L {port}:{at} MACHINE there, and open "
+        f"{scheme}://localhost:{port}/.\n"
+        f"To let others reach it by name, begin or resume it with --web MACHINE:{port} and "
         "a certificate,\n--tls-cert and --tls-key, or on a network that you trust with --no-tls "
         "(docs/security.md).\n"
     )
