@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.web.browsing import FLAGS, START_S, Running, chromium, played, until
 
 from evkf.live.answers import Estimate
-from evkf.live.machine import may_be_real_time
+from evkf.live.machine import real_time
 from evkf.web.pages import LINGER_S
 
 SESSION = {"latents": 20, "channels": 1000, "bin_width": 0.001, "horizon": 20, "truth": False}
@@ -179,8 +179,9 @@ def cost(browser: Browser, address: str, pairs: int, seconds: float, wait: float
 def costs(browser: Browser, folder: Path) -> dict[str, Any]:
     """The same of sessions with real-time priority, where that is permitted, and without."""
     wanted = {"ordinary": "--no-real-time"}
-    if may_be_real_time() is None:
-        wanted["real_time"] = "--real-time"
+    with real_time() as refused:
+        if refused is None:
+            wanted["real_time"] = "--real-time"
     found = {}
     for name, option in wanted.items():
         session = Running("live", str(folder / name), *REAL, option, "--web", "127.0.0.1:0")

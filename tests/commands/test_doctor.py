@@ -11,7 +11,7 @@ from rich.console import Console
 from evkf.commands.running import _check_load
 from evkf.errors import InputError
 from evkf.live.engine import Costs
-from evkf.live.machine import PRIORITY, Hiccups, may_be_real_time
+from evkf.live.machine import PRIORITY, Hiccups, real_time
 from evkf.live.plan import Plan
 from tests.test_cli import invoke
 
@@ -65,7 +65,8 @@ def test_a_rate_that_cannot_be_held_is_told(
     told = json.loads(file.read_text())
     assert told["holds"] == (code == 0)
     assert told["costs"]["observe_p99"] == costs.observe_p99
-    assert told["real_time"] == (may_be_real_time() is None)
+    with real_time() as refused:
+        assert told["real_time"] == (refused is None)
 
 
 def test_hiccups_are_those_that_a_session_would_have(
@@ -73,7 +74,8 @@ def test_hiccups_are_those_that_a_session_would_have(
 ):
     monkeypatch.setattr("evkf.commands.doctor.rehearse", lambda *_, **__: LIGHT)
     invoke("doctor")
-    assert at == [PRIORITY if may_be_real_time() is None else 0]
+    with real_time() as refused:
+        assert at == [PRIORITY if refused is None else 0]
 
 
 def test_a_session_above_the_load_does_not_begin_unless_told_to():

@@ -10,7 +10,7 @@ from evkf.dynamics import Driven, GammaDynamics, Linear, Network, ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
 from evkf.learning import Learner, Monitor, scan_watched
-from evkf.learning.monitor import PERIOD, SETTLED, _same_box
+from evkf.learning.monitor import PERIOD, SETTLED, same_box
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
 from evkf.numerics import tree_where
@@ -93,7 +93,7 @@ def test_a_copy_knows_where_states_have_been(driven: bool):
     seen = eqx.tree_at(
         lambda m: m.dynamics, model, dynamics.visited(jnp.full(2, 3.0), jnp.full(2, 0.1))
     )
-    boxed = _same_box(model, seen)
+    boxed = same_box(model.dynamics, seen.dynamics)
     assert jax.tree.all(jax.tree.map(lambda a, b: jnp.all(a == b), boxed, seen.dynamics))
 
 

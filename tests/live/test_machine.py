@@ -1,16 +1,19 @@
 """Priorities of a session's threads."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from evkf.live.machine import LOWEST, PRIORITY, aside, may_be_real_time, real_time
+from evkf.live.machine import LOWEST, PRIORITY, aside, real_time
+from evkf.live.pipes import beside, pair
 
-pytestmark = pytest.mark.skipif(
-    may_be_real_time() is not None, reason="real-time priority is not permitted"
-)
+with real_time() as refused:
+    pytestmark = pytest.mark.skipif(
+        refused is not None, reason="real-time priority is not permitted"
+    )
 
 
 @pytest.fixture
@@ -50,6 +53,22 @@ def test_a_thread_that_ends_meanwhile_is_let_go():
     with real_time():
         end.set()
         thread.join()
+
+
+def wait_for_the_end(own: socket.socket) -> None:
+    own.recv(1)
+
+
+def test_what_is_started_beside_is_an_ordinary_process():
+    own, other = pair()
+    with real_time():
+        process = beside("evkf-test", wait_for_the_end, (other,))
+    assert process.pid is not None
+    assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+    assert other.fileno() == -1
+    own.close()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize("lower", [0, LOWEST])

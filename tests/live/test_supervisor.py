@@ -1,5 +1,6 @@
 """Sessions under a supervisor: each lives and dies on its own."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -65,6 +66,7 @@ def test_what_is_killed_is_taken_up_again_and_the_other_is_left_alone(folder: Pa
     assert right.process is other
     assert right.fate == Fate.RUNS
     assert any("left: died by SIGKILL" in line for line in lines)
+    assert any("left: resumed, process" in line for line in lines)
     supervisor.run(lambda: True)
     assert all(charge.process.poll() is not None for charge in supervisor.charges)
 
@@ -90,7 +92,9 @@ def test_what_dies_at_once_is_tried_ever_more_seldom(folder: Path):
     assert waits[:3] == [SOON_S, 2 * SOON_S, 4 * SOON_S]
     assert waits[-1] == SELDOM_S
     (folder / "left").mkdir()
-    for deaths, line, wait in ((10, "", SELDOM_S), (11, "ready\n", SOON_S)):
+    other = "lsl: looking for a stream\n"
+    ready = f"{other}starting -> ready: bins are taken in as they come\n"
+    for deaths, line, wait in ((10, "", SELDOM_S), (11, other, SELDOM_S), (12, ready, SOON_S)):
         charge.look()
         (folder / "left" / LOG).write_text(line)
         charge.look()
@@ -155,6 +159,33 @@ def test_what_cannot_be_started_leaves_the_others_alone(folder: Path):
     assert [charge.fate for charge in supervisor.charges] == [Fate.WAITS, Fate.RUNS]
     assert any("left: could not be started (no more processes)" in line for line in lines)
     supervisor.run(lambda: True)
+
+
+def test_a_disk_that_fails_ends_no_session(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    stat, fails, lines = Path.stat, [False], []
+
+    def failing(path: Path, **options: bool) -> os.stat_result:
+        if fails[0] and folder / "left" in path.parents:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, **options)
+
+    def start(file: Path, known: bool) -> subprocess.Popen:
+        return python("raise SystemExit(2)" if file.stem == "left" else LIVES)
+
+    monkeypatch.setattr(Path, "stat", failing)
+    supervisor = Supervisor(folder, lines.append, start)
+    left, right = supervisor.charges
+    left.look()
+    right.look()
+    assert left.process is not None
+    assert right.process is not None
+    left.process.wait()
+    fails[0] = True
+    supervisor.run(lambda: left.deaths == 2, every=0.01)
+    assert "left: ended with code 2" in lines[2]
+    assert "left: could not be started ([Errno 5]" in lines[3]
+    assert left.fate == Fate.ENDED
+    assert right.process.poll() == -signal.SIGTERM
 
 
 def test_what_had_begun_is_tried_again_whatever_it_says(folder: Path):

@@ -19,8 +19,20 @@ from evkf.installed import need
 from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND
-from evkf.rigs.gateway import Notes, Setup
-from evkf.rigs.lsl import Rows, Spikes, _find, check, check_labels, describe, drain, run
+from evkf.rigs.gateway import END_S, Notes, Setup
+from evkf.rigs.lsl import (
+    ASK_S,
+    LOOK_S,
+    OPEN_S,
+    Rows,
+    Spikes,
+    _find,
+    check,
+    check_labels,
+    describe,
+    drain,
+    run,
+)
 from evkf.rigs.lsl_out import LslSink, channels, flatten
 
 UNITS = ("a", "b", "c")
@@ -324,18 +336,23 @@ def test_channels_that_are_not_the_units_are_refused(labels: list[str], words: s
         check_labels(labels, Setup(UNITS, 0.01, stream="other"), notes)
 
 
-def test_labels_are_compared_only_where_there_are_names():
+@pytest.mark.parametrize("numbers", [("0", "1", "2"), ("1", "2", "3"), ("4", "17", "23")])
+def test_labels_are_compared_only_where_there_are_names(numbers: tuple[str, ...]):
     lines: list[str] = []
     notes = Notes(lines.append)
     for labels in ([], UNITS, ["a", None, "c"]):
         check_labels(labels, Setup(UNITS, 0.01), notes)
     assert lines == []
-    numbered = Setup(("0", "1", "2"), 0.01)
+    numbered = Setup(numbers, 0.01)
     check_labels(UNITS, numbered, notes)
     assert "the model only numbers its units" in lines[0]
     # These are numbers too, and the same ones.
     with pytest.raises(InputError, match="another order"):
-        check_labels(["1", "0", "2"], numbered, notes)
+        check_labels([numbers[1], numbers[0], numbers[2]], numbered, notes)
+
+
+def test_a_gateway_that_waits_for_a_stream_notices_its_end_in_time():
+    assert LOOK_S + OPEN_S + ASK_S < END_S
 
 
 def test_a_stream_with_other_labels_ends_the_session(tmp_path: Path):

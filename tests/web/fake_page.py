@@ -144,6 +144,7 @@ class FakePage:
     Attributes:
         actions: What was asked for.
         asked: Messages of the page.
+        crowded: Whether pages are sent away, as the server does where too many look.
         flowing: Whether bins come; set it to let the stream stop.
         report: The session's; change it to have another sent.
         sent: Of every message of bins, number and mean of its last bin.
@@ -162,6 +163,7 @@ class FakePage:
         self.source = Oscillator(latents, channels, bin_width, horizon)
         self.truth, self.speed, self.closed = truth, speed, closed
         self.flowing, self.frozen, self.seq = True, False, 0
+        self.crowded = False
         self.actions: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.sent: dict[int, dict[str, Any]] = {}
@@ -259,6 +261,9 @@ class FakePage:
                 await websocket.close(1008)
                 return
             await websocket.accept(subprotocol="evkf" if "evkf" in offered else None)
+            if self.crowded:
+                await websocket.close(1013, "too many are connected")
+                return
             await self._serve(websocket)
 
         app.include_router(page_routes(page_files())[0])

@@ -270,7 +270,10 @@ def test_loopback_is_what_ends_here():
     assert not any(map(is_loopback, outside))
 
 
-def test_a_browser_that_uses_another_name_is_told_where_the_page_is():
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("10.0.0.7", "10.0.0.7")]
+)
+def test_a_browser_that_uses_another_name_is_told_where_the_page_is(host: str, shown: str):
     sent: list[dict] = []
 
     async def send(message: dict) -> None:
@@ -278,11 +281,13 @@ def test_a_browser_that_uses_another_name_is_told_where_the_page_is():
 
     guard = Guard(None, LOCAL, Refusals(lambda *_: None))
     for kind in (b"text/html,*/*", b"application/json"):
-        at = ("127.0.0.1", 8800)
-        asked = scope("/", b"vm:8765", headers=[(b"accept", kind)], server=at)
+        headers = [(b"accept", kind)]
+        asked = scope("/", b"vm:8765", headers=headers, server=(host, 8800))
         asyncio.run(guard(asked, None, send))
     page, program = sent[1]["body"].decode(), json.loads(sent[3]["body"])
-    for words in ("http://127.0.0.1:8800/", "http://localhost:8800/", "ssh -L 8800:", "--web"):
+    here, tunnel = f"open http://{shown}:8800/.", f"ssh -L 8800:{shown}:8800 MACHINE"
+    others = "http://localhost:8800/", "--web", "--tls-cert", "--no-tls", "#token="
+    for words in (here, tunnel, *others):
         assert words in page
     assert (sent[0]["status"], sent[2]["status"]) == (403, 403)
     assert program["refused"] == "host"

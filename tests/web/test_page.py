@@ -449,6 +449,38 @@ def test_stimulation_is_not_offered_where_nothing_stimulates(page: Page, fake: F
     assert len(fake.actions) == before
 
 
+def test_stimulation_is_stopped_where_the_page_is_sent_away(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.crowded = True
+    try:
+        with opened(browser, f"{server.address}/#token={TOKEN}") as page:
+            says(page, "Too many are connected. Trying again…")
+            assert not page.is_visible("#stop")
+            page.keyboard.press("Escape")
+            says(page, "Stimulation was told to stop.")
+            assert [action["ask"] for action in server.actions] == ["stop"]
+            says(page, "Too many are connected. Trying again…")
+    finally:
+        server.stop()
+
+
+def test_what_was_marked_is_gone_when_numbers_begin_anew(browser: Any) -> None:
+    server = FakePage(channels=5)
+    server.flowing = False
+    try:
+        with opened(browser, server.address) as page:
+            until(page, "window.evkf?.store != null")
+            marked = {"marks": [{"seq": 101, "text": "before"}]}
+            server.send(pack({"kind": "bins", "first": 100, **marked}, server.source.bins(100, 5)))
+            until(page, "evkf.store.marks.length === 1")
+            marked = {"marks": [{"seq": 1, "text": "after"}]}
+            server.send(pack({"kind": "bins", "first": 0, **marked}, server.source.bins(105, 5)))
+            until(page, "evkf.store.seq === 4")
+            assert page.evaluate("evkf.store.marks") == marked["marks"]
+    finally:
+        server.stop()
+
+
 def test_bins_of_which_no_counts_are_known_are_blank_until_one_is(browser: Any) -> None:
     server = FakePage(channels=5)
     server.flowing = False

@@ -111,6 +111,36 @@ def test_what_was_asked_for_while_nobody_looked_is_known(tmp_path: Path):
     journal.close()
 
 
+@pytest.mark.parametrize("looking", [False, True])
+@pytest.mark.parametrize("kind", ["session", "its journal"])
+def test_what_was_marked_is_forgotten_when_numbers_begin_anew(
+    tmp_path: Path, kind: str, looking: bool
+):
+    ways = {"session": Following(SCREEN, tmp_path), "its journal": Playing(SCREEN, tmp_path, True)}
+    feed = ways[kind]
+    journal = Journal.open(tmp_path, "process-crash")
+
+    def mark(seq: int, text: str) -> None:
+        journal.append(Kind.ACTION, encode_words(ask="mark", text=text, seq=seq))
+
+    def look() -> None:
+        settle(journal)
+        feed.turn() if looking else feed.begin()
+
+    feed.begin()
+    write(journal, 500)
+    mark(501, "before")
+    look()
+    assert "before" in str(unpack(feed.reel.recent())[0]["marks"])
+    journal.append(Kind.RESTART, encode_words(seq=0))
+    write(journal, 0)
+    mark(1, "after")
+    look()
+    for message in (feed.reel.message(), feed.reel.recent()):
+        assert unpack(message or b"")[0]["marks"] == [{"seq": 1, "text": "after"}]
+    journal.close()
+
+
 def test_an_estimate_waits_for_its_bin_but_not_for_ever(tmp_path: Path):
     clock = Clock()
     feed = Following(SCREEN, tmp_path / "none", clock)

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
+from evkf.dynamics import Driven, ResidualMLP
 from evkf.learning import LearnerState
 from evkf.live.checkpoint import save
 from evkf.live.plan import CHECKPOINTS, Parts, Plan, parts
@@ -102,3 +104,24 @@ def test_evidence_is_for_the_model_that_is_right(states: tuple, made: Parts):
     assert compared.model > compared.random_walk + 0.05
     assert compared.model > compared.initial + 0.05
     assert worth(made.learner, made.model, states[1], states[1]) is None
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_the_initial_model_is_not_judged_by_where_it_has_been(
+    states: tuple, made: Parts, driven: bool
+):
+    second = states[1]
+    mlp = made.model.dynamics
+    assert isinstance(mlp, ResidualMLP)
+    start = made.model
+    if driven:
+        start = eqx.tree_at(lambda m: m.dynamics, start, Driven(mlp, np.ones((2, 1))))
+        bins = second.ring.bins
+        us = np.ones((len(bins.fresh), 1), np.float32)
+        second = second._replace(ring=second.ring._replace(bins=bins._replace(u=us)))
+    # Many of the states are outside of it.
+    known = start.dynamics.visited(np.zeros(2, np.float32), np.full(2, 1e-3, np.float32))
+    before = made.learner.init(eqx.tree_at(lambda m: m.dynamics, start, known))
+    compared = worth(made.learner, start, before, second)
+    assert compared is not None
+    assert compared.initial == pytest.approx(compared.model, rel=1e-6)

@@ -62,7 +62,7 @@ def replay(
         say.print(f"note: {found.holes} stretches of records could not be kept")
     same = "the same to the last bit" if not found.differ else "not the same"
     say.print(
-        f"{found.bins} bins, {found.lost} of them bridged, {found.learned} gradient steps: "
+        f"{found.bins} bins, {found.lost} of them bridged, learned after {found.learned}: "
         f"{found.compared} results compared, {same}"
     )
     emit(json_file, result("replay", options, **found._asdict()))

@@ -180,7 +180,8 @@ class Monitor(eqx.Module):
         """
         begins = jnp.asarray(fresh)
         # A copy that has not been where the model has would lose there for that alone.
-        copy = eqx.tree_at(lambda m: m.dynamics, state.copy, _same_box(state.copy, model))
+        boxed = same_box(state.copy.dynamics, model.dynamics)
+        copy = eqx.tree_at(lambda m: m.dynamics, state.copy, boxed)
         walk, nats_walk = self._walk(state, model, y, mask, begins, key)
         before = tree_where(begins, self.filter.init(copy), state.copied)
         copied, said = self.filter.step(copy, before, y, mask, key, u)
@@ -246,15 +247,15 @@ class Monitor(eqx.Module):
         return found, said.elbo
 
 
-def _same_box(copy: Model, model: Model) -> Dynamics:
-    """The copy's dynamics, with the model's knowledge of where states have been."""
+def same_box(copy: Dynamics, dynamics: Dynamics) -> Dynamics:
+    """A copy of dynamics, with their knowledge of where states have been, if they have any."""
 
-    def box(dynamics: Dynamics) -> tuple[Array, ...]:
-        own = dynamics.undriven if isinstance(dynamics, Driven) else dynamics
+    def box(of: Dynamics) -> tuple[Array, ...]:
+        own = of.undriven if isinstance(of, Driven) else of
         return (own.low, own.high) if isinstance(own, ResidualMLP) else ()
 
-    found = box(copy.dynamics)
-    return eqx.tree_at(box, copy.dynamics, box(model.dynamics)) if found else copy.dynamics
+    known = box(dynamics)
+    return eqx.tree_at(box, copy, known) if known and box(copy) else copy
 
 
 class Watched(NamedTuple):

@@ -83,19 +83,13 @@ def save(
     return path
 
 
-def load_newest(
-    folder: str | Path,
-    like: PyTree,
-    at_most: int | None = None,
-    disk: Disk = DISK,
-) -> Checkpoint | None:
+def load_newest(folder: str | Path, like: PyTree, at_most: int | None = None) -> Checkpoint | None:
     """Read the newest checkpoint that is whole.
 
     Args:
         folder: Where they are.
         like: A tree of the same structure as was saved, see `evkf.storage.load_tree`.
         at_most: None made after a later bin than this is looked at.
-        disk: To use.
 
     Returns:
         The checkpoint; None if there is none that can be used.
@@ -107,7 +101,7 @@ def load_newest(
         CheckpointWarning: For every later one that cannot be used.
     """
     folder = Path(folder)
-    for bin in reversed(_bins(folder, disk)):
+    for bin in reversed(_bins(folder, DISK)):
         if at_most is not None and bin > at_most:
             continue
         path = folder / f"{bin:012d}.safetensors"

@@ -1,6 +1,5 @@
 """Bins of a recording sent at the pace of a rig, from a process of its own."""
 
-import multiprocessing
 import socket
 import time
 from multiprocessing.process import BaseProcess
@@ -11,8 +10,7 @@ import numpy as np
 from evkf.live.answers import Ack, decode_answer
 from evkf.live.desk import Action, Ask
 from evkf.live.frames import Frame, encode, encode_end
-from evkf.live.machine import aside
-from evkf.live.pipes import PipeSender
+from evkf.live.pipes import PipeSender, beside
 
 DRAIN_S = 15.0
 """Seconds to wait for the last acknowledgement."""
@@ -148,10 +146,4 @@ def start_feed(
         first: Number of the first.
         width: Seconds of a bin, for an operator who asks for another speed.
     """
-    context = multiprocessing.get_context("spawn")
-    args = (own, tape, width or period, period, num, first)
-    process = context.Process(target=_main, args=args, name="evkf-feed", daemon=True)
-    with aside():
-        process.start()
-    own.close()
-    return process
+    return beside("evkf-feed", _main, (own,), tape, width or period, period, num, first)

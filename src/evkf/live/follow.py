@@ -4,7 +4,7 @@ import os
 from collections.abc import Container
 from pathlib import Path
 
-from evkf.live.disk import DISK, Disk
+from evkf.live.disk import DISK
 from evkf.live.segments import (
     FIRST_KIND,
     HEADER,
@@ -27,7 +27,6 @@ class Follower:
 
     Args:
         folder: Where the segments are; it may not be there yet.
-        disk: To use.
 
     Example:
         >>> import tempfile
@@ -42,8 +41,8 @@ class Follower:
         ([Record(position=0, kind=8, payload=b'a')], [Record(position=1, kind=8, payload=b'b')], [])
     """
 
-    def __init__(self, folder: Path, disk: Disk = DISK):
-        self._folder, self._disk = folder, disk
+    def __init__(self, folder: Path):
+        self._folder = folder
         self._number, self._at, self._position, self._done = -1, 0, 0, 0
 
     def read(self, most: int = AT_ONCE) -> list[Record]:
@@ -86,7 +85,7 @@ class Follower:
         self._number, self._done = -1, 0
 
     def _last(self) -> int:
-        names = self._disk.list(self._folder) if self._folder.is_dir() else ()
+        names = DISK.list(self._folder) if self._folder.is_dir() else ()
         numbers = [int(name[:12]) for name in names if name.endswith(".journal")]
         return max(numbers, default=-1)
 
@@ -111,7 +110,7 @@ class Follower:
         return [] if again else [record]
 
     def _begin(self, number: int) -> bool:
-        first = first_of(self._disk.read(segment_path(self._folder, number), HEADER_BYTES))
+        first = first_of(DISK.read(segment_path(self._folder, number), HEADER_BYTES))
         if first is None:
             return False
         self._number, self._at, self._position = number, HEADER_BYTES, first

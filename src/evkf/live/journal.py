@@ -343,12 +343,12 @@ def _age_ns(since_ns: int) -> int:
     return time.monotonic_ns() - since_ns
 
 
-def is_written(folder: Path, disk: Disk = DISK) -> bool:
+def is_written(folder: Path) -> bool:
     """Whether somebody has the journal in a folder open, to write to it."""
     try:
-        lock = disk.lock(folder / "lock")
+        lock = DISK.lock(folder / "lock")
     except OSError:
         return False
     if lock is not None:
-        disk.close(lock)
+        DISK.close(lock)
     return lock is None

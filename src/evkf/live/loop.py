@@ -71,7 +71,6 @@ class Loop:
         journal: That of the session, to which it begins to write; it is told of what is durable.
         folder: Of the session: a stop is kept there if no guard is left to do it.
         log: Told a line for every change of state.
-        clock: Nanoseconds, the same as the guard's.
 
     Attributes:
         values: The input of the last bin, as it was written down.
@@ -87,11 +86,11 @@ class Loop:
         journal: Journal,
         folder: Path,
         log: Callable[[str], None],
-        clock: Callable[[], int] = time.monotonic_ns,
     ):
         self._controller, self._own = closed
         self._num, self._dtype = engine.num_inputs, engine.dtype
-        self._journal, self._folder, self._log, self._clock = journal, folder, log, clock
+        self._journal, self._folder, self._log = journal, folder, log
+        self._clock = time.monotonic_ns  # the guard's
         self._period, self._hold = int(period * 1e9), int(HOLD * period * 1e9)
         self._delivered = Delivered(self._num, 10 * self._period)
         self._own.setblocking(False)

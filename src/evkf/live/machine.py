@@ -91,12 +91,6 @@ def reckon(costs: Costs, period: float) -> Load:
     return Load(costs.observe_p99 / period, costs.learn / period)
 
 
-def may_be_real_time() -> str | None:
-    """None if real-time priority is permitted; else why not. Nothing is changed."""
-    with real_time() as refused:
-        return refused
-
-
 def become_real_time(priority: int = PRIORITY, thread: int = 0) -> str | None:
     """Give this thread, and those it starts, real-time priority; why not, if that is refused.
 

@@ -1,12 +1,15 @@
 """A source and a sender on one machine: a pair of sockets, for a rig in its own process."""
 
 import contextlib
+import multiprocessing
 import select
 import socket
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from evkf.live.answers import Estimate
+from evkf.live.machine import aside
 
 ROOM = 1 << 22
 """Bytes that may wait in a socket, if the system allows as much."""
@@ -134,3 +137,25 @@ def pair() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
     return ends
+
+
+def beside(
+    name: str, main: Callable[..., None], ends: tuple[socket.socket, ...], *rest: Any
+) -> BaseProcess:
+    """Call a function in a process of its own, which ends with this one.
+
+    It begins at the priority of ordinary processes, whatever that of the caller is.
+
+    Args:
+        name: Of the process.
+        main: What it calls.
+        ends: Of pairs of sockets, which are handed over: first arguments of the function.
+        rest: Its other arguments.
+    """
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=main, args=(*ends, *rest), name=name, daemon=True)
+    with aside():
+        process.start()
+    for end in ends:
+        end.close()
+    return process

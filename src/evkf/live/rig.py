@@ -110,7 +110,7 @@ class Subject:
     """
 
     def __init__(self, true: Model, seed: int = 0):
-        self._model, self._key, self._bins = true, jax.random.key(seed), 0
+        self._key, self._bins = jax.random.key(seed), 0
         self.z = np.array(true.family.sample(true.prior, self._key, 1)[0])
 
         def step(key: jax.Array, z: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:

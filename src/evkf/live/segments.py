@@ -169,9 +169,9 @@ def read(folder: Path, disk: Disk = DISK, first: int = 0) -> Iterator[Record]:
             yield record
 
 
-def end_of(folder: Path, disk: Disk = DISK) -> int:
+def end_of(folder: Path) -> int:
     """The position after the last record of a journal; only its last segment is looked into."""
-    scan = _Scan(folder, disk, begin=sys.maxsize)
+    scan = _Scan(folder, DISK, begin=sys.maxsize)
     deque(scan, maxlen=0)
     return scan.position
 

@@ -31,8 +31,8 @@ class Spare:
         clock: Nanoseconds.
 
     Attributes:
-        learned: Gradient steps that were made.
-        has_learned: Whether one was made since the last bin.
+        learned: Bins after which it learned.
+        has_learned: Whether it did since the last bin.
     """
 
     def __init__(

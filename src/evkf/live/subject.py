@@ -1,7 +1,6 @@
 """A rig that responds to stimulation, in a process of its own: spikes out, stimulation in."""
 
 import contextlib
-import multiprocessing
 import select
 import signal
 import socket
@@ -17,6 +16,7 @@ from evkf.live.frames import Frame, encode, encode_end
 from evkf.live.guard import Output
 from evkf.live.limits import Delivered
 from evkf.live.machine import become_real_time
+from evkf.live.pipes import beside
 from evkf.live.rig import Subject, rig_model
 
 DRAIN_S = 10.0
@@ -186,10 +186,5 @@ def start_subject(
         truth: File that it writes what it knows of itself to, in the end.
         real_time: Whether to take real-time priority.
     """
-    context = multiprocessing.get_context("spawn")
-    args = (frames, stimulation, sizes, period, num, first, truth, real_time)
-    process = context.Process(target=respond, args=args, name="evkf-rig", daemon=True)
-    process.start()
-    frames.close()
-    stimulation.close()
-    return process
+    ends, told = (frames, stimulation), (sizes, period, num, first, truth, real_time)
+    return beside("evkf-rig", respond, ends, *told)

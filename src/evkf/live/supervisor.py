@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from evkf.errors import InputError
 from evkf.live.plan import LOG, PLAN
+from evkf.live.ports import Phase
 
 SOON_S, SELDOM_S, STEADY_S = 0.5, 30.0, 15.0
 """A session that died is taken up again so soon; twice as long after every time it did not live
@@ -23,6 +24,9 @@ for the third once it was ready, up to the second."""
 
 BAD_INPUT = 2
 """Exit code of what cannot be mended by trying again."""
+
+READY = f"-> {Phase.READY}".encode()
+"""In the log of a session that has begun to take in bins; its other processes write there too."""
 
 STOP_S = 20.0
 """Seconds for all sessions to end when they are told to."""
@@ -94,20 +98,19 @@ class Charge:
             code = self.process.poll()
             if code is not None:
                 self._bury(code)
-            elif self._ready is None and _size(self._log_file) > self._said:
-                # Its first line there says that bins are taken in.
+            elif self._ready is None and READY in _read(self._log_file, self._said):
                 self._ready = self._clock()
         elif self.fate == Fate.WAITS and self._clock() >= self._again:
-            known = self._has_begun
             self._begun, self._ready = self._clock(), None
             self._said = _size(self._log_file)
             try:
+                known = self._has_begun
                 self.process = self._start(self.file, known)
             except OSError as error:
                 self._die(f"could not be started ({error})")
                 return
             self.fate = Fate.RUNS
-            how = "taken up again" if known else "begun"
+            how = "resumed" if known else "begun"
             self._log(f"{self.name}: {how}, process {self.process.pid}, log {log_of(self.file)}")
 
     @property
@@ -119,8 +122,12 @@ class Charge:
         return folder_of(self.file) / LOG
 
     def _bury(self, code: int) -> None:
+        try:
+            known = self._has_begun
+        except OSError:
+            known = True  # its disk fails: to try again does no harm
         # What is wrong with one that had begun may pass: a busy port, a lock, a full disk.
-        if code == 0 or (code == BAD_INPUT and not self._has_begun):
+        if code == 0 or (code == BAD_INPUT and not known):
             self.fate = Fate.REFUSED if code else Fate.ENDED
             self._log(f"{self.name}: {self.fate}{f', see {log_of(self.file)}' if code else ''}")
             return
@@ -200,8 +207,21 @@ def _signal(number: int) -> str:
 
 
 def _size(file: Path) -> int:
-    """Bytes of a file, which may not be there yet."""
-    return file.stat().st_size if file.exists() else 0
+    """Bytes of a file; none if it is not there yet, or cannot be looked at."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(file: Path, begin: int) -> bytes:
+    """What a file has from there on; nothing if it cannot be read."""
+    try:
+        with file.open("rb") as handle:
+            handle.seek(begin)
+            return handle.read()
+    except OSError:
+        return b""
 
 
 def folder_of(file: Path) -> Path:

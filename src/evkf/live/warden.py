@@ -7,7 +7,6 @@ end closes, for whatever reason, the output is zero at once.
 import contextlib
 import gc
 import json
-import multiprocessing
 import os
 import select
 import signal
@@ -21,10 +20,11 @@ from typing import Any, Protocol
 
 from evkf.errors import InputError
 from evkf.live.control import load
-from evkf.live.disk import Disk
+from evkf.live.disk import DISK
 from evkf.live.guard import Guard, Output, State, Word
 from evkf.live.limits import Limits
 from evkf.live.machine import PRIORITY, become_real_time, undisturbed
+from evkf.live.pipes import beside
 from evkf.live.plan import PLAN
 from evkf.live.slack import Budget
 
@@ -223,7 +223,7 @@ def keep_stop(folder: Path, why: str) -> bool:
             file.write(why + "\n")
             file.flush()
             os.fsync(file.fileno())
-        Disk().sync_folder(folder)
+        DISK.sync_folder(folder)
     except OSError:
         return False
     return True
@@ -273,11 +273,8 @@ def start_guard(
         stimulator: What it drives, or "MODULE:NAME" of what makes it there.
         real_time: Whether to take real-time priority, above the session's.
     """
-    context = multiprocessing.get_context("spawn")
-    args = (own, folder.resolve(), limits, period, stimulator, real_time)
-    process = context.Process(target=_main, args=args, name="evkf-guard", daemon=True)
-    process.start()
-    own.close()
+    told = folder.resolve(), limits, period, stimulator, real_time
+    process = beside("evkf-guard", _main, (own,), *told)
     if not isinstance(stimulator, str):
         stimulator.close()
     return process

@@ -6,21 +6,19 @@ of sockets. Nothing foreign runs in the session's process, and nothing there can
 
 import contextlib
 import json
-import multiprocessing
 import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evkf.errors import EvkfError, InputError
 from evkf.live.frames import HEADER, Frame, encode
 from evkf.live.machine import aside
-from evkf.live.pipes import PEER, PipeSender, PipeSource, pair
+from evkf.live.pipes import PEER, PipeSender, PipeSource, beside, pair
 from evkf.live.run import Logger
 from evkf.rigs.clock import Flag, Kind
 
@@ -141,7 +139,7 @@ def notes_of(setup: Setup) -> Notes:
     return Notes(say if setup.log is None else Logger(setup.log, say))
 
 
-def _main(run: Run, own: socket.socket, setup: Setup) -> None:
+def _main(own: socket.socket, run: Run, setup: Setup) -> None:
     sender, notes = PipeSender(own), notes_of(setup)
     try:
         sender.send(UP)
@@ -183,7 +181,7 @@ class RigSource:
     def _begin(self) -> None:
         own, other = pair()
         self._pipe, self._begun, self._asked = PipeSource(own), time.monotonic(), False
-        self._process = spawn(_main, other, self._run, other, self._setup)
+        self._process = beside("evkf-gateway", _main, (other,), self._run, self._setup)
 
     def due(self, first: int, since_ns: int) -> None:
         """Say which bin is due, before any is asked for, and when the one before it ended."""
@@ -243,13 +241,3 @@ class RigSource:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-def spawn(main: Callable[..., None], own: socket.socket, *args: Any) -> BaseProcess:
-    """Call a function in a process of its own, and hand it an end of a pair of sockets."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=main, args=args, name="evkf-gateway", daemon=True)
-    with aside():
-        process.start()
-    own.close()
-    return process

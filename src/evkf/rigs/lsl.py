@@ -29,9 +29,9 @@ NEAR = 0.01
 FOLLOW = 0.1
 """How quickly the time that the next bin is due at follows the time stamps."""
 
-LOOK_S, OPEN_S, WAIT_S, MOST = 1.0, 10.0, 0.02, 1024
-"""Seconds to look for a stream, to open it and to wait for a sample, and samples that are taken at
-once."""
+LOOK_S, OPEN_S, ASK_S, WAIT_S, MOST = 1.0, 6.0, 2.0, 0.02, 1024
+"""Seconds to look for a stream, to open it, to ask it for its description and to wait for a sample,
+and samples that are taken at once. The first three together are less than a gateway has to end."""
 
 SHOWN = 10
 """Streams that are named when the one that is wanted is not there."""
@@ -186,11 +186,11 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
             inlet.open_stream(timeout=OPEN_S)
             if regular:
                 # What finds a stream leaves out its description.
-                check_labels(inlet.info(OPEN_S).get_channel_labels() or [], setup, notes)
+                check_labels(inlet.info(ASK_S).get_channel_labels() or [], setup, notes)
             notes.tell(f"lsl: connected to {setup.stream!r} on {info.hostname()}")
             drain(inlet, notes)
             _follow(inlet, taker, sender)
-        except (RuntimeError, TimeoutError) as error:
+        except RuntimeError as error:
             # All that LSL raises: it is lost, or cannot be opened.
             notes.tell(f"lsl: {setup.stream!r}: {error}")
             taker.leave()
@@ -267,7 +267,7 @@ another order (in stream 's'): send channels in the model's order, or fit a mode
     at, label, unit = wrong[0]
     what = f"channel {at} is {label!r}, the model's unit there is {unit!r}"
     mixed = sorted(filter(None, labels)) == sorted(setup.units)
-    if not mixed and setup.units == tuple(str(number) for number in range(len(setup.units))):
+    if not mixed and all(unit.isdecimal() for unit in setup.units):
         notes.tell(f"lsl: {what}: the model only numbers its units, so their order is not checked")
         return
     also = ": the same units in another order" if mixed else ""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from evkf.live.answers import Estimate
-from evkf.live.pipes import ROOM, pair
-from evkf.rigs.gateway import Notes, spawn
+from evkf.live.pipes import ROOM, beside, pair
+from evkf.rigs.gateway import Notes
 
 TYPE = "Latents"
 """Of the stream."""
@@ -83,7 +83,7 @@ class LslSink:
         self._own, other = pair()
         self._own.setblocking(False)
         self._notes = Notes(log)
-        self._process = spawn(_main, other, other, name, tuple(layout), bin_width)
+        self._process = beside("evkf-lsl-out", _main, (other,), name, tuple(layout), bin_width)
 
     def publish(self, estimate: Estimate) -> None:
         """Hand on an estimate."""

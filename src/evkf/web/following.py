@@ -10,7 +10,7 @@ import numpy as np
 from evkf.live.answers import Estimate, Flags
 from evkf.live.desk import Ask
 from evkf.live.follow import Follower
-from evkf.live.records import Kind, decode
+from evkf.live.records import Bin, Kind, decode
 from evkf.live.segments import Record
 from evkf.web.reel import MOST, Reel, Screen
 from evkf.web.rows import UNSEEN, number_of, of_estimate, seen
@@ -72,14 +72,16 @@ class Following:
         self.reel.forget()
 
     def _catch_up(self) -> None:
-        """Leave out bins, but not what was asked for meanwhile."""
-        for record in self._follower.skip((Kind.BEGIN, Kind.ACTION)):
+        """Leave out bins, but not what the newest segment of the journal says was asked for."""
+        for record in self._follower.skip((Kind.BEGIN, Kind.ACTION, Kind.RESTART)):
             self._heed(record)
 
     def _heed(self, record: Record) -> None:
         if record.kind == Kind.BEGIN:
             # A session that is taken up again has the speed of its plan.
             self.speed = self._screen.speed
+        elif record.kind == Kind.RESTART:
+            self.reel.number_anew()
         elif record.kind == Kind.ACTION:
             said = decode(record.kind, record.payload)
             if said["ask"] == Ask.MARK:
@@ -93,7 +95,7 @@ class Following:
             self._catch_up()
         for record in self._follower.read():
             if record.kind == Kind.BIN:
-                frame = record.payload[8:]
+                frame = Bin.decode(record.payload).frame
                 self._frames[number_of(frame)] = frame
             else:
                 self._heed(record)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from evkf.web.access import Access, Denied, Why
+from evkf.web.access import HOST, Access, Denied, Place, Why
 from evkf.web.refusals import Refusals
 
 Scope = MutableMapping[str, Any]
@@ -91,13 +91,17 @@ def _is_browser(scope: Scope) -> bool:
 
 def _where_to(scope: Scope) -> str:
     """How to come to the page, for one who asked for it by a name that is not known here."""
-    port, scheme = (scope.get("server") or ("", 8765))[1], scope["scheme"]
+    host, port = scope.get("server") or (HOST, 8765)
+    address = Place(host, port).url(port, scope["scheme"] == "https")
+    scheme, at = address.split("://")
+    # A tunnel ends at another address than the one that is listened at; localhost is known always.
     return (
-        "This session does not answer to the name in the address that you opened.\n\n"
-        f"On the machine that it runs on, open {scheme}://127.0.0.1:{port}/ or "
+        "This session does not answer to the name in the address that you opened.\n"
+        "Whichever you open instead, keep its last part, #token=…\n\n"
+        f"On the machine that it runs on, open {address}/.\n"
+        f"From another machine, run ssh -L {port}:{at} MACHINE there, and open "
         f"{scheme}://localhost:{port}/.\n"
-        f"From another machine, run ssh -L {port}:127.0.0.1:{port} MACHINE there, and open "
-        f"{scheme}://127.0.0.1:{port}/.\n"
-        f"To let others reach it by name, begin or resume it with --web MACHINE:{port} "
+        f"To let others reach it by name, begin or resume it with --web MACHINE:{port} and "
+        "a certificate,\n--tls-cert and --tls-key, or on a network that you trust with --no-tls "
         "(docs/security.md).\n"
     )

@@ -96,8 +96,8 @@ class Playing:
             self.reel.clear()
 
     def _catch_up(self) -> None:
-        """Leave out what came, but not what it says of the session."""
-        for record in self._follower.skip((Kind.PHASE, Kind.ACTION)):
+        """Leave out what came, but not what its newest segment says of the session."""
+        for record in self._follower.skip((Kind.PHASE, Kind.ACTION, Kind.RESTART)):
             self._take(record)
 
     def _was_frozen(self) -> bool:
@@ -170,6 +170,8 @@ class Playing:
             self._learned_since = True
         elif kind == Kind.REFUSED:
             self._refused += 1
+        elif kind == Kind.RESTART:
+            self.reel.number_anew()
         elif kind in (Kind.PHASE, Kind.ACTION):
             self._hear(decode(kind, record.payload))
 

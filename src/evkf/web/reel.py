@@ -142,6 +142,11 @@ class Reel:
         self._marks.append({"seq": seq, "text": text})
         self._said.setdefault("marks", []).append(self._marks[-1])
 
+    def number_anew(self) -> None:
+        """Bins go on from another number, among which what was marked before has no place."""
+        self._marks.clear()
+        self._said.pop("marks", None)
+
     def tell(self, name: str, what: Any) -> None:
         """A report, or evidence."""
         self._said[name] = self._known[name] = finite(what)
@@ -149,9 +154,8 @@ class Reel:
     def forget(self) -> None:
         """What is kept is no longer recent; time goes on."""
         self._recent.clear()
-        self._marks.clear()
         self._new, self._skipped = [], 0
-        self._said.pop("marks", None)
+        self.number_anew()
 
     def clear(self) -> None:
         """Begin anew."""

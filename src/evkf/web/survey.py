@@ -7,9 +7,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from evkf.dynamics import Dynamics, GaussianDynamics, Linear, ResidualMLP
+from evkf.dynamics import Dynamics, GaussianDynamics, Linear
 from evkf.filters import State, scan_filter
 from evkf.learning import Learner, LearnerState
+from evkf.learning.monitor import same_box
 from evkf.model import Model
 from evkf.phase import fixed_points, grid, limit_cycle, velocity_field
 
@@ -158,7 +159,8 @@ def worth(
         return float(np.nanmean(np.asarray(filtered[1].info.elbo)))
 
     walk = _with_dynamics(model, _walk(steps.mean(0)))
-    initial = _with_dynamics(start, _same_box(start.dynamics, model.dynamics))
+    # It has not been where the model has, and would lose for that alone.
+    initial = _with_dynamics(start, same_box(start.dynamics, model.dynamics))
     us = u if u.shape[1] else None
     return Worth(STRETCH, nats(model, us), nats(walk, None), nats(initial, us))
 
@@ -173,10 +175,3 @@ def _with_dynamics(model: Model, dynamics: Dynamics) -> Model:
 
 def _walk(square: np.ndarray) -> Linear:
     return Linear(np.eye(len(square)), square)
-
-
-def _same_box(copy: Dynamics, dynamics: Dynamics) -> Dynamics:
-    """The copy, with the knowledge where states have been: it would lose for that alone."""
-    if not (isinstance(copy, ResidualMLP) and isinstance(dynamics, ResidualMLP)):
-        return copy
-    return eqx.tree_at(lambda d: (d.low, d.high), copy, (dynamics.low, dynamics.high))

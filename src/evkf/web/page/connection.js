@@ -110,6 +110,8 @@ export class Connection {
     this.waits = Math.min(2 * this.waits, LONGEST_MS);
     this.again = setTimeout(() => this.open(), wait * (0.8 + 0.4 * Math.random()));
     const lost = this.socket;
+    // What was said before holds no longer; what is answered meanwhile is shown.
+    if (this.trouble === null && this.passing?.tone !== "bad") this.passing = null;
     const words = await this.diagnose(code, reason);
     if (this.socket !== lost && this.socket?.readyState === WebSocket.OPEN) return;
     this.trouble = words;
@@ -185,11 +187,8 @@ export class Connection {
 
   words() {
     const now = performance.now();
-    if (this.passing && now < this.passing.until && this.passing.tone === "bad") {
-      return [this.passing.text, "bad"];
-    }
-    if (this.trouble !== null) return [this.trouble, this.hello === null && !this.needsToken ? "wait" : "bad"];
     if (this.passing && now < this.passing.until) return [this.passing.text, this.passing.tone];
+    if (this.trouble !== null) return [this.trouble, this.hello === null && !this.needsToken ? "wait" : "bad"];
     const { hello, report } = this;
     if (report?.phase === "failed" || (hello.live === false && report?.phase !== "closed")) {
       return [this.died(), "bad"];

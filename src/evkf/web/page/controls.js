@@ -54,7 +54,7 @@ export class Controls {
       get(id).disabled = !can.has(ask) || !live;
     }
     get("mark-text").disabled = get("mark").disabled;
-    get("stop").hidden = get("stop").disabled = hello.can !== undefined && !can.has("stop");
+    get("stop").hidden = !this.mayStop;
     get("arm").hidden = !can.has("arm");
     get("source-group").hidden = !can.has("speed") && !can.has("reset");
     if (hello.speed) this.showSpeed(String(hello.speed));
@@ -157,8 +157,13 @@ export class Controls {
     return heard;
   }
 
+  /** Unless the session has said that nothing stimulates: it hears a stop also where it shows nothing. */
+  get mayStop() {
+    return this.hello?.can?.includes("stop") ?? true;
+  }
+
   stop() {
-    if (!get("stop").disabled) this.ask("stop", "", "Stimulation was told to stop.");
+    if (this.mayStop) this.ask("stop", "", "Stimulation was told to stop.");
   }
 
   freeze() {

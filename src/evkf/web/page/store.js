@@ -73,7 +73,9 @@ export class Store {
       this.mean.push(arrays.mean, bins - shown, shown);
       this.var.push(arrays.var, bins - shown, shown);
       this.takeChannels(arrays, bins);
-      this.seq = header.last ?? header.first + bins - 1;
+      const seq = header.last ?? header.first + bins - 1;
+      if (seq < this.seq) this.marks = []; // numbers began anew: what was marked has no place among them
+      this.seq = seq;
       this.elbo = arrays.elbo[bins - 1];
       this.cov = arrays.cov;
       this.ahead = arrays.ahead;
