@@ -7,7 +7,7 @@ import pytest
 
 from evkf import dimension
 from evkf.data import Recording
-from evkf.dimension import suggest_latents
+from evkf.dimension import as_good, suggest_latents
 from evkf.errors import InputError
 from evkf.splits import held_out, in_blocks
 
@@ -74,3 +74,50 @@ def test_blocks_and_parts():
     with pytest.raises(InputError, match="20 bins or more"):
         in_blocks(Recording(np.ones((19, 1), int), 0.02))
     assert [held_out(num, 2).sum() for num in (2, 3, 8)] == [1, 1, 4]
+
+
+@pytest.fixture
+def table(monkeypatch, pretend):
+    """What the bounds of every bin left out are, by the number of latents."""
+    bounds = {}
+    monkeypatch.setattr(dimension, "infer", lambda latents, _: Given(bounds[latents]))
+    return bounds
+
+
+def test_few_trials_are_compared_in_pieces(table):
+    """What sets two candidates apart, beside its error, is found within one or two trials."""
+    rng = np.random.default_rng(0)
+    noise = np.repeat(rng.normal(0, 1.0, 10), 20)
+    for lengths in ((1000,), (200,) * 5):  # two blocks of 100 bins are left out, or one trial
+        worse = {short: noise - noise.mean() - short for short in (0.1, 1.0)}
+        recording = Recording(np.ones((1000, 16), int), 0.02, lengths)
+        for short, latents in ((0.1, 2), (1.0, 4)):
+            table.update({2: worse[short], 4: np.zeros(200)})
+            assert suggest_latents(recording, candidates=(2, 4)).latents == latents
+
+
+def test_without_an_error_the_best_is_taken(table):
+    """Two blocks of 20 bins make four pieces: too few to tell."""
+    table.update({2: np.repeat([-1000.0, 1.0], 20), 4: np.zeros(40)})
+    recording = Recording(np.ones((200, 16), int), 0.02)
+    assert suggest_latents(recording, candidates=(2, 4)).latents == 4
+    assert not as_good(np.array([-1000.0, 1.0]), np.zeros(2))
+
+
+def test_a_score_that_is_not_finite_is_worse_than_any_other(table):
+    bad, good = np.full(40, np.nan), np.zeros(40)
+    recording = Recording(np.ones((200, 20), int), 0.02, (20,) * 10)
+    for values, latents in (
+        ((good, bad, bad, good), 2),
+        ((bad, bad, bad, good - 5, good), 16),
+        ((bad, good - 1, bad, good), 12),
+        ((bad, good, good + np.inf, good - 1), 4),
+        ((good + np.inf, good, bad, good - 1), 4),
+    ):
+        table.update(zip(dimension.CANDIDATES, values, strict=False))
+        found = suggest_latents(recording)
+        assert found.latents == latents
+        assert max(found.scores, key=lambda number: found.scores[number]) == latents
+    table.update(dict.fromkeys(dimension.CANDIDATES, bad))
+    with pytest.raises(InputError, match="no finite score of 2, 4, 8, 12, 16 latents"):
+        suggest_latents(recording)

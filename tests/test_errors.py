@@ -20,10 +20,10 @@ from evkf.filters import (
     VariationalKalmanFilter,
     scan_filter,
 )
-from evkf.learning import Learner
+from evkf.learning import Learner, Monitor
 from evkf.learning.optimiser import adam
 from evkf.model import Model, simulate
-from evkf.smoothing import smooth
+from evkf.smoothing import FixedLag, smooth
 from evkf.types import Status
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -174,6 +174,12 @@ CONSTRUCTION = {
         "family",
         "DiagonalGaussian(2)",
     ),
+    "family size of the same family": (
+        lambda: Model(linear(), lik.Poisson(C), family=fam.Gaussian(3)),
+        "3 dimensions for dynamics of 2",
+        "family",
+        "use Gaussian(2)",
+    ),
     "prior of another family": (
         lambda: Model(linear(), lik.Poisson(C), jnp.zeros((2, 2))),
         "no Gaussian belief",
@@ -266,9 +272,49 @@ CONSTRUCTION |= {
             lik.Gaussian(C),
             family=fam.Product((fam.Bernoulli(1), fam.Gamma(1))),
         ),
-        "Product beliefs",
+        "Bernoulli and Gamma beliefs for Gamma and Bernoulli dynamics",
         "family",
         "leave family out",
+    ),
+    "a product of other sizes": (
+        lambda: Model(
+            dyn.NaturalDynamics(fam.Product((fam.Gamma(1), fam.Bernoulli(1))), network(2, 3)),
+            lik.Gaussian(C),
+            family=fam.Product((fam.Gamma(2), fam.Bernoulli(1))),
+        ),
+        "2 and 1 dimensions for dynamics of 1 and 1",
+        "family",
+        "leave family out",
+    ),
+    "a product of one": (
+        lambda: Model(saturating(), lik.Poisson(C), family=fam.Product((fam.Gamma(2),))),
+        "Gamma beliefs for ContinuousBernoulli",
+        "family",
+        "leave family out, or use ContinuousBernoulli(2)",
+    ),
+    "half a channel": (
+        lambda: lik.Custom(lambda z, y: y * z[0], 2.5),
+        "num_channels = 2.5",
+        "num_channels",
+        "whole number",
+    ),
+    "an infinite rate": (lambda: adam(rate=np.inf), "rate = inf", "rate", "finite"),
+    "a monitor of another filter": (
+        lambda: Monitor(ExtendedKalman()),
+        "ExtendedKalman",
+        "filter",
+        "VariationalKalmanFilter()",
+    ),
+    "a lag behind another filter": (
+        lambda: FixedLag(1).push(
+            model=POISSON,
+            filter=ExtendedKalman(),
+            state=FixedLag(1).init(POISSON),
+            belief=POISSON.prior,
+        ),
+        "ExtendedKalman",
+        "filter",
+        "VariationalKalmanFilter()",
     ),
     "an odd number of samples": (
         lambda: VariationalKalmanFilter(num_samples=3),

@@ -137,3 +137,17 @@ def test_the_native_family_passes_transitions_through():
     belief = model.transition(z, jnp.zeros(0))
     np.testing.assert_allclose(belief.cov, Q, rtol=1e-12)
     np.testing.assert_allclose(belief.mean, A @ z, rtol=1e-12)
+
+
+def test_paths_from_many_states_at_once():
+    """Those of one state after the other; a wrong shape is still refused."""
+    model, starts = Model(dyn.Linear(A, Q), lik.Gaussian(C)), jnp.array([[0.0, 1.0], [2.0, -1.0]])
+
+    def path(z0):
+        return simulate(model, jax.random.key(0), 4, z0=z0)[0]
+
+    want = jnp.stack([path(z0) for z0 in starts])
+    np.testing.assert_allclose(jax.vmap(path)(starts), want, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(path)(starts[0]), want[0], rtol=1e-12)
+    with pytest.raises(InputError, match=r"z0 of shape \(\) \(in z0\): pass shape \(2,\)"):
+        jax.vmap(path)(starts[0])

@@ -40,6 +40,8 @@ def test_raster_has_a_mark_for_every_spike():
     ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids))
     assert {label.get_text() for label in ax.get_yticklabels()} - {""} <= set(ids)
     assert ax.images[0].norm.vmax < COUNTS.max() / WIDTH  # the busiest goes beyond the scale
+    ax = figures.raster(figures.new_axes(), COUNTS[:, :1], COUNTS[:, :1] / WIDTH, WIDTH)
+    assert ax.get_yticks().tolist() == [0]
     some = np.flatnonzero(np.arange(100) % 7)  # without 0, 7, ...
     wide = np.ones((3, len(some)), int)
     ax = drawn(figures.raster(figures.new_axes(), wide, wide / WIDTH, WIDTH, units=some))
@@ -161,3 +163,10 @@ def test_dispersion_marks_units_and_says_what_to_do():
 def test_conditions_that_do_not_fit():
     with pytest.raises(InputError, match="conditions"):
         figures.latent_paths(figures.new_axes(), PATH, LENGTHS, ["up"])
+
+
+def test_decoded_paths_of_another_length():
+    with pytest.raises(InputError, match=r"decoded positions of shape \(31, 2\) .* \(30, 2\)"):
+        figures.decoded_paths(
+            figures.new_axes(), PATH, np.vstack([PATH, PATH[:1]]), LENGTHS, CONDITIONS
+        )

@@ -92,7 +92,7 @@ def check_positive(**values: float) -> None:
     """
     for name, value in values.items():
         if not 0 < value < float("inf"):
-            raise InputError(f"{name} = {value}", name, "pass a number above zero")
+            raise InputError(f"{name} = {value}", name, "pass a finite number above zero")
 
 
 def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:

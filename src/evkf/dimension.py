@@ -15,6 +15,9 @@ CANDIDATES = (2, 4, 8, 12, 16)
 PART, FOLD, PATIENCE = 4, 5, 2
 """A candidate takes a quarter of the passes, is scored on a fifth of the trials, and when this many
 in a row were worse no more are tried."""
+PIECES, FEWEST, LEAST_BINS = 10, 5, 10
+"""Trials left out that are fewer than so many are cut into about as many pieces, of so many bins or
+more each; with fewer than five pieces there is no telling an error."""
 
 
 class Suggestion(NamedTuple):
@@ -23,7 +26,8 @@ class Suggestion(NamedTuple):
     latents: int
     """The least that falls short of the best by no more than one standard error."""
     scores: dict[int, float]
-    """Bound on the one-step log-likelihood of trials left out, in nats per bin."""
+    """Bound on the one-step log-likelihood of trials left out, in nats per bin; minus infinity
+    where it is not finite."""
 
 
 def suggest_latents(
@@ -38,7 +42,9 @@ def suggest_latents(
     """Try numbers of latent dimensions on trials left out, and take the least that does.
 
     That is the least whose score is within one standard error of the best, which is that of their
-    difference over the trials left out. A recording of one trial is cut into blocks.
+    difference over the trials left out, or over pieces of these where they are fewer than ten. The
+    best itself is taken where there are fewer than five pieces, of ten bins or more. A recording of
+    one trial is cut into blocks. A score that is not finite is worse than any other.
 
     Args:
         recording: The recording.
@@ -63,20 +69,26 @@ def suggest_latents(
         passes = max(passes_for(train) // PART, LEAST_PASSES)
     bounds: dict[int, np.ndarray] = {}
     scores: dict[int, float] = {}
-    best, worse = possible[0], 0
+    best: int | None = None
+    worse = 0
     for latents in possible:
         model = fit_recording(train, latents, likelihood, hidden=hidden, passes=passes, seed=seed)
         elbo = infer(model, test).elbo
-        bounds[latents] = np.array([trial.sum() for trial in test.split(elbo)])
-        scores[latents] = float(elbo.mean())
+        score = float(elbo.mean())
+        scores[latents] = score if np.isfinite(score) else -np.inf
         if progress is not None:
             progress(latents, scores[latents])
-        if scores[latents] >= scores[best]:
+        if np.isfinite(score):
+            bounds[latents] = in_pieces(test.split(elbo))
+        if latents in bounds and (best is None or score >= scores[best]):
             best, worse = latents, 0
-        else:
+        elif best is not None:
             worse += 1
         if worse == PATIENCE:
             break
+    if best is None:
+        what = f"no finite score of {', '.join(map(str, scores))} latents"
+        raise InputError(what, recording.source, "leave out bins or units with extreme values")
     enough = (latents for latents in bounds if as_good(bounds[latents], bounds[best]))
     return Suggestion(next(enough), scores)
 
@@ -95,16 +107,29 @@ def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATE
     return possible
 
 
-def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> bool:
-    """Whether the bounds of trials are within a standard error of the best, trial by trial.
-
-    Trials differ more from one another than models do, so that it is the error of the differences.
+def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " K"]:
+    """Sums over trials, or over pieces of them where they are few.
 
     Example:
-        >>> best = np.array([-10.0, -20.0, -30.0])
-        >>> as_good(best - np.array([1.0, -0.5, 0.2]), best), as_good(best - 1, best)
+        >>> in_pieces([np.ones(60), np.ones(25)]).tolist()
+        [12.0, 12.0, 12.0, 12.0, 12.0, 13.0, 12.0]
+    """
+    each = -(-PIECES // len(trials))
+    cut = [np.array_split(trial, np.clip(len(trial) // LEAST_BINS, 1, each)) for trial in trials]
+    return np.array([piece.sum() for pieces in cut for piece in pieces])
+
+
+def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> bool:
+    """Whether the bounds of pieces are within a standard error of the best, piece by piece.
+
+    Pieces differ more from one another than models do, so that it is the error of the differences.
+    Of fewer than five pieces it is taken to be zero.
+
+    Example:
+        >>> best = np.array([-10.0, -20.0, -30.0, -20.0, -10.0])
+        >>> as_good(best - np.array([1.0, -0.5, 0.2, 0.4, -0.3]), best), as_good(best - 1, best)
         (True, False)
     """
     short = best - bounds
-    error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) > 1 else 0.0
+    error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) >= FEWEST else 0.0
     return bool(short.mean() <= error)

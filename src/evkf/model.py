@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -110,8 +111,17 @@ def simulate(
     if z0 is None:
         start = model.family.sample(model.prior, start_key, 1)[0]
     else:
-        start = read_array(z0, (model.family.dim,), "z0")
+        start = _read_start(z0, model.family.dim)
     return draw_path(model, jax.random.split(run_key, num_bins), us, start)
+
+
+def _read_start(z0: ArrayLike, dim: int) -> Vector:
+    """Check a state; while it is traced, as under `jax.vmap`, it has a shape but no values."""
+    if not isinstance(z0, Tracer):
+        return read_array(z0, (dim,), "z0")
+    if z0.shape != (dim,):
+        raise InputError(f"z0 of shape {z0.shape}", "z0", f"pass shape ({dim},)")
+    return jnp.asarray(z0, jnp.result_type(float))
 
 
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
@@ -154,24 +164,23 @@ def _standard(family: Family) -> Belief:
 def _check_family(family: Family, dynamics: Dynamics) -> None:
     native = dynamics.family
     stand_in = type(native) is Gaussian and type(family) in (DiagonalGaussian, LowRankGaussian)
-    if _kinds(family) != _kinds(native) and not stand_in:
+    have, want = _parts(family), _parts(native)
+    remedy, product = "leave family out", isinstance(native, Product)
+    if list(map(type, have)) != list(map(type, want)) and not stand_in:
+        kinds, wanted = (" and ".join(type(x).__name__ for x in parts) for parts in (have, want))
+        either = "" if product else f", or use {type(native).__name__}({native.dim})"
+        raise InputError(f"{kinds} beliefs for {wanted} dynamics", "family", remedy + either)
+    if [part.dim for part in have] != [part.dim for part in want]:
+        sizes, wanted = (" and ".join(str(x.dim) for x in parts) for parts in (have, want))
         raise InputError(
-            f"{type(family).__name__} beliefs for {type(native).__name__} dynamics",
+            f"family of {sizes} dimensions for dynamics of {wanted}",
             "family",
-            f"leave family out, or use {type(native).__name__}({native.dim})",
-        )
-    if stand_in and family.dim != native.dim:
-        raise InputError(
-            f"family of {family.dim} dimensions for dynamics of {native.dim}",
-            "family",
-            f"use {type(family).__name__}({native.dim})",
+            remedy if product else f"use {type(have[0]).__name__}({native.dim})",
         )
 
 
-def _kinds(family: Family) -> list[tuple[type, int]]:
-    """Of the latents, in their order."""
-    parts = family.parts if isinstance(family, Product) else (family,)
-    return [(type(part), part.dim) for part in parts]
+def _parts(family: Family) -> tuple[Family, ...]:
+    return family.parts if isinstance(family, Product) else (family,)
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:

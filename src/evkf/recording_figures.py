@@ -119,7 +119,7 @@ def _named_rows(ids: np.ndarray) -> list[int]:
         rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
         if len(rows) > 1:
             return rows.tolist()
-    return [int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)]
+    return sorted({int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)})
 
 
 @styled
@@ -263,6 +263,9 @@ def decoded_paths(
         5
     """
     truth, guess = read_bins(positions, "positions"), read_bins(decoded, "decoded")
+    if guess.shape != truth.shape:
+        what = f"decoded positions of shape {guess.shape}"
+        raise InputError(what, "decoded", f"pass shape {truth.shape}, that of the true ones")
     trials = slices(lengths, len(truth))
     chosen = by_condition(conditions, len(trials)) if colours is None else colours
     for trial, label in zip(trials, np.asarray(conditions), strict=True):

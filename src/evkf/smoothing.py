@@ -223,6 +223,7 @@ class FixedLag(eqx.Module):
             The state for the next push, and the belief of the bin `lag` bins ago given all bins of
             its trial up to this one; until there were as many bins, that of the oldest.
         """
+        check_variational(filter)
         predict_key = None if key is None else jax.random.split(key)[0]
         prediction = filter.predict(model, State(state.belief), predict_key, u)
         u = jnp.zeros(0, state.kernels.mean.dtype) if u is None else u

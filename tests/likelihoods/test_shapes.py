@@ -65,12 +65,50 @@ class Whole(Likelihood):
         pass
 
 
+class Refusing(Whole):
+    """What filtering does not need, it does not offer."""
+
+    error: type[Exception] = eqx.field(static=True, default=NotImplementedError)
+
+    def mean(self, z):
+        raise self._because("mean")
+
+    def sample(self, z, key):
+        raise self._because("sample")
+
+    def cov(self, z):
+        raise self._because("cov")
+
+    def _because(self, method):
+        if self.error is InputError:
+            return InputError(f"no {method}", "Refusing", "leave it out")
+        return self.error(method)
+
+
+class Spread(Summing):
+    """States a variance of the shape that it is told."""
+
+    shape: tuple[int, ...] = eqx.field(static=True, default=(5,))
+
+    def each_kernel(self, a, y):
+        return -((a - y) ** 2)
+
+    def each_var(self, a):
+        return jnp.ones(self.shape)
+
+
 @pytest.mark.parametrize(
     "likelihood",
     [
         Custom(each, 5),
         Custom(lambda z, y: jnp.sum(each(z, y)), 5),
         Custom(with_params, 5, params=jnp.ones(())),
+        Custom(lambda z, y: 0.0, 5),
+        Custom(each, 5, cov_fn=lambda z: jnp.ones(5)),
+        Custom(each, 5, cov_fn=lambda z: jnp.eye(5)),
+        Spread(jnp.ones((5, 2)), jnp.zeros(5)),
+        Refusing(True),
+        Refusing(True, error=InputError),
         Whole(True),
         Joint([Poisson(np.ones((3, 2))), Whole(True)]),
     ],
@@ -86,6 +124,10 @@ def test_what_fits_is_taken(likelihood: Likelihood):
         (Custom(lambda z, y: jnp.sum(each(z, y))[None], 5), r"\(1,\) \(in Custom.log_prob_fn"),
         (Custom(each, 5, sample_fn=lambda z, key: z), r"\(2,\) \(in Custom.sample\)"),
         (Custom(each, 5, mean_fn=lambda z: z[0]), r"\(\) \(in Custom.mean\)"),
+        (Custom(each, 5, cov_fn=lambda z: jnp.ones(())), r"\(\) \(in Custom.cov\).*or \(5, 5\)"),
+        (Custom(each, 5, cov_fn=lambda z: jnp.ones(1)), r"\(1,\) \(in Custom.cov\)"),
+        (Spread(jnp.ones((5, 2)), jnp.zeros(5), ()), r"\(\) \(in Spread.cov\)"),
+        (Refusing(True, error=TypeError), r"TypeError: mean \(in Refusing.mean\)"),
         (Custom(each, 5, params=jnp.ones(())), r"called with params, then .* \(2,\), \(5,\), and"),
         (Custom(with_params, 5), r"missing 1 required .* of shapes \(2,\), \(5,\), and traced"),
         (Whole(False), r"\(5,\) \(in Whole.log_prob\): return the sum"),

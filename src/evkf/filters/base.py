@@ -33,8 +33,10 @@ class Info(NamedTuple):
     Attributes:
         elbo: What the method has for $\\log p(y_t | y_{<t})$: `VariationalKalmanFilter` $L_t$,
             expected log-likelihood minus divergence from the prediction, extrapolated to second
-            order over the last step; VJF a sample of $M_t$; the others an estimate of the evidence
-            itself. 0 where nothing was observed, NaN where the update fell back.
+            order over the last step (for beliefs of low rank over that of the mean alone: somewhat
+            low, and not to be compared with those of full covariances); VJF a sample of $M_t$; the
+            others an estimate of the evidence itself. 0 where nothing was observed, NaN where the
+            update fell back.
         gap: $L_t - M_t$, over the bound of methods that skip the prediction step; not negative
             when the variance correction is off.
         evaluations: Evaluations of the gradient that the step took, with the curvature where it is

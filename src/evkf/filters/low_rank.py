@@ -43,6 +43,7 @@ class LowRankSolution(NamedTuple):
 
     belief: LowRankBelief
     elbo: Scalar
+    """Without the gain of the last step of the covariance, and so somewhat low."""
     evaluations: Int[Array, ""]
     residual: Scalar
     """Nats left to gain from moving the mean once more."""

@@ -24,6 +24,7 @@ from evkf.errors import InputError
 from evkf.families import Gaussian
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
+from evkf.filters.evkf import check_variational
 from evkf.learning.learner import Learner
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model, read_inputs
@@ -121,6 +122,9 @@ class Monitor(eqx.Module):
     """
 
     filter: VariationalKalmanFilter = VariationalKalmanFilter()
+
+    def __check_init__(self):
+        check_variational(self.filter)
 
     def init(self, model: Model) -> MonitorState:
         """The state before the first bin."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
+from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.likelihoods.base import Channels, Likelihood, Spread
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
@@ -62,6 +63,7 @@ class Custom(Likelihood):
         fill: float = 1.0,
         cov_fn: Callable[..., Any] | None = None,
     ):
+        check_whole(num_channels, 1, "num_channels")
         self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
         self.mean_fn, self.cov_fn = mean_fn, cov_fn
         self.sample_fn, self.fill = sample_fn, fill
@@ -70,10 +72,9 @@ class Custom(Likelihood):
         return function if self.params is None else partial(function, self.params)
 
     def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
-        terms = self._with_params(self.log_prob_fn)(
-            z, jnp.where(mask, y, self.fill).astype(z.dtype)
-        )
-        if jnp.shape(terms) not in ((), (self.num_channels,)):
+        filled = jnp.where(mask, y, self.fill).astype(z.dtype)
+        terms = jnp.asarray(self._with_params(self.log_prob_fn)(z, filled))
+        if terms.shape not in ((), (self.num_channels,)):
             # It would be broadcast against the mask, and count as often as there are channels.
             raise InputError(
                 f"log densities of shape {terms.shape}",

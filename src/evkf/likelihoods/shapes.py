@@ -48,29 +48,38 @@ def _check_part(part: Likelihood, dim: int) -> None:
         raise InputError(
             f"readout C of shape {C.shape} for {dim} latents", name, f"let C have {dim} columns"
         )
-    custom = isinstance(part, Custom)
-    if type(part).__module__.startswith("evkf.") and not custom:
+    if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
         return  # ours fit, and tracing takes time
     z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
     if isinstance(part, ReadoutLikelihood):
-        _check(part, "each_kernel", (y, y), (num,), "one log density per channel")
-    _check(part, "log_prob", (z, y, mask), (), "the sum over the observed channels")
-    if not custom or part.mean_fn is not None:
-        _check(part, "mean", (z,), (num,), "one number per channel")
-    if not custom or part.sample_fn is not None:
-        _check(part, "sample", (z, key), (num,), "one number per channel")
+        _check(part, "each_kernel", (y, y), [(num,)], "one log density per channel")
+    _check(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
+    for method, args in (("mean", (z,)), ("sample", (z, key))):
+        _check(part, method, args, [(num,)], "one number per channel", needed=False)
+    spread = "one variance per channel or a matrix"
+    _check(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
 
 
 def _check(
-    part: Likelihood, method: str, args: tuple[Array, ...], wanted: tuple[int, ...], what: str
+    part: Likelihood,
+    method: str,
+    args: tuple[Array, ...],
+    wanted: list[tuple[int, ...]],
+    what: str,
+    needed: bool = True,
 ) -> None:
-    """Refuse a method that fails, or whose result has another shape."""
+    """Refuse a method that fails, or whose result has another shape.
+
+    One that not every filter needs may refuse, or not be there.
+    """
     where = f"{type(part).__name__}.{method}"
     try:
         found = jax.eval_shape(getattr(part, method), *args).shape
-    except InputError:
-        raise
     except Exception as error:
+        if not needed and isinstance(error, InputError | NotImplementedError):
+            return
+        if isinstance(error, InputError):
+            raise
         first = str(error).partition("\n")[0]
         custom = isinstance(part, Custom)
         before = "params, then " if custom and part.params is not None else ""
@@ -80,5 +89,6 @@ def _check(
             where,
             f"it is called with {before}arguments of shapes {shapes}, and traced by JAX",
         ) from error
-    if found != wanted:
-        raise InputError(f"a result of shape {found}", where, f"return {what}, shape {wanted}")
+    if found not in wanted:
+        shapes = " or ".join(map(str, wanted))
+        raise InputError(f"a result of shape {found}", where, f"return {what}, shape {shapes}")
