@@ -12,7 +12,7 @@ from safetensors.numpy import load, save, save_file
 
 from evkf import storage
 from evkf.errors import InputError
-from evkf.storage import MIGRATIONS, load_tree, read_meta, save_tree
+from evkf.storage import load_tree, read_meta, save_tree
 
 
 class Pair(NamedTuple):
@@ -172,31 +172,11 @@ def test_refuses_every_damage(path):
             load_tree(broken, blank())
 
 
-@pytest.mark.parametrize("schema", [storage.SCHEMA + 1, "1"])
-def test_refuses_a_newer_schema(path, schema):
+@pytest.mark.parametrize("schema", [storage.SCHEMA - 1, storage.SCHEMA + 1, "1"])
+def test_refuses_another_schema(path, schema):
     rewrite(path, schema=schema, version="9.0")
     with pytest.raises(InputError, match=r"evkf 9\.0"):
         read_meta(path)
-
-
-def test_brings_an_older_schema_up(path, monkeypatch):
-    rewrite(path, schema=0, kind=None)
-    assert same(load_tree(path, blank())[0], tree())
-    assert read_meta(path)["animal"] == "m1"
-    with pytest.raises(InputError, match="kind unknown"):
-        load_tree(path, ())
-    monkeypatch.delitem(MIGRATIONS, 0)
-    with pytest.raises(InputError, match="nothing leads to"):
-        read_meta(path)
-
-
-def test_a_migration_may_move_leaves(path, monkeypatch):
-    def rename(header, arrays):
-        return {**header, "kind": "dict"}, {f"['new']{k}": v for k, v in arrays.items()}
-
-    rewrite(path, schema=0, kind=None)
-    monkeypatch.setitem(MIGRATIONS, 0, rename)
-    assert same(load_tree(path, {"new": blank()})[0]["new"], tree())
 
 
 @pytest.mark.parametrize(
