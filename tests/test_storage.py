@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save, save_file
 
+import evkf
 from evkf import storage
 from evkf.errors import InputError
 from evkf.storage import load_tree, read_meta, save_tree
@@ -109,6 +110,12 @@ def test_header_says_what_is_inside(path):
     assert header["kind"] == "Pair"
     assert header["leaves"][".first['whole']"] == {"shape": [2], "dtype": "int32"}
     assert header["leaves"].keys() == arrays.keys()
+
+
+def test_header_names_the_version_that_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(evkf, "__version__", "9.9")
+    save_tree(tmp_path / "a.safetensors", (), {})
+    assert storage._read_file(tmp_path / "a.safetensors")[0]["version"] == "9.9"
 
 
 def test_files_of_equal_trees_are_equal(path):
