@@ -39,7 +39,7 @@ class Streamed:
     """
 
     def __init__(self, filter: Filter, model: Model):
-        self.step = CompiledStep(filter, model, key=True)
+        self.step = CompiledStep(filter, model, keyed=True)
         self.empty = jax.jit(lambda x: x + 1)
 
     def __call__(self, model: Model, ys: np.ndarray, seed: int, state: Any = None) -> Stream:

@@ -20,7 +20,7 @@ from vdp import BIN, FILTER, HELD_OUT, LEARNED, judge, readout, recording, start
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import scan_filter
 from evkf.forecasting import forecast
-from evkf.learning import Learner, Monitor, scan_watched, warm_up
+from evkf.learning import Learner, Monitor, Watched, scan_watched, warm_up
 from evkf.metrics import affine_r2, coverage
 from evkf.model import Model, simulate
 
@@ -101,9 +101,10 @@ def switch(seeds: range) -> tuple[dict, list[str]]:
         model = start(readout("poisson", seed), seed)
         after = Model(VanDerPol(0.5), readout("poisson", seed))
         _, later = simulate(after, jax.random.key(500 + seed), 1500, z0=jnp.asarray(states[-1]))
-        known, (_, _, before) = scan_watched(learner, monitor, None, model, ys)
+        begun = Watched(learner.init(model), monitor.init(model))
+        known, (_, _, before) = scan_watched(learner, monitor, begun, ys)
         frozen, now = known.learner.model, known.learner.filter
-        _, (info, _, seen) = scan_watched(learner, monitor, known, model, later)
+        _, (info, _, seen) = scan_watched(learner, monitor, known, later)
         stretch = slice(1000, 1500)
         nats = {
             name: float(np.mean(scan_filter(FILTER, m, later, state=now)[1].info.elbo[stretch]))

@@ -64,9 +64,9 @@ def step(y=YS[0], mask=None, model=POISSON, filter=FILTER, **options):
     return filter.step(model, filter.init(model), jnp.asarray(y), mask, **options)
 
 
-def compiled(key=False, own=None, y=YS[0], mask=YS[0] > 0):
-    built = CompiledStep(FILTER, POISSON, key=key)
-    return built(built.init(), y, mask, key=own)
+def compiled(keyed=False, key=None, y=YS[0], mask=YS[0] > 0):
+    built = CompiledStep(FILTER, POISSON, keyed=keyed)
+    return built(built.init(), y, mask, key=key)
 
 
 def spoiled(index, value):
@@ -426,10 +426,10 @@ STEPS = {
         lambda: CompiledStep(ParticleFilter(9), POISSON),
         "no key for ParticleFilter",
         "key",
-        "CompiledStep(..., key=True)",
+        "CompiledStep(..., keyed=True)",
     ),
-    "a compiled bin without a key": (lambda: compiled(key=True), "no key", "key", "fold_in"),
-    "a key too many": (lambda: compiled(own=KEY), "built without", "key", "key=True"),
+    "a compiled bin without a key": (lambda: compiled(keyed=True), "no key", "key", "fold_in"),
+    "a key too many": (lambda: compiled(key=KEY), "built without", "key", "keyed=True"),
     "counts as integers": (lambda: compiled(y=YS[0].astype(int)), "y of int64", "y", "float64"),
     "fewer units": (lambda: compiled(y=YS[0, :2]), "y of shape (2,)", "y", "pass shape"),
     "a mask of numbers": (lambda: compiled(mask=YS[0]), "mask of float64", "mask", "bool"),

@@ -292,7 +292,7 @@ def test_labelled_arrays(fitted, data, monkeypatch):
     np.testing.assert_array_equal(mean, fitted.transform(ys[:5]))
     assert [m.sizes["bin"] for m in fitted.smooth([ys[:2], ys[:3]], as_xarray=True)] == [2, 3]
     ahead = fitted.forecast(4, as_xarray=True)
-    assert dict(ahead.sizes) == {"bin": 4, "latent": 2, "other_latent": 2, "neuron": NEURONS}
+    assert dict(ahead.sizes) == {"bin": 4, "latent": 2, "other_latent": 2, "unit": NEURONS}
     assert ahead.bin.values.tolist() == [1, 2, 3, 4]
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(InputError, match=r'pip install "evkf\[xarray\]"'):

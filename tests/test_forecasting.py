@@ -229,14 +229,14 @@ MANY = Model(
 def test_refusals():
     model = linear_model()
     for call, message in (
-        (lambda: forecast(FILTER, model, BELIEF, 0), "horizon of 0 bins"),
+        (lambda: forecast(FILTER, model, BELIEF, 0), "horizon = 0"),
         (lambda: forecast(FILTER, model, BELIEF, H), "no inputs"),
         (lambda: forecast(FILTER, model, BELIEF, 2, US), r"inputs of shape \(6, 1\)"),
         (lambda: forecast(FILTER, model, BELIEF.mean, H, US), "no Gaussian belief over 2"),
-        (lambda: sample_forecast(model, BELIEF, H, KEY, 0, US), "0 samples"),
+        (lambda: sample_forecast(model, BELIEF, H, KEY, 0, US), "num_samples = 0"),
         (lambda: predictive_log_prob(model, BELIEF, b, None, KEY, 3), "num_samples = 3"),
         (lambda: forecast(FILTER, MANY, MANY.prior, 2), "sample_forecast"),
-        (lambda: predictive_log_prob(model, BELIEF, b[:2], None, KEY, 2), "y of shape"),
+        (lambda: predictive_log_prob(model, BELIEF, b[:2], None, KEY, 2), "observation of shape"),
         (lambda: predictive_log_prob(model, BELIEF, b, np.ones(3), KEY, 2), "mask of type"),
     ):
         with pytest.raises(InputError, match=message):

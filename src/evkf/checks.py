@@ -95,6 +95,29 @@ def check_positive(**values: float) -> None:
             raise InputError(f"{name} = {value}", name, "pass a finite number above zero")
 
 
+def check_positive_whole(**values: Any) -> None:
+    """Refuse what is not a whole number, one or more, by its name.
+
+    Example:
+        >>> check_positive_whole(window=10, steps=1)
+    """
+    for name, value in values.items():
+        check_whole(value, 1, name)
+
+
+def check_choice(value: str, choices: Collection[str], where: str) -> None:
+    """Refuse what an argument does not offer.
+
+    Example:
+        >>> check_choice("relu", ("exp", "softplus"), "link")
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: unknown link 'relu' (in link): choose one of ('exp', 'softplus')
+    """
+    if value not in choices:
+        raise InputError(f"unknown {where} {value!r}", where, f"choose one of {tuple(choices)}")
+
+
 def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:
     """Refuse a name that is none of those that are known.
 

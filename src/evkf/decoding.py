@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import check_whole, real_numbers
 from evkf.errors import InputError
-from evkf.ragged import bins_of, read_bins, slices
+from evkf.ragged import Lengths, bins_of, read_bins, slices
 
 ALPHAS = tuple(np.logspace(-2, 6, 17))
 """Penalties to choose from, on standardised columns."""
@@ -104,7 +104,6 @@ def decode(
     train_target: ArrayLike,
     train_groups: ArrayLike,
     test_features: ArrayLike,
-    alphas: Sequence[float] = ALPHAS,
 ) -> Float[np.ndarray, "T D"]:
     """The target of other trials by `Ridge`.
 
@@ -115,7 +114,7 @@ def decode(
         >>> round(r2(target[40:], found), 2)
         1.0
     """
-    return Ridge(alphas).fit(train_features, train_target, train_groups).predict(test_features)
+    return Ridge().fit(train_features, train_target, train_groups).predict(test_features)
 
 
 def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
@@ -136,9 +135,7 @@ def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
     return float(np.mean(1 - np.sum((truth - predicted) ** 2, axis=0) / total))
 
 
-def lagged(
-    features: ArrayLike, lags: int, lengths: Sequence[int] | np.ndarray
-) -> Float[np.ndarray, "T M"]:
+def lagged(features: ArrayLike, lags: int, lengths: Lengths) -> Float[np.ndarray, "T M"]:
     """Every bin beside the ones before it, as a Wiener filter reads them; the present bin first.
 
     Nothing is taken from another trial: before the first bin of a trial there are zeros. How many
@@ -164,7 +161,7 @@ def lagged(
 def integrate(
     velocity: ArrayLike,
     bin_width: float,
-    lengths: Sequence[int] | np.ndarray,
+    lengths: Lengths,
     start: ArrayLike,
 ) -> Float[np.ndarray, "T D"]:
     """Positions in the middle of bins from mean velocities, by the trapezium rule.

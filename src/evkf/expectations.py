@@ -2,8 +2,8 @@
 
 | family | likelihood | way |
 |---|---|---|
-| Gaussian, diagonal Gaussian | Gaussian, Poisson with exponential link | closed form |
-| Gaussian, diagonal Gaussian | any other linear readout | quadrature, one dimension a channel |
+| the three Gaussians | Gaussian, Poisson with exponential link | closed form |
+| the three Gaussians | any other linear readout | quadrature, one dimension a channel |
 | any product | Gaussian | closed form, from mean and variance |
 | Gamma, both Bernoullis, their products | Poisson with exponential link | closed form, from $A$ |
 | Bernoulli up to 10 dimensions | any other | exact sum over its states |

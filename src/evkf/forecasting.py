@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
@@ -16,11 +15,12 @@ from numpy.typing import ArrayLike
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.checks import check_even
+from evkf.checks import check_even, check_whole
 from evkf.errors import InputError
 from evkf.families.base import MAX_TENSOR_DIM
 from evkf.families.low_rank import readout_var
 from evkf.filters import Filter, State, VariationalKalmanFilter
+from evkf.filters.base import read_bin
 from evkf.likelihoods.base import Channels
 from evkf.model import Model, draw_path, read_inputs
 from evkf.numerics import tree_where
@@ -279,8 +279,7 @@ def sample_forecast(
         ((100, 5, 2), (100, 5, 1))
     """
     _check_belief(model, belief)
-    if num_samples < 1:
-        raise InputError(f"{num_samples} samples", "num_samples", "draw at least one")
+    check_whole(num_samples, 1, "num_samples")
     return _sample(model, belief, _future_inputs(model, us, horizon), key, num_samples)
 
 
@@ -328,15 +327,9 @@ def predictive_log_prob(
         -1.0
     """
     _check_belief(model, belief)
-    channels = model.likelihood.num_channels
-    mask = jnp.ones(channels, bool) if mask is None else jnp.asarray(mask)
-    for name, shape in (("y", jnp.shape(y)), ("mask", mask.shape)):
-        if shape != (channels,):
-            raise InputError(f"{name} of shape {shape}", name, f"pass shape ({channels},)")
-    if mask.dtype != bool:
-        raise InputError(f"mask of type {mask.dtype}", "mask", "pass booleans, True = observed")
+    y, mask = read_bin(model, y, mask)
     check_even(num_samples, "num_samples")
-    return _log_prob(model, belief, jnp.asarray(y), mask, key, num_samples)
+    return _log_prob(model, belief, y, mask, key, num_samples)
 
 
 @partial(jax.jit, static_argnames="num")
@@ -366,8 +359,7 @@ def _check_belief(model: Model, belief: Belief) -> None:
 
 
 def _future_inputs(model: Model, us: ArrayLike | None, horizon: int) -> Float[Array, "H U"]:
-    if not isinstance(horizon, int | np.integer) or horizon < 1:
-        raise InputError(f"horizon of {horizon} bins", "horizon", "pass a whole number above zero")
+    check_whole(horizon, 1, "horizon")
     if not isinstance(us, Tracer):
         return read_inputs(model, us, horizon)
     size = model.dynamics.num_inputs

@@ -8,6 +8,16 @@ from importlib import metadata
 from evkf.errors import InputError
 
 
+def version() -> str:
+    """Of this package.
+
+    Example:
+        >>> version().split(".")[0]
+        '1'
+    """
+    return sys.modules["evkf"].__version__  # this module is below it, and does not import it
+
+
 def versions() -> dict[str, str]:
     """What a result depends on besides its options.
 
@@ -16,8 +26,7 @@ def versions() -> dict[str, str]:
         ['evkf', 'jax', 'jaxlib', 'numpy', 'python']
     """
     libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-    own = sys.modules["evkf"].__version__  # this module is below it, and does not import it
-    return {"evkf": own, **libraries, "python": platform.python_version()}
+    return {"evkf": version(), **libraries, "python": platform.python_version()}
 
 
 def need(what: str, extra: str, *packages: str) -> None:

@@ -51,7 +51,7 @@ def to_xarray(recording: Recording, found: Inferred, signals: bool = False) -> A
     }
     units = UNITS | ({"rates": "a.u.", "predicted": "a.u."} if signals else {})
     latents = np.array([f"z{k}" for k in range(found.mean.shape[1])])
-    return import_xarray("to_xarray").Dataset(
+    return import_xarray().Dataset(
         {name: (axes[name], getattr(found, name), {"units": unit}) for name, unit in units.items()},
         {
             "time": ("bin", recording.times, {"units": "s"}),

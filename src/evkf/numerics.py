@@ -29,6 +29,12 @@ def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no)
 
 
+def shapes(tree: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+    """The structure of a tree, and shape and type of every leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+
+
 def total(values: Float[Array, "..."]) -> Float[Array, ""]:
     """The sum of all entries.
 

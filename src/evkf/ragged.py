@@ -43,7 +43,7 @@ def read_counts(value: ArrayLike, where: str = "counts") -> Float[np.ndarray, "T
     return array
 
 
-def slices(lengths: Sequence[int] | np.ndarray, bins: int) -> list[slice]:
+def slices(lengths: Lengths, bins: int) -> list[slice]:
     """Where every trial lies among all bins.
 
     Example:
@@ -58,7 +58,7 @@ def slices(lengths: Sequence[int] | np.ndarray, bins: int) -> list[slice]:
     return [slice(int(end - n), int(end)) for n, end in zip(sizes, ends, strict=True)]
 
 
-def bins_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def bins_of(lengths: Lengths) -> np.ndarray:
     """How many bins of its trial came before each.
 
     Example:

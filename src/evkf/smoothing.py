@@ -52,16 +52,11 @@ class Smoothed(NamedTuple):
     Attributes:
         mean: $E[z_t]$ given all bins of its trial.
         cov: $\\text{Cov}(z_t)$.
-        cross: $\\text{Cov}(z_t, z_{t-1})$; in the first bin of a trial, with the state before it.
-        start: The belief of the state before every bin: that of the bin before or, where a trial
-            begins, of the state that the prior speaks of.
         info: What the filter said about its steps.
     """
 
     mean: Float[Array, "T L"]
     cov: Float[Array, "T L L"]
-    cross: Float[Array, "T L L"]
-    start: GaussianBelief
     info: Info
 
 
@@ -132,23 +127,22 @@ def _smooth(
 
     def backward(
         later: GaussianBelief, inputs: tuple[Any, ...]
-    ) -> tuple[GaussianBelief, tuple[Any, ...]]:
+    ) -> tuple[GaussianBelief, GaussianBelief]:
         filtered, kernel, last = inputs
         belief = tree_where(last, filtered, later)
-        before = _back(kernel, belief)
-        return before, (belief, belief.cov @ kernel.gain.T, before)
+        return _back(kernel, belief), belief
 
     _, (filtered, kernels, info) = lax.scan(
         forward, start, (ys, masks, us, fresh, jnp.arange(len(ys)))
     )
     last = jnp.append(fresh, True)[1:]
-    _, (belief, cross, before) = lax.scan(
+    _, belief = lax.scan(
         backward,
         _moments(model.family, start.belief),
         (filtered, kernels, last),
         reverse=True,
     )
-    return Smoothed(belief.mean, belief.cov, cross, before, info)
+    return Smoothed(belief.mean, belief.cov, info)
 
 
 class LagState(NamedTuple):
@@ -178,7 +172,7 @@ class FixedLag(eqx.Module):
         >>> state, lagged = filter.init(model), smoother.init(model)
         >>> for y in jnp.array([[0.0, 0.0], [9.0, 0.0]]):
         ...     state, info = step(model, state, y)
-        ...     lagged, belief = push(model, filter, lagged, state.belief)
+        ...     lagged, belief = push(filter, model, lagged, state.belief)
         >>> bool(belief.mean[0] > 0.5)
         True
     """
@@ -200,8 +194,8 @@ class FixedLag(eqx.Module):
 
     def push(
         self,
-        model: Model,
         filter: VariationalKalmanFilter,
+        model: Model,
         state: LagState,
         belief: Belief,
         u: Input | None = None,
@@ -211,8 +205,8 @@ class FixedLag(eqx.Module):
         """Take in the filtering belief of a bin, and report on the bin `lag` bins ago.
 
         Args:
-            model: The model that the filter ran with.
             filter: The filter that gave the belief.
+            model: The model that it ran with.
             state: From `init` or the last push.
             belief: The filtering belief of this bin.
             u: The input of this bin.

@@ -15,7 +15,7 @@ from scipy.stats import nbinom, poisson
 
 from evkf.checks import real_numbers
 from evkf.errors import InputError
-from evkf.ragged import bins_of, read_counts, slices
+from evkf.ragged import Lengths, bins_of, read_counts, slices
 
 FLOOR = 1e-9
 """Least expected count of a bin, that of the Neural Latents Benchmark: a spike where none was
@@ -41,24 +41,6 @@ class Dispersion(NamedTuple):
     error: Float[np.ndarray, " N"]
 
 
-def poisson_log_likelihood(
-    counts: ArrayLike, expected: ArrayLike, masks: ArrayLike | None = None
-) -> float:
-    """Log-probability of all observed counts, in nats.
-
-    Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        expected: Their expectations, finite and not negative; those under `FLOOR` are raised to it.
-        masks: True where observed; what is not may be NaN.
-
-    Example:
-        >>> round(poisson_log_likelihood([[0, 1]], [[1.0, 1.0]]), 6)
-        -2.0
-    """
-    y, mu, seen = _read(counts, expected, masks)
-    return float(_log_lik(y, mu)[seen].sum())
-
-
 def bits_per_spike(
     counts: ArrayLike,
     expected: ArrayLike,
@@ -72,7 +54,7 @@ def bits_per_spike(
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
-        expected: Their expectations; floored as in `poisson_log_likelihood`.
+        expected: Their expectations; those under `FLOOR` are raised to it.
         masks: True where observed.
         reference: Expectations to be compared with, (units,) or (bins, units), such as the mean
             counts of other trials; the mean of these very counts when left out.
@@ -104,7 +86,7 @@ def bits_per_spike(
 def psth_r2(
     counts: ArrayLike,
     expected: ArrayLike,
-    lengths: Sequence[int] | np.ndarray,
+    lengths: Lengths,
     conditions: Shaped[np.ndarray, " K"] | Sequence,
     bin_width: float,
     kernel_sd: float = KERNEL_SD,
@@ -154,7 +136,7 @@ def psth_r2(
 
 def smooth_trials(
     values: Float[np.ndarray, "T N"],
-    lengths: Sequence[int] | np.ndarray,
+    lengths: Lengths,
     sd_bins: float,
     masks: Bool[np.ndarray, "T N"],
 ) -> Float[np.ndarray, "T N"]:
@@ -180,7 +162,7 @@ def smooth_trials(
 
 def condition_averages(
     values: Float[np.ndarray, "T N"],
-    lengths: Sequence[int] | np.ndarray,
+    lengths: Lengths,
     conditions: Shaped[np.ndarray, " K"],
     masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "B N"]:
@@ -204,8 +186,8 @@ def pit(
     counts: ArrayLike,
     predictive: ArrayLike,
     masks: ArrayLike | None = None,
-    seed: int = 0,
     variance: ArrayLike | None = None,
+    seed: int = 0,
 ) -> Float[np.ndarray, "T N"]:
     """Randomised probability integral transform: uniform on [0, 1] if predictions are calibrated.
 
@@ -218,9 +200,9 @@ def pit(
         predictive: Expectations of Poisson counts, (bins, units), or probabilities of 0, 1, 2, …
             spikes, (bins, units, numbers); what these lack to 1 belongs to more spikes.
         masks: True where observed.
-        seed: Of the draws.
         variance: Beside expectations, the variances of the counts: where they are larger, counts
             are taken as negative binomial with these moments, not as Poisson.
+        seed: Of the draws.
 
     Returns:
         Numbers in [0, 1], NaN where nothing was observed.
@@ -255,8 +237,8 @@ def pit(
 def dispersion(
     counts: ArrayLike,
     expected: ArrayLike,
-    variance: ArrayLike | None = None,
     masks: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
 ) -> Dispersion:
     """Pearson dispersion of every unit: squared residuals over the variance expected of them.
 
@@ -268,8 +250,8 @@ def dispersion(
     Args:
         counts: Spikes of every bin and unit, (bins, units).
         expected: Their expectations.
-        variance: Their variances; the expectations, as of Poisson counts, when left out.
         masks: True where observed.
+        variance: Their variances; the expectations, as of Poisson counts, when left out.
 
     Example:
         >>> counts = np.random.default_rng(0).negative_binomial(2, 0.5, (20_000, 1))

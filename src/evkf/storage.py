@@ -10,8 +10,6 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from evkf.errors import InputError
-
-VERSION = metadata.version("evkf")
+from evkf.installed import need, version
 
 FORMAT, SCHEMA = "evkf-tree", 1
 
@@ -31,15 +28,6 @@ DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "uint32": "U32", "
 
 Header = dict[str, Any]
 Arrays = dict[str, np.ndarray]
-
-
-def _name_kind(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    return {**header, "kind": "unknown"}, arrays
-
-
-MIGRATIONS: dict[int, Callable[[Header, Arrays], tuple[Header, Arrays]]] = {0: _name_kind}
-"""From a schema to the next: header and leaves as they were, to what they are. Schema 0 did not
-name the kind of tree."""
 
 
 def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
@@ -68,7 +56,7 @@ def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
     header = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "version": VERSION,
+        "version": version(),
         "kind": type(tree).__name__,
         "leaves": _leaves(arrays),
         "meta": _read_meta(meta),
@@ -82,7 +70,7 @@ def load_tree(path: str | os.PathLike, like: PyTree) -> tuple[PyTree, dict]:
     """Read a tree of arrays from a file.
 
     Args:
-        path: What `save_tree` wrote, with this or an earlier version.
+        path: What `save_tree` wrote.
         like: A tree of the same structure, such as a fresh state; also of shapes alone, as
             `jax.eval_shape` gives them. What is not an array is taken from here. Where it has
             NumPy arrays, such are returned, else arrays of JAX.
@@ -181,7 +169,7 @@ def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
     Not by the package that reads them: it keeps all of Python waiting while it copies, and a
     session that is saved has bins to filter.
     """
-    _import_safetensors()
+    need("storage", "storage", "safetensors")
     text = json.dumps({**header, "sha256": _digest(header, arrays)})
     said: dict[str, Any] = {"__metadata__": {"evkf": text}}
     ordered, end = list(DTYPES), 0
@@ -220,37 +208,29 @@ def _replace(place: Path, parts: list[bytes | memoryview]) -> None:
 
 
 def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
-    """Header and leaves of a file, brought to the present schema."""
+    """Header and leaves of a file."""
     where = str(path)
     if not Path(path).is_file():
         raise InputError("no such file", where, "check the name")
     header, arrays = _read_file(path)
     if not (isinstance(header, dict) and header.get("format") == FORMAT):
         raise InputError(f"no file of format {FORMAT!r}", where, "load what evkf has saved")
-    schema, version = header.get("schema"), header.get("version")
-    if not isinstance(schema, int) or schema > SCHEMA:
+    schema, writer = header.get("schema"), header.get("version")
+    if schema != SCHEMA:
         raise InputError(
-            f"schema {schema}, written by evkf {version}; this is evkf {VERSION}, which "
-            f"knows schemas up to {SCHEMA}",
+            f"schema {schema!r}, written by evkf {writer}; this is evkf {version()}, which knows "
+            f"schema {SCHEMA}",
             where,
-            "load it with that version or a later one",
+            "load it with that version",
         )
     whole = header.get("leaves") == _leaves(arrays)
     if not whole or header.get("sha256") != _digest(header, arrays):
         raise _damaged(where, "its contents are not what was written")
-    for step in range(schema, SCHEMA):
-        if step not in MIGRATIONS:
-            raise InputError(
-                f"schema {schema}, written by evkf {version}, from which nothing leads to {SCHEMA}",
-                where,
-                f"load and save it with an evkf between {version} and {VERSION}",
-            )
-        header, arrays = MIGRATIONS[step](header, arrays)
     return header, arrays
 
 
 def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
-    _import_safetensors()
+    need("storage", "storage", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -266,14 +246,3 @@ def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
 def _damaged(where: str, how: str) -> InputError:
     remedy = "pass a file that `evkf fit` or `save` wrote; if it is one, copy it again"
     return InputError(f"no .safetensors file, or a damaged one: {how}", where, remedy)
-
-
-def _import_safetensors() -> None:
-    try:
-        import safetensors  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "saving and loading need safetensors, which is not installed",
-            "evkf.storage",
-            'pip install "evkf[storage]"',
-        ) from error

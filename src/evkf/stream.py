@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_whole, read_array
+from evkf.checks import check_choice, check_whole, read_array
 from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import Gaussian
@@ -164,7 +164,7 @@ class Stream:
         elif self.monitor is None:
             begun, _ = self.learner.scan(begun, *trials[:4])
         else:
-            watched = (self.learner, self.monitor, begun, begun.learner.model)
+            watched = (self.learner, self.monitor, begun)
             begun, (_, _, evidence) = scan_watched(*watched, *trials[:4])
             self.evidence = jax.tree.map(lambda leaf: leaf[-1], evidence)
         if passes == 1:
@@ -339,10 +339,7 @@ def open_stream(
 
 def _unknown(kind: str, neurons: int, latents: int, bin_width: float) -> Likelihood:
     """A likelihood with a readout of zeros in place of the one to be found."""
-    if kind not in warmup.KINDS:
-        raise InputError(
-            f"unknown likelihood {kind!r}", "likelihood", f"pass one of {list(warmup.KINDS)}"
-        )
+    check_choice(kind, warmup.KINDS, "likelihood")
     if latents > neurons:
         raise InputError(f"{latents} latents of {neurons} neurons", "latents", "pass fewer")
     return warmup.KINDS[kind](np.zeros((neurons, latents)), bin_width=bin_width)

@@ -20,6 +20,7 @@ from evkf.errors import InputError
 from evkf.families import Family
 from evkf.filters import Filter, scan_filter
 from evkf.filters.sessions import SHORTEST, Session, read_session, scan_checked, side_by_side_pays
+from evkf.installed import need
 from evkf.model import Model
 from evkf.types import Belief, Key
 
@@ -33,7 +34,7 @@ NAMES = {"ys": "X", "us": "inputs"}
 AXES = {
     "mean": ("bin", "latent"),
     "cov": ("bin", "latent", "other_latent"),
-    "rate": ("bin", "neuron"),
+    "rate": ("bin", "unit"),
 }
 """Names of the axes of labelled arrays."""
 
@@ -287,21 +288,16 @@ def results(trials: Trials, mean: np.ndarray, cov: np.ndarray | None, as_xarray:
     return means if cov is None else (means, finished(cov, "cov"))
 
 
-def import_xarray(where: str = "as_xarray") -> ModuleType:
+def import_xarray() -> ModuleType:
     """xarray, or an error that says how to get it.
-
-    Args:
-        where: What asks for it, for the message.
 
     Example:
         >>> import_xarray().__name__
         'xarray'
     """
-    try:
-        import xarray
-    except ModuleNotFoundError as error:
-        what = "labelled arrays need xarray, which is not installed"
-        raise InputError(what, where, 'pip install "evkf[xarray]"') from error
+    need("a labelled array", "xarray", "xarray")
+    import xarray
+
     return xarray
 
 

@@ -14,6 +14,7 @@ import pytest
 import evkf
 from evkf.errors import InputError
 from evkf.experiments import processes, runner
+from evkf.experiments.catalogue import EXPERIMENTS
 from evkf.experiments.runner import TaskError, address, blocks, run_tasks, specification, work
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +206,28 @@ def test_the_source_of_rows_is_part_of_their_address(tmp_path):
     (tmp_path / "model.py").write_text("two")
     assert runner._digest(tmp_path) != first
     assert runner._digest(Path(evkf.__file__).parent) == runner.SOURCE
+
+
+def test_no_task_loads_what_is_left_out_of_its_source():
+    code = """
+import pathlib, sys
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(name)
+from evkf.experiments.runner import ASIDE
+root = pathlib.Path(sys.modules["evkf"].__file__).parent
+files = [m.__file__ for name, m in sys.modules.items() if name.startswith("evkf.")]
+names = [pathlib.Path(file).relative_to(root).as_posix() for file in files]
+print(*sorted({name.split("/")[0] for name in names if name.startswith(ASIDE)}))
+"""
+    modules = {experiment.module.__name__ for experiment in EXPERIMENTS.values()}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *sorted(modules)], capture_output=True, text=True, check=True
+    )
+    assert len(modules) == 6
+    assert ran.stdout.split() == ["data"]
+    package = Path(evkf.__file__).parent
+    assert all((package / name).exists() for name in runner.ASIDE)
 
 
 def test_a_worker_of_another_version_refuses(tmp_path):

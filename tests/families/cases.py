@@ -84,6 +84,13 @@ def densities(family):
     return compiled(lambda nat, points: (log_prob(nat, points), stats(points)))
 
 
+def fisher(family, nat) -> np.ndarray:
+    """Fisher information $\\nabla^2 A$ of every dimension, as the derivatives of `to_mean`."""
+    units = np.eye(family.num_params, dtype=nat.dtype)
+    push = along(family, type(family).to_mean)
+    return np.stack([push(nat, np.broadcast_to(u, nat.shape)) for u in units], -1)
+
+
 def inverse_fisher(family, nat) -> np.ndarray:
     """Columns of $F^{-1}$ as the natural gradients of the unit vectors."""
     units = np.eye(family.num_params, dtype=nat.dtype)

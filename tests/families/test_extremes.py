@@ -16,6 +16,7 @@ from tests.families.cases import (
     UNIVARIATE,
     close,
     fill,
+    fisher,
     gradient,
     inverse_fisher,
     jitted,
@@ -45,7 +46,7 @@ def evaluate(family, nat, other, z):
     values = {name: jitted(family, method)(nat) for name, method in names}
     values["mean_params"] = jitted(family, "to_mean")(nat)
     values["mean"], values["var"], _ = jitted(family, "each_moments")(nat)
-    values["fisher"] = jitted(family, "each_fisher")(nat)
+    values["fisher"] = fisher(family, nat)
     values["inverse_fisher"] = inverse_fisher(family, nat)
     log_prob, kl = jitted(family, "each_log_prob"), jitted(family, "each_kl")
     values["log_prob"] = np.stack([log_prob(nat, x) for x in z.T], -1)

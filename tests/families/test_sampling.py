@@ -15,7 +15,17 @@ from evkf.families import (
     DiagonalGaussian,
     Gamma,
 )
-from tests.families.cases import DTYPES, SIZE, UNIVARIATE, along, close, compiled, fill, jitted
+from tests.families.cases import (
+    DTYPES,
+    SIZE,
+    UNIVARIATE,
+    along,
+    close,
+    compiled,
+    fill,
+    fisher,
+    jitted,
+)
 from tests.quick import plain_compilation  # noqa: F401
 
 NUM = 5_000
@@ -48,7 +58,7 @@ def test_samples_and_their_gradients(cls, dtype):
     nat, family = np.asarray(MEMBERS[cls], dtype), cls(SIZE)
     nats = fill(nat)
     mean_params = np.asarray(jitted(family, "to_mean")(nats))[:6]
-    fisher = np.asarray(jitted(family, "each_fisher")(nats))[:6]
+    matrix = np.asarray(fisher(family, nats))[:6]
     mean, var, _ = (np.asarray(x)[:6] for x in jitted(family, "each_moments")(nats))
     for k in range(family.num_params):
         (z, stats), (dz, dstats) = sampler(cls)(
@@ -58,7 +68,7 @@ def test_samples_and_their_gradients(cls, dtype):
         assert z.shape == (NUM, 6)
         assert np.all(np.isfinite(stats))
         matches(stats, mean_params)
-        matches(dstats, fisher[:, :, k])
+        matches(dstats, matrix[:, :, k])
         matches(z, mean)
         matches((np.asarray(z) - mean) ** 2, var)
         moved = fill(np.eye(family.num_params, dtype=dtype)[[k] * 6])

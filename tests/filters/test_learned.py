@@ -29,8 +29,8 @@ SEEN, Y = jnp.ones(3, bool), jnp.array([0.3, -0.2, 0.1])
 SMALL = {
     VJF: {"hidden": 3, "warm_up": 0},
     DirectVJF: {"iterations": 3, "num_samples": 2},
-    StreamingVMC: {"num_particles": 10, "iterations": 2, "num_ancestors": 4, "units": 3},
-    OnlineVariationalSmoother: {"iterations": 3, "num_samples": 2, "units": 3, "num_support": 6},
+    StreamingVMC: {"num_particles": 10, "iterations": 2, "num_ancestors": 4, "hidden": 3},
+    OnlineVariationalSmoother: {"iterations": 3, "num_samples": 2, "hidden": 3, "num_support": 6},
 }
 
 

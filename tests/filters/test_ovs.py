@@ -75,7 +75,7 @@ def test_learns_linear_dynamics():
     true, _, ys = linear_model(300)
     start = Model(dyn.Linear(0.3 * np.eye(2), 1.0), true.likelihood)
     filter = OnlineVariationalSmoother(
-        iterations=100, num_support=80, units=30, rate=2e-2, model_rate=1e-2
+        iterations=100, num_support=80, hidden=30, rate=2e-2, model_rate=1e-2
     )
     state, trace = scan_filter(filter, start, ys, key=KEY)
     _, _, evidence = kalman_run(true, ys)

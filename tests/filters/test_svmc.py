@@ -19,7 +19,7 @@ from tests.filters.test_conformance import network
 from tests.quick import quick_compilation  # noqa: F401
 
 KEY = jax.random.key(0)
-SMALL = {"num_particles": 400, "iterations": 3, "num_ancestors": 16, "units": 8}
+SMALL = {"num_particles": 400, "iterations": 3, "num_ancestors": 16, "hidden": 8}
 
 
 @pytest.mark.parametrize("noise", [0.2, [[0.3, 0.1], [0.1, 0.2]]])
@@ -95,7 +95,7 @@ def test_continuous_bernoulli_states_are_followed():
 
 def test_what_is_masked_does_not_matter_and_failures_fall_back():
     model, _, _ = linear_model(1)
-    filter = StreamingVMC(num_particles=50, iterations=2, num_ancestors=4, units=4)
+    filter = StreamingVMC(num_particles=50, iterations=2, num_ancestors=4, hidden=4)
     step, state = jax.jit(filter.step), filter.init(model)
     state = state._replace(proposal=Layers(*(0.1 + x for x in state.proposal)))
     some, none = jnp.array([True, False, True]), jnp.zeros(3, bool)

@@ -8,7 +8,7 @@ import pytest
 from evkf.errors import InputError
 from evkf.filters.compiled import LARGE, packing
 from evkf.forecasting import forecast
-from evkf.learning import Learner, Monitor, scan_watched
+from evkf.learning import Learner, Monitor, Watched, scan_watched
 from evkf.learning.compiled import CompiledLearner
 from tests.learning.cases import MODELS, T, recording
 from tests.quick import fusing, quick_compilation  # noqa: F401
@@ -123,9 +123,10 @@ def test_a_state_that_is_set_is_gone_on_from(live):
 
 def test_watched_equals_the_scan():
     model, monitor = MODELS["linear"](), Monitor()
+    start = Watched(LEARNER.init(model), monitor.init(model))
     with fusing():
         live = CompiledLearner(LEARNER, model, monitor=monitor)
-        wanted, (_, _, told) = scan_watched(LEARNER, monitor, None, model, *BINS)
+        wanted, (_, _, told) = scan_watched(LEARNER, monitor, start, *BINS)
     for t, bins in enumerate(zip(*BINS, strict=True)):
         said = live.observe(*(np.asarray(array) for array in bins))
         live.learn()

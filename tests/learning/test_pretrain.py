@@ -96,6 +96,7 @@ def _split(ys, masks):
     ("where", "options"),
     [
         ("passes", {"passes": 0}),
+        ("passes", {"passes": 1.5}),
         ("batch", {"batch": 0}),
         ("window", {"window": 0}),
         ("window", {"window": 40}),
@@ -175,7 +176,7 @@ def test_bad_states(states):
     for where, options in {
         "states": {"states": zs[:, :1]},
         "fresh": {"fresh": np.ones(1000, bool)},
-        "steps": {"steps": 0},
+        "steps": {"steps": 1.5},
         "batch": {"batch": 0},
         "rate": {"rate": 0.0},
     }.items():

@@ -154,10 +154,10 @@ def judge(
     """Dispersion of units and calibration of counts, by the mean and variance predicted of them."""
     counts, masks = recording.observed, recording.masks
     mean, variance = found.predicted, found.variance
-    spread = dispersion(counts, mean, variance, masks)
+    spread = dispersion(counts, mean, masks, variance)
     if isinstance(model.model.likelihood, Bernoulli):
-        return spread, pit(counts, np.stack([1 - mean, mean], axis=-1), masks, seed)
-    return spread, pit(counts, mean, masks, seed, variance)
+        return spread, pit(counts, np.stack([1 - mean, mean], axis=-1), masks, seed=seed)
+    return spread, pit(counts, mean, masks, variance, seed)
 
 
 def _labels(recording: Recording, condition: str | None) -> np.ndarray:

@@ -14,7 +14,7 @@ from evkf.data._nwb_file import MODULE, nwb_module
 from evkf.data.files import replacing
 from evkf.data.recording import Recording
 from evkf.errors import InputError
-from evkf.storage import VERSION
+from evkf.installed import version
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def new_file(recording: Recording, began: datetime | None = None) -> Any:
             age="P0D/",
             description="Nothing is known of the subject.",
         ),
-        session_description=f"Written by evkf {VERSION} from {source}{unknown}.",
+        session_description=f"Written by evkf {version()} from {source}{unknown}.",
         identifier=str(uuid.uuid4()),
         session_start_time=began or datetime(2000, 1, 1, tzinfo=UTC),
     )

@@ -15,7 +15,7 @@ from evkf.data._nwb_make import add_trials, as_column, finished, make_series, ne
 from evkf.data.nwb import warn
 from evkf.data.recording import Recording
 from evkf.errors import InputError
-from evkf.storage import VERSION
+from evkf.installed import version
 
 PREDICTION, SOURCE_TIMES, MARKS = "prediction_", "source_times", "marks"
 TRIAL, FRESH = "trial", "fresh"
@@ -304,7 +304,7 @@ def _check_results(recording: Recording, results: Results) -> None:
 def _add_results(
     file: Any, recording: Recording, results: Results, trial_ids: np.ndarray | None
 ) -> None:
-    description = f"Latent states and rates, filtered by evkf {VERSION}."
+    description = f"Latent states and rates, filtered by evkf {version()}."
     module = file.create_processing_module(MODULE, description)
     ids = ", ".join(map(str, recording.units["id"].tolist()))
     rows = [

@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import read_array
 from evkf.covariance import Covariance
+from evkf.errors import InputError
 from evkf.families import Family, Gaussian, GaussianBelief
-from evkf.types import Belief, Input, Vector
+from evkf.types import Belief, Input, Matrix, Vector
 
 
 class Dynamics(eqx.Module):
@@ -70,3 +71,13 @@ class GaussianDynamics(Dynamics):
 def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:
     """The weight of inputs, (latents, inputs); None means that there are none."""
     return read_array(np.zeros((dim, 0)) if value is None else value, (dim, None), "input_weight")
+
+
+def read_square(value: ArrayLike, where: str) -> Matrix:
+    """Check and convert a square matrix."""
+    matrix = read_array(value, (None, None), where)
+    rows, columns = matrix.shape
+    if rows != columns:
+        what, remedy = f"{where} of shape {matrix.shape}", f"pass a square matrix, {(rows, rows)}"
+        raise InputError(what, where, remedy)
+    return matrix

@@ -1,6 +1,6 @@
 """Dynamics that inputs move along known directions."""
 
-from typing import ClassVar, Self
+from typing import Self
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -33,7 +33,6 @@ class Driven(GaussianDynamics):
 
     undriven: GaussianDynamics
     input_weight: Float[Array, "L U"]
-    any_coordinates: ClassVar[bool] = False
 
     def __init__(self, undriven: GaussianDynamics, input_weight: ArrayLike):
         if undriven.num_inputs:

@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import read_array
 from evkf.covariance import Covariance, as_covariance
-from evkf.dynamics.base import GaussianDynamics, read_input_weight
-from evkf.errors import InputError
+from evkf.dynamics.base import GaussianDynamics, read_input_weight, read_square
 from evkf.types import Input, Matrix, Vector
 
 
@@ -40,12 +39,8 @@ class Linear(GaussianDynamics):
         bias: ArrayLike | None = None,
         input_weight: ArrayLike | None = None,
     ):
-        self.weight = read_array(weight, (None, None), "weight")
-        dim = self.weight.shape[0]
-        if self.weight.shape != (dim, dim):
-            raise InputError(
-                f"weight of shape {self.weight.shape}", "weight", "pass a square matrix"
-            )
+        self.weight = read_square(weight, "weight")
+        dim = len(self.weight)
         self.noise = as_covariance(noise, dim, "noise")
         self.bias = read_array([0.0] * dim if bias is None else bias, (dim,), "bias")
         self.input_weight = read_input_weight(input_weight, dim)

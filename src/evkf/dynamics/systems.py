@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import read_array, read_positive
 from evkf.covariance import Covariance, as_covariance
-from evkf.dynamics.base import GaussianDynamics, read_input_weight
+from evkf.dynamics.base import GaussianDynamics, read_input_weight, read_square
 from evkf.types import Input, Matrix, Scalar, Vector
 
 
 class System(GaussianDynamics):
     """A known flow plus inputs: $z_t \\sim N(z + g(z) + B u_t, Q)$."""
 
-    noise: eqx.AbstractVar[Covariance]
     input_weight: eqx.AbstractVar[Float[Array, "L U"]]
 
     @abstractmethod
@@ -107,9 +106,8 @@ class ChaoticRNN(System):
         noise: "ArrayLike | Covariance" = 0.01,
         input_weight: ArrayLike | None = None,
     ):
-        self.weight = read_array(weight, (None, None), "weight")
-        dim = self.weight.shape[0]
-        self.weight = read_array(weight, (dim, dim), "weight")
+        self.weight = read_square(weight, "weight")
+        dim = len(self.weight)
         self.gamma, self.tau = read_array(gamma, (), "gamma"), read_positive(tau, (), "tau")
         self.dt = read_positive(dt, (), "dt")
         self.noise = as_covariance(noise, dim, "noise")

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import evkf
 from evkf.data.files import replacing
 from evkf.errors import EvkfError, InputError
 from evkf.experiments.processes import MOST_LOST, map_in_processes
+from evkf.installed import need, versions
 from evkf.latency import with_small_loops
 
 Spec = dict[str, Any]
@@ -63,10 +63,11 @@ def known_versions() -> dict[str, str]:
 
     Example:
         >>> list(known_versions())
-        ['evkf', 'source', 'jax', 'jaxlib', 'numpy']
+        ['evkf', 'jax', 'jaxlib', 'numpy', 'source']
     """
-    libraries = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
-    return {"evkf": evkf.__version__, "source": SOURCE, **libraries}
+    found = versions() | {"source": SOURCE}
+    del found["python"]  # rows do not depend on it
+    return found
 
 
 def _digest(root: Path) -> str:
@@ -74,13 +75,21 @@ def _digest(root: Path) -> str:
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if name.parts[0] not in ASIDE and not name.stem.endswith(("_figure", "_report")):
+        if not (name.as_posix().startswith(ASIDE) or name.stem.endswith(("_figure", "_report"))):
             found.update(str(name.as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 
-ASIDE = ("bench", "cli.py", "commands", "data", "demo.py", "live", "rigs", "showcase.py", "web")
-"""Parts of this package that no row depends on."""
+ASIDE = (
+    *("bench/", "cli.py", "commands/", "data/", "live/", "rigs/", "web/", "wiring.py"),
+    *("demo.py", "showcase.py", "simulation.py", "experiments/catalogue.py"),
+    *("figures.py", "check_figures.py", "recording_figures.py", "colours.py", "labelled.py"),
+    *("session.py", "units.py", "dimension.py", "splits.py", "halves.py", "scoring.py"),
+    *("baselines.py", "linear_system.py", "gpfa.py", "gaussian_process.py", "linear_gaussian.py"),
+    *("spike_metrics.py", "decoding.py", "ragged.py", "phase.py", "experiments/reaching.py"),
+)
+"""Parts of this package that no row depends on. Of these, tasks load `data/` alone, to write their
+results."""
 SOURCE = _digest(Path(evkf.__file__).parent)
 """Taken when a process begins, as the code that it runs is."""
 
@@ -213,11 +222,9 @@ def _on_machine(texts: dict[str, str]) -> Outcomes:
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
     """On the workers of a Dask scheduler, which takes tasks of those that die to others."""
-    try:
-        import distributed
-    except ModuleNotFoundError as error:
-        what = "a cluster needs Dask, which is not installed"
-        raise InputError(what, "--scheduler", 'pip install "evkf[cluster]"') from error
+    need("--scheduler", "cluster", "distributed")
+    import distributed
+
     try:
         client = distributed.Client(scheduler, timeout=PATIENCE)
     except (OSError, ValueError) as error:

@@ -154,7 +154,7 @@ def time_steps(calls: Sequence[Call], bins: range) -> list[StepTime]:
 
 def ready_filter(filter: Filter, model: Model, ys: np.ndarray) -> Call:
     """A filter at work on a recording."""
-    step = CompiledStep(filter, model, key=True)
+    step = CompiledStep(filter, model, keyed=True)
     carry = step.init()
     rows = list(np.asarray(ys).astype(carry.dtype))
     keys, seen = list(jax.random.split(jax.random.key(0), len(ys))), np.ones(ys.shape[1], bool)

@@ -144,7 +144,7 @@ class Univariate(Family):
     Natural and mean parameters are arrays of shape (L, K); the belief is the natural parameters.
     A new member writes the element-wise functions below, whose names begin with `each_`; they map
     (L, K) to (L,) unless said otherwise. Everything else a `Family` offers follows from them, but
-    for `to_mean`, `stats`, `log_base`, `sample` and `from_unconstrained`.
+    for `to_mean`, `natural_gradient`, `stats`, `log_base`, `sample` and `from_unconstrained`.
     """
 
     num_params: eqx.AbstractClassVar[int]
@@ -171,10 +171,6 @@ class Univariate(Family):
     @abstractmethod
     def each_moments(self, nat: Float[Array, "L K"]) -> tuple[Vector, Vector, Vector]:
         """Mean, variance and skewness of every dimension."""
-
-    @abstractmethod
-    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
-        """Fisher information $\\nabla^2 A$ of every dimension."""
 
     @abstractmethod
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:

@@ -88,10 +88,6 @@ class Beta(Univariate):
         skew = 2 * (b - a) / (s + 2) * jnp.sqrt((s + 1) / a / b)
         return mean, mean * (b / s) / (s + 1), skew
 
-    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
-        diagonal, off, _ = _curvature(_unpack(nat))
-        return jnp.stack([diagonal[0], -off, -off, diagonal[1]], -1).reshape(-1, 2, 2)
-
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
         return _solve(_curvature(_unpack(nat)), grad.T).T
 

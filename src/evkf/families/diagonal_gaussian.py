@@ -59,12 +59,6 @@ class DiagonalGaussian(Univariate):
         mean, var = _moments(nat)
         return mean, var, jnp.zeros_like(mean)
 
-    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
-        mean, var = _moments(nat)
-        off = 2 * mean * var
-        last = 4 * mean**2 * var + 2 * var**2
-        return jnp.stack([jnp.stack([var, off], -1), jnp.stack([off, last], -1)], -2)
-
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
         mean, var = _moments(nat)
         second = (grad[:, 1] - 2 * mean * grad[:, 0]) / var / (2 * var)

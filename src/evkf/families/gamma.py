@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from evkf.draws import log_gamma_draw
 from evkf.families.base import Univariate
-from evkf.special import bregman, log_gap, relative_entropy, stirling, trigamma
+from evkf.special import bregman, log_gap, relative_entropy, stirling
 from evkf.types import Belief, Key, Nat, Vector
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -80,12 +80,6 @@ class Gamma(Univariate):
         shape, rate = _unpack(nat)
         mean = shape / rate
         return mean, mean / rate, 2 / jnp.sqrt(shape)
-
-    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
-        shape, rate = _unpack(nat)
-        off = 1 / rate
-        last = shape / rate / rate
-        return jnp.stack([jnp.stack([trigamma(shape), off], -1), jnp.stack([off, last], -1)], -2)
 
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
         shape, rate = _unpack(nat)

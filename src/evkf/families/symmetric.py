@@ -52,9 +52,6 @@ class Symmetric(Univariate):
         safe = jnp.maximum(var, jnp.finfo(var.dtype).tiny)
         return mean, var, third / safe / jnp.sqrt(safe)
 
-    def each_fisher(self, nat: Float[Array, "L K"]) -> Float[Array, "L K K"]:
-        return self.cumulant(nat, 2)[:, :, None]
-
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
         # The variance of a saturated belief underflows.
         return grad / jnp.maximum(self.cumulant(nat, 2), jnp.finfo(nat.dtype).tiny)

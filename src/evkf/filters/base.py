@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.model import Model, read_inputs
-from evkf.numerics import tree_where
+from evkf.numerics import shapes, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
@@ -42,7 +42,7 @@ class Info(NamedTuple):
         evaluations: Evaluations of the gradient that the step took, with the curvature where it is
             used; 0 for methods without.
         residual: Relative residual of the fixed point at which an update of
-            `VariationalKalmanFilter` stopped.
+            `VariationalKalmanFilter` stopped; for LowRankGaussian states the nats left to gain.
         status: Bits of `evkf.Status`.
     """
 
@@ -51,11 +51,6 @@ class Info(NamedTuple):
     evaluations: Int[Array, ""]
     residual: Scalar
     status: Int[Array, ""]
-
-    @property
-    def single_step(self) -> Scalar:
-        """$M_t$, where $L_t$ and the gap are known."""
-        return self.elbo - self.gap
 
 
 class Trace(NamedTuple):
@@ -195,13 +190,9 @@ def check_filter(filter: Filter) -> None:
 
 def check_state(state: State, like: State, where: str = "state") -> State:
     """Refuse a state of another filter or of another model."""
-
-    def shapes(tree: State) -> list[Any]:
-        return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
-
-    if jax.tree.structure(state) != jax.tree.structure(like) or shapes(state) != shapes(like):
+    if shapes(state) != shapes(like):
         raise InputError(
-            f"state of {shapes(state)} for {shapes(like)}",
+            f"state of {shapes(state)[1]} for {shapes(like)[1]}",
             where,
             "pass what filter.init or scan_filter returned for this model",
         )

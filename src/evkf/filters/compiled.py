@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, State
 from evkf.model import Model
+from evkf.numerics import shapes
 from evkf.types import Input, Key, Mask, Observation
 
 Carry = Float[Array, " D"]
@@ -77,7 +78,7 @@ class CompiledStep:
     Args:
         filter: Any filter.
         model: The model; `load` exchanges its parameters without compiling again.
-        key: Whether steps will be given a key (for filters and expectations that sample).
+        keyed: Whether steps will be given a key (for filters and expectations that sample).
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,10 +95,10 @@ class CompiledStep:
         ((2,), 0)
     """
 
-    def __init__(self, filter: Filter, model: Model, key: bool = False):
+    def __init__(self, filter: Filter, model: Model, keyed: bool = False):
         self._pack, unravel = packing(model)
         self._parameters = self._copied(model)
-        self._signature = _signature(model)
+        self._signature = shapes(model)
         self._state, self._unravel_state = ravel_pytree(filter.init(model))
         self._size = len(self._state)
         channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
@@ -120,7 +121,7 @@ class CompiledStep:
         self._none = jnp.zeros(inputs, dtype)
         self._carry = jnp.concatenate([self._state, jnp.zeros(len(Info._fields), dtype)])
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
-        self._keyed = key
+        self._keyed = keyed
         try:
             lowered = jax.jit(step, compiler_options=options).lower(
                 self._parameters,
@@ -128,12 +129,12 @@ class CompiledStep:
                 jax.ShapeDtypeStruct((channels,), dtype),
                 jax.ShapeDtypeStruct((channels,), bool),
                 self._none,
-                jax.random.key(0) if key else None,
+                jax.random.key(0) if keyed else None,
             )
         except InputError as error:
-            if key or error.where != "key":
+            if keyed or error.where != "key":
                 raise
-            remedy = "build CompiledStep(..., key=True), and pass a key with every bin"
+            remedy = "build CompiledStep(..., keyed=True), and pass a key with every bin"
             raise InputError(f"no key for {type(filter).__name__}", "key", remedy) from error
         self._call = lowered.compile()
         # Reading a carry compiles a little too.
@@ -146,7 +147,7 @@ class CompiledStep:
 
     def load(self, model: Model) -> None:
         """Use other parameters from the next bin on."""
-        if _signature(model) != self._signature:
+        if shapes(model) != self._signature:
             raise InputError(
                 "a model of another kind or size",
                 "model",
@@ -172,9 +173,9 @@ class CompiledStep:
         except TypeError as error:
             if self._keyed and key is None:
                 remedy = "pass key=jax.random.fold_in(jax.random.key(0), t), say, with bin t"
-                raise InputError("no key, but built with key=True", "key", remedy) from error
+                raise InputError("no key, but built with keyed=True", "key", remedy) from error
             if key is not None and not self._keyed:
-                remedy = "leave it out, or build CompiledStep(..., key=True)"
+                remedy = "leave it out, or build CompiledStep(..., keyed=True)"
                 raise InputError("a key, but built without", "key", remedy) from error
             wrong = self._mismatch(carry, y, mask, u)
             if wrong is None and key is not None and jnp.shape(key) != ():
@@ -219,8 +220,3 @@ class CompiledStep:
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)
-
-
-def _signature(model: Model) -> tuple[Any, ...]:
-    leaves, tree = jax.tree.flatten(model)
-    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]

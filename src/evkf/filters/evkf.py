@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
-from evkf.checks import check_even, check_positive, check_whole
+from evkf.checks import check_choice, check_even, check_positive, check_whole
 from evkf.errors import InputError
 from evkf.expectations import Moments, is_conjugate, way, whitened
 from evkf.families import (
@@ -26,7 +26,7 @@ from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
 from evkf.filters.gaussian_update import conjugate_update, cvi_update
 from evkf.filters.low_rank import update_low_rank
-from evkf.filters.predict import RULES, AdditiveCross, NaturalCross, Prediction, predict
+from evkf.filters.predict import MAX_STD, RULES, AdditiveCross, NaturalCross, Prediction, predict
 from evkf.filters.product_update import product_update
 from evkf.model import Model
 from evkf.numerics import (
@@ -72,7 +72,8 @@ class VariationalKalmanFilter(PredictUpdate):
             Gaussian, Newton for the others. Conjugate models are always solved exactly.
         max_evaluations: Bound on evaluations of gradient and curvature in an update.
         tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
-            1e-3 in float32, where the bound is within rounding of its optimum.
+            1e-3 in float32, where the bound is within rounding of its optimum. For LowRankGaussian
+            states the nats left to gain, instead; None means 1e-3.
         num_samples: Samples, where a prediction or an expectation is sampled.
         max_std: Bound on mean and standard deviation of a Gaussian prediction, so that unstable
             dynamics stay finite while nothing is observed.
@@ -105,10 +106,10 @@ class VariationalKalmanFilter(PredictUpdate):
         max_evaluations: int = 100,
         tolerance: float | None = None,
         num_samples: int = 64,
-        max_std: float = 1e4,
+        max_std: float = MAX_STD,
     ):
-        _check_choice(rule, RULES, "rule")
-        _check_choice(solver, SOLVERS, "solver")
+        check_choice(rule, RULES, "rule")
+        check_choice(solver, SOLVERS, "solver")
         if correct and rule == "moment_matching":
             raise InputError(
                 "correct=True with rule='moment_matching'",
@@ -312,8 +313,3 @@ def check_variational(filter: VariationalKalmanFilter) -> VariationalKalmanFilte
         name = filter.__name__ if isinstance(filter, type) else type(filter).__name__
         raise InputError(f"{name} as the filter", "filter", "pass VariationalKalmanFilter()")
     return filter
-
-
-def _check_choice(value: str, choices: tuple[str, ...], where: str) -> None:
-    if value not in choices:
-        raise InputError(f"unknown {where} {value!r}", where, f"choose one of {choices}")

@@ -18,7 +18,7 @@ from evkf.errors import InputError
 from evkf.families import Gaussian, GaussianBelief
 from evkf.filters.base import Info, State, evidence_info
 from evkf.filters.predict import cap
-from evkf.likelihoods.base import Channels, Spread
+from evkf.likelihoods.base import ChannelCov, Channels
 from evkf.model import Model
 from evkf.numerics import all_finite, cholesky, factorisable, inverse_lower, solve_lower, tree_where
 from evkf.types import Mask, Matrix, Observation, Scalar, Status, Vector
@@ -88,7 +88,7 @@ def largest(dtype: jnp.dtype) -> float:
     return float(jnp.finfo(dtype).max) ** 0.25
 
 
-def whiten(cov: Spread, mask: Mask, columns: Float[Array, "N K"]) -> Float[Array, "N K"]:
+def whiten(cov: ChannelCov, mask: Mask, columns: Float[Array, "N K"]) -> Float[Array, "N K"]:
     """Columns in units of the noise; zero in channels that are not observed."""
     columns = jnp.where(mask[:, None], columns, 0)
     if cov.ndim == 1:
@@ -96,7 +96,7 @@ def whiten(cov: Spread, mask: Mask, columns: Float[Array, "N K"]) -> Float[Array
     return solve_lower(cholesky(_observed(cov, mask)), columns)
 
 
-def log_scale(cov: Spread, mask: Mask) -> Scalar:
+def log_scale(cov: ChannelCov, mask: Mask) -> Scalar:
     """Log normaliser of the noise in the observed channels."""
     count = jnp.sum(mask)
     if cov.ndim == 1:
@@ -163,7 +163,7 @@ def linear_update(
     spread: Float[Array, "L S"],
     moved: Float[Array, "N S"],
     expected: Channels,
-    cov: Spread,
+    cov: ChannelCov,
     y: Observation,
     mask: Mask,
 ) -> tuple[State, Info]:

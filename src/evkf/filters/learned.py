@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from evkf.checks import check_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.model import Model
@@ -30,14 +29,14 @@ class Layers(NamedTuple):
     offset: Float[Array, " O"]
 
 
-def layers(key: Key, inputs: int, units: int, outputs: int, dtype: jnp.dtype) -> Layers:
+def layers(key: Key, inputs: int, hidden: int, outputs: int, dtype: jnp.dtype) -> Layers:
     """A network that gives zero, whatever it is given."""
     weight_key, bias_key = jax.random.split(key)
     limit = 1 / jnp.sqrt(jnp.asarray(inputs, dtype))
     return Layers(
-        limit * jax.random.uniform(weight_key, (units, inputs), dtype, -1, 1),
-        limit * jax.random.uniform(bias_key, (units,), dtype, -1, 1),
-        jnp.zeros((outputs, units), dtype),
+        limit * jax.random.uniform(weight_key, (hidden, inputs), dtype, -1, 1),
+        limit * jax.random.uniform(bias_key, (hidden,), dtype, -1, 1),
+        jnp.zeros((outputs, hidden), dtype),
         jnp.zeros(outputs, dtype),
     )
 
@@ -101,9 +100,3 @@ def check_learned(model: Model, parts: tuple[str, ...]) -> None:
     """Refuse a model that has nothing to be learned in these parts."""
     if not learned_vector(model, parts)[0].size:
         raise InputError(f"a model without numbers in {parts}", "parts", f"choose more of {KNOWN}")
-
-
-def check_counts(**counts: int) -> None:
-    """Numbers of particles, samples, units and iterations."""
-    for name, value in counts.items():
-        check_whole(value, 1, name)

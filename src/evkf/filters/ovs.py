@@ -13,7 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from evkf.checks import check_positive, check_whole
+from evkf.checks import check_positive, check_positive_whole, check_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters.backward import (
@@ -29,16 +29,14 @@ from evkf.filters.base import Filter, Info, evidence_info, read_step
 from evkf.filters.evkf import VariationalKalmanFilter
 from evkf.filters.learned import (
     bounded,
-    check_counts,
     check_learned,
     check_parts,
     layers,
     learned_vector,
     visit,
 )
-from evkf.filters.predict import predict
+from evkf.filters.predict import MAX_STD, predict
 from evkf.filters.ridge import Ridge, first_outputs, fit, no_ridge, values
-from evkf.filters.single_step import MAX_STD
 from evkf.model import Model
 from evkf.numerics import all_finite, cholesky, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
@@ -91,7 +89,7 @@ class OnlineVariationalSmoother(Filter):
         num_samples: Draws in each.
         rate: Their learning rate, in units of the predicted standard deviation; held for half of
             the steps, it then falls to zero, and with it the noise of the draws.
-        units: Hidden (ReLU) units of the backward kernel's network.
+        hidden: Units (ReLU) of the backward kernel's network.
         num_support: Draws that the regressions are fitted to.
         ridge: $\\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
             without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
@@ -120,7 +118,7 @@ class OnlineVariationalSmoother(Filter):
     iterations: int = eqx.field(static=True)
     num_samples: int = eqx.field(static=True)
     rate: float = eqx.field(static=True)
-    units: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
     num_support: int = eqx.field(static=True)
     ridge: float = eqx.field(static=True)
     model_rate: float = eqx.field(static=True)
@@ -133,7 +131,7 @@ class OnlineVariationalSmoother(Filter):
         iterations: int = 500,
         num_samples: int = 10,
         rate: float = 1e-2,
-        units: int = 100,
+        hidden: int = 100,
         num_support: int = 250,
         ridge: float = 1e-2,
         model_rate: float = 3e-3,
@@ -141,7 +139,7 @@ class OnlineVariationalSmoother(Filter):
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
     ):
-        check_counts(iterations=iterations, num_samples=num_samples, units=units)
+        check_positive_whole(iterations=iterations, num_samples=num_samples, hidden=hidden)
         check_whole(num_support, 4, "num_support")
         if num_support % 2:
             raise InputError(
@@ -149,7 +147,7 @@ class OnlineVariationalSmoother(Filter):
             )
         check_positive(rate=rate, ridge=ridge, model_rate=model_rate)
         self.iterations, self.num_samples, self.rate = iterations, num_samples, rate
-        self.units, self.num_support, self.ridge = units, num_support, ridge
+        self.hidden, self.num_support, self.ridge = hidden, num_support, ridge
         self.model_rate, self.learn = model_rate, learn
         self.parts, self.seed = check_parts(parts), seed
 
@@ -163,7 +161,7 @@ class OnlineVariationalSmoother(Filter):
         if self.learn:
             check_learned(model, self.parts)
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
-        net = layers(jax.random.key(self.seed), dim, self.units, dim, dtype)
+        net = layers(jax.random.key(self.seed), dim, self.hidden, dim, dtype)
         vector, _ = learned_vector(model, self.parts)
         past = no_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
         kernel = Kernel(net, jnp.zeros(dim, dtype))

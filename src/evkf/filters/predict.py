@@ -40,6 +40,9 @@ from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
 
+MAX_STD = 1e4
+"""Bound on mean and standard deviation of a Gaussian prediction, if none is given."""
+
 PATTERNS = 16
 """Sign patterns for latents that are independent in a belief of low rank; a power of two."""
 

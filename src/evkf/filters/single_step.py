@@ -15,13 +15,10 @@ from evkf.errors import InputError
 from evkf.families import ContinuousBernoulli, DiagonalGaussian, Family
 from evkf.families.base import MAX_TENSOR_DIM
 from evkf.filters.base import Info
-from evkf.filters.predict import Prediction, predict
+from evkf.filters.predict import MAX_STD, Prediction, predict
 from evkf.model import Model
 from evkf.numerics import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
-
-MAX_STD = 1e4
-"""Bound on mean and standard deviation of a prediction, as in `VariationalKalmanFilter`."""
 
 MANY = 1024
 """Samples of $q_{t-1}$ that a prediction averages over where a grid would be too large."""

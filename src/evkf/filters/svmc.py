@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, PyTree
 
-from evkf.checks import check_positive
+from evkf.checks import check_positive, check_positive_whole
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulli
@@ -25,7 +25,6 @@ from evkf.filters.cloud import Points, Weights, drawn, move, nowhere, summary, s
 from evkf.filters.learned import (
     Layers,
     bounded,
-    check_counts,
     check_learned,
     check_parts,
     layers,
@@ -85,7 +84,7 @@ class StreamingVMC(Filter):
         num_particles: Particles.
         iterations: Gradient steps a bin.
         num_ancestors: Particles drawn for a gradient step.
-        units: Hidden units of the proposal's network.
+        hidden: Units of the proposal's network.
         rate: Learning rate of the proposal.
         model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
         decay: Bins until it is a tenth.
@@ -112,7 +111,7 @@ class StreamingVMC(Filter):
     num_particles: int = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
     num_ancestors: int = eqx.field(static=True)
-    units: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
     rate: float = eqx.field(static=True)
     model_rate: float = eqx.field(static=True)
     decay: int = eqx.field(static=True)
@@ -125,7 +124,7 @@ class StreamingVMC(Filter):
         num_particles: int = 5000,
         iterations: int = 5,
         num_ancestors: int = 64,
-        units: int = 64,
+        hidden: int = 64,
         rate: float = 1e-3,
         model_rate: float = 5e-4,
         decay: int = 3500,
@@ -133,16 +132,16 @@ class StreamingVMC(Filter):
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
     ):
-        check_counts(
+        check_positive_whole(
             num_particles=num_particles,
             iterations=iterations,
             num_ancestors=num_ancestors,
-            units=units,
+            hidden=hidden,
             decay=decay,
         )
         check_positive(rate=rate, model_rate=model_rate)
         self.num_particles, self.iterations = num_particles, iterations
-        self.num_ancestors, self.units = num_ancestors, units
+        self.num_ancestors, self.hidden = num_ancestors, hidden
         self.rate, self.model_rate, self.decay = rate, model_rate, decay
         self.learn, self.parts, self.seed = learn, check_parts(parts), seed
 
@@ -160,7 +159,7 @@ class StreamingVMC(Filter):
         inputs = dim + model.likelihood.num_channels + model.dynamics.num_inputs
         net_key, _ = jax.random.split(jax.random.key(self.seed))
         outputs = 2 * dim if gaussian else dim
-        proposal = layers(net_key, inputs, self.units, outputs, dtype)
+        proposal = layers(net_key, inputs, self.hidden, outputs, dtype)
         vectors = ravel_pytree(proposal)[0], learned_vector(model, self.parts)[0]
         return SVMCState(
             belief=model.prior,

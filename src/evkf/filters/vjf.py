@@ -11,13 +11,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_whole
+from evkf.checks import check_positive_whole, check_whole
 from evkf.dynamics import ResidualRBF
 from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.gain import check_moments
 from evkf.filters.learned import (
     bounded,
-    check_counts,
     check_learned,
     check_parts,
     learned,
@@ -161,7 +160,7 @@ class VJF(Filter):
         parts: tuple[str, ...] = ("dynamics", "noise"),
         seed: int = 0,
     ):
-        check_counts(hidden=hidden)
+        check_positive_whole(hidden=hidden)
         check_whole(warm_up, 0, "warm_up")
         self.hidden, self.warm_up, self.optimiser = hidden, warm_up, optimiser
         self.learn, self.parts, self.seed = learn, check_parts(parts), seed

@@ -10,11 +10,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from evkf.checks import check_positive
+from evkf.checks import check_positive, check_positive_whole
 from evkf.filters.base import Filter, Info, read_step
 from evkf.filters.learned import (
     bounded,
-    check_counts,
     check_learned,
     check_parts,
     learned,
@@ -97,7 +96,7 @@ class DirectVJF(Filter):
         optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
     ):
         check_positive(rate=rate)
-        check_counts(iterations=iterations, num_samples=num_samples)
+        check_positive_whole(iterations=iterations, num_samples=num_samples)
         self.rate, self.iterations, self.num_samples = rate, iterations, num_samples
         self.learn, self.parts, self.optimiser = learn, check_parts(parts), optimiser
 

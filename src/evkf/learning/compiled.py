@@ -25,6 +25,7 @@ from evkf.learning.learner import Learner, no_step
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model
+from evkf.numerics import shapes
 from evkf.types import Input, Key
 
 
@@ -241,24 +242,20 @@ class CompiledLearner:
         """
         return jax.tree.map(jnp.copy, self._unpack(self._moving, self._still))
 
+    @state.setter
+    def state(self, state: LearnerState | Watched) -> None:
+        if shapes(state) != shapes(self._like):
+            what = f"a {type(state).__name__} of another structure"
+            raise InputError(what, "state", "set what `state` gave, with other numbers")
+        self._moving, self._still = self._pack(state)
+        self._bins = int(_known(state).ring.count)
+
     def snapshot(self) -> Callable[[], Any]:
         """Take a copy of everything known now; what is returned gives it as NumPy's arrays, like
         `state`, whenever it is called and in whichever thread.
         """
         packed = self._copy(self._moving, self._still)
         return lambda: self._unpack(*jax.tree.map(np.asarray, packed))
-
-    @state.setter
-    def state(self, state: LearnerState | Watched) -> None:
-        def shapes(tree: PyTree) -> tuple:
-            leaves, structure = jax.tree.flatten(tree)
-            return structure, [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
-
-        if shapes(state) != shapes(self._like):
-            what = f"a {type(state).__name__} of another structure"
-            raise InputError(what, "state", "set what `state` gave, with other numbers")
-        self._moving, self._still = self._pack(state)
-        self._bins = int(_known(state).ring.count)
 
     def _read_input(self, u: ArrayLike | None) -> np.ndarray | Array:
         if u is None and self._inputs:

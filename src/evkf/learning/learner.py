@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_positive, check_whole
+from evkf.checks import check_choice, check_positive, check_positive_whole, check_whole
 from evkf.errors import InputError
 from evkf.families import LowRankGaussian
 from evkf.filters import Info, VariationalKalmanFilter
@@ -99,11 +99,8 @@ class Learner(eqx.Module):
         average: float = 0.005,
         min_std: float = 1e-3,
     ):
-        if loss not in LOSSES:
-            raise InputError(f"unknown loss {loss!r}", "loss", f"choose one of {tuple(LOSSES)}")
-        counts = {"num_windows": num_windows, "window": window, "every": every, "steps": steps}
-        for name, value in counts.items():
-            check_whole(value, 1, name)
+        check_choice(loss, LOSSES, "loss")
+        check_positive_whole(num_windows=num_windows, window=window, every=every, steps=steps)
         check_whole(ring, 0, "ring")
         if ring and ring <= window:
             raise InputError(f"ring of {ring} bins", "ring", f"pass 0, or more than {window}")

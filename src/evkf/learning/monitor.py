@@ -307,8 +307,7 @@ def observe_watched(
 def scan_watched(
     learner: Learner,
     monitor: Monitor,
-    state: Watched | None,
-    model: Model,
+    state: Watched,
     ys: ArrayLike,
     masks: ArrayLike | None = None,
     us: ArrayLike | None = None,
@@ -319,17 +318,15 @@ def scan_watched(
     Args:
         learner: The learner.
         monitor: The monitor.
-        state: Where to go on from; None to begin with the model.
-        model: Where learning starts.
+        state: Where to go on from: `Watched(learner.init(model), monitor.init(model))` at first.
         ys: Observations, (bins, channels).
         masks: True where observed.
         us: Inputs, (bins, inputs).
         fresh: True where a trial begins, (bins,).
     """
+    model = state.learner.model
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, len(observed))
-    if state is None:
-        state = Watched(learner.init(model), monitor.init(model))
     marks = read_fresh(fresh, len(observed))
     return _scan(learner, monitor, state, (observed, seen, inputs, marks))
 

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_array
+from evkf.checks import check_positive, check_positive_whole, read_array
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters.base import read_fresh, read_observations
@@ -89,13 +89,11 @@ def pretrain(
     model = start if isinstance(start, Model) else start.free.build()
     bins = _read(model, ys, masks, us, fresh)
     num = len(bins[0])
-    for name, value in {"passes": passes, "batch": batch, "window": window, "steps": steps}.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} = {value}", name, "pass 1 or more")
+    check_positive_whole(passes=passes, batch=batch, window=window)
     if window >= num:
         raise InputError(f"windows of {window} bins", "window", f"pass less than {num} bins")
-    if steps is None:
-        steps = math.ceil(num / (batch * window))
+    steps = math.ceil(num / (batch * window)) if steps is None else steps
+    check_positive_whole(steps=steps)
     if optimiser is None:
         optimiser = adam(decay=passes * steps, floor=0.05)
     state = learner.init(model, key)
@@ -199,11 +197,8 @@ def fit_states(
     bins = _read(model, ys, masks, us, fresh)
     marks = np.asarray(bins[3])
     zs = read_array(states, (len(marks), model.dynamics.dim), "states")
-    for name, value in (("steps", steps), ("batch", batch)):
-        if value < 1:
-            raise InputError(f"{name} = {value}", name, "pass 1 or more")
-    if not rate > 0:
-        raise InputError(f"rate = {rate}", "rate", "pass a number above zero")
+    check_positive_whole(steps=steps, batch=batch)
+    check_positive(rate=rate)
     if marks.all():
         raise InputError("trials of one bin", "fresh", "pass trials with transitions to learn from")
     key = jax.random.key(0) if key is None else key

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 from scipy.ndimage import gaussian_filter1d
 
+from evkf.checks import check_choice
 from evkf.dynamics import Linear
 from evkf.errors import InputError
 from evkf.filters.base import read_fresh, read_observations
@@ -71,10 +72,7 @@ def warm_up(
         >>> found.C.shape
         (20, 1)
     """
-    if likelihood not in KINDS:
-        raise InputError(
-            f"unknown likelihood {likelihood!r}", "likelihood", f"choose one of {tuple(KINDS)}"
-        )
+    check_choice(likelihood, KINDS, "likelihood")
     observed, seen = _read(ys, masks, likelihood)
     num_bins, channels = observed.shape
     if not 1 <= latents <= min(channels, num_bins - 1):

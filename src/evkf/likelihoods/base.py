@@ -20,7 +20,7 @@ from evkf.errors import InputError
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 Channels = Float[Array, " N"]
-Spread = Float[Array, " N"] | Float[Array, "N N"]
+ChannelCov = Float[Array, " N"] | Float[Array, "N N"]
 """A covariance of channels: their variances where they are independent, else a matrix."""
 
 
@@ -52,7 +52,7 @@ class Likelihood(eqx.Module):
     def mean(self, z: Vector) -> Channels:
         """Expected observation of every channel at z."""
 
-    def cov(self, z: Vector) -> Spread:
+    def cov(self, z: Vector) -> ChannelCov:
         """Covariance of the observation at z, which Kalman-type filters need and no other."""
         del z
         raise InputError(

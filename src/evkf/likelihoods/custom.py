@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from evkf.checks import check_whole
 from evkf.errors import InputError
-from evkf.likelihoods.base import Channels, Likelihood, Spread
+from evkf.likelihoods.base import ChannelCov, Channels, Likelihood
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 
 
@@ -90,7 +90,7 @@ class Custom(Likelihood):
             raise InputError("no mean_fn was given", "Custom", "pass mean_fn=... to predict y")
         return self._with_params(self.mean_fn)(z)
 
-    def cov(self, z: Vector) -> Spread:
+    def cov(self, z: Vector) -> ChannelCov:
         if self.cov_fn is None:
             remedy = "pass cov_fn=..., or use VariationalKalmanFilter or ParticleFilter"
             raise InputError("no cov_fn was given", "Custom", remedy)
@@ -146,7 +146,7 @@ class Joint(Likelihood):
     def mean(self, z: Vector) -> Channels:
         return jnp.concatenate([part.mean(z) for part in self.parts])
 
-    def cov(self, z: Vector) -> Spread:
+    def cov(self, z: Vector) -> ChannelCov:
         covs = [part.cov(z) for part in self.parts]
         if all(cov.ndim == 1 for cov in covs):
             return jnp.concatenate(covs)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from evkf.checks import read_positive
 from evkf.covariance import Covariance, DiagonalCovariance, as_covariance
-from evkf.likelihoods.base import Channels, Likelihood, Spread, read_readout, safe
+from evkf.likelihoods.base import ChannelCov, Channels, Likelihood, read_readout, safe
 from evkf.numerics import cholesky, solve_lower
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
@@ -89,7 +89,7 @@ class Gaussian(Likelihood):
     def mean(self, z: Vector) -> Channels:
         return self.C @ z + self.b
 
-    def cov(self, z: Vector) -> Spread:
+    def cov(self, z: Vector) -> ChannelCov:
         del z
         noise = self.noise.var() if self.independent else self.noise.matrix()
         return noise / self.bin_width

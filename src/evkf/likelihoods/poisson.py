@@ -8,8 +8,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_positive
-from evkf.errors import InputError
+from evkf.checks import check_choice, read_positive
 from evkf.likelihoods.base import (
     Channels,
     ReadoutLikelihood,
@@ -49,8 +48,7 @@ class Poisson(ReadoutLikelihood):
     def __init__(
         self, C: ArrayLike, b: ArrayLike | None = None, bin_width: float = 1.0, link: str = "exp"
     ):
-        if link not in LINKS:
-            raise InputError(f"unknown link {link!r}", "link", f"choose one of {LINKS}")
+        check_choice(link, LINKS, "link")
         self.C, self.b = read_readout(C, b)
         self.bin_width = read_positive(bin_width, (), "bin_width")
         self.link = link
