@@ -205,8 +205,8 @@ def test_float32_stays_positive_definite():
     assert single.cov.dtype == np.float32
     assert np.all(np.linalg.eigvalsh(single.cov.astype(float)) > 0)
     variances = np.diagonal(double.cov, axis1=1, axis2=2)
-    np.testing.assert_allclose(np.diagonal(single.cov, axis1=1, axis2=2), variances, rtol=0.25)
-    assert np.max(np.abs(single.mean - double.mean) / np.sqrt(variances)) < 0.5
+    np.testing.assert_allclose(np.diagonal(single.cov, axis1=1, axis2=2), variances, rtol=0.05)
+    assert np.max(np.abs(single.mean - double.mean) / np.sqrt(variances)) < 0.1
 
 
 def test_overflowing_dynamics_leave_the_filtering_belief():

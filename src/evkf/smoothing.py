@@ -253,13 +253,19 @@ def _kernel(
         root = cholesky(cov)
         _, push = jax.linearize(lambda z: dynamics.mean(z, u), mean)
         moved = jax.vmap(push)(root.T).T
-    inverse = inverse_lower(cholesky(factorisable(moved @ moved.T + dynamics.noise.matrix())))
-    gain = (inverse @ moved @ root.T).T @ inverse
+    # Factors of the prediction, of its product with the gain and of the rest, from one orthogonal
+    # step: its covariance would lose in float32 what is seen sharply beside what is not seen.
+    noise, dim = dynamics.noise.root(), len(mean)
+    upper = jnp.linalg.qr(
+        jnp.block([[moved.T, root.T], [noise.T, jnp.zeros((noise.shape[1], dim), root.dtype)]]),
+        mode="r",
+    )
+    gain = upper[:dim, dim:].T @ inverse_lower(upper[:dim, :dim].T)
+    rest = upper[dim:, dim:]
     # Dynamics that overflow say nothing about the state before: it stays as filtered.
-    sound = jnp.all(jnp.isfinite(gain)) & jnp.all(jnp.isfinite(moved))
-    gain, moved = jnp.where(sound, gain, 0), jnp.where(sound, moved, 0)
-    rest, noise = root - gain @ moved, gain @ dynamics.noise.root()
-    return Kernel(mean, family.mean(prediction), gain, rest @ rest.T + noise @ noise.T)
+    sound = jnp.all(jnp.isfinite(gain)) & jnp.isfinite(jnp.sum(moved**2))
+    gain, cov = jnp.where(sound, gain, 0), jnp.where(sound, rest.T @ rest, cov)
+    return Kernel(mean, family.mean(prediction), gain, cov)
 
 
 def _back(kernel: Kernel, belief: GaussianBelief) -> GaussianBelief:
