@@ -86,7 +86,7 @@ ASIDE = (
     *("figures.py", "check_figures.py", "recording_figures.py", "colours.py", "labelled.py"),
     *("session.py", "units.py", "dimension.py", "splits.py", "halves.py", "scoring.py"),
     *("baselines.py", "linear_system.py", "gpfa.py", "gaussian_process.py", "linear_gaussian.py"),
-    *("spike_metrics.py", "decoding.py", "ragged.py", "phase.py", "experiments/reaching.py"),
+    *("spike_metrics.py", "decoding.py", "phase.py", "experiments/reaching.py"),
 )
 """Parts of this package that no row depends on. Of these, tasks load `data/` alone, to write their
 results."""
