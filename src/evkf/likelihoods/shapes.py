@@ -75,7 +75,7 @@ def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:
         _check(part, method, args, [(num,)], per)
     for method, args in (("each_mean", (y,)), ("each_var", (y,)), ("each_sample", (y, key))):
         _check(part, method, args, [(num,)], per, needed=False)
-    terms = Site((num,), (num,), (num,))
+    terms = Site._make([(num,)] * 3)
     _check(part, "each_site", (y, v, y), [terms, None], f"three terms, each {per}")
     _check(part, "each_start", (Site(y, y, y), y, v, y), [terms], f"three terms, each {per}")
 
