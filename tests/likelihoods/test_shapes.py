@@ -125,6 +125,12 @@ class Odd(Summing):
         return site._replace(slope=self._of("each_start", y))
 
 
+class Tagged(Whole):
+    """Holds something beside arrays."""
+
+    tag: object = None
+
+
 def odd(member: str = "") -> Odd:
     return Odd(jnp.ones((5, 2)), jnp.zeros(5), member)
 
@@ -140,6 +146,7 @@ def odd(member: str = "") -> Odd:
         Custom(each, 5, cov_fn=lambda z: jnp.eye(5)),
         odd(),
         odd("start alone"),
+        Tagged(True, tag=(np.inf, jnp.ones(2, int), jax.random.key(0), True)),
         Refusing(True),
         Refusing(True, error=InputError),
         Whole(True),
@@ -159,6 +166,13 @@ def test_what_fits_is_taken(likelihood: Likelihood):
         (Custom(each, 5, mean_fn=lambda z: z[0]), r"\(\) \(in Custom.mean\)"),
         (Custom(each, 5, cov_fn=lambda z: jnp.ones(())), r"\(\) \(in Custom.cov\).*or \(5, 5\)"),
         (Custom(each, 5, cov_fn=lambda z: jnp.ones(1)), r"\(1,\) \(in Custom.cov\)"),
+        (
+            Tagged(True, tag="V1"),
+            r"a str among the arrays \(in Tagged.tag\): mark the field static",
+        ),
+        (Tagged(True, tag={"a": np.array([0, np.nan])}), r"NaN \(in Tagged.tag\['a'\]\)"),
+        (Custom(with_params, 5, params=jnp.nan), r"NaN \(in Custom.params\)"),
+        (Custom(with_params, 5, params=("V1",)), r"a str .*Custom.params\[0\]\): keep only arrays"),
         (odd("each_kernel"), r"\(\) \(in Odd.each_kernel\): .* shape \(5,\)"),
         (odd("nodes"), r"\(in Odd.each_kernel\): .* shapes \(20, 5\), \(5,\), and traced"),
         (odd("each_constant"), r"\(\) \(in Odd.each_constant\)"),

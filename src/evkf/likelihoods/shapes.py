@@ -6,6 +6,8 @@ often as there are channels.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 from evkf.errors import InputError
@@ -51,6 +53,7 @@ def _check_part(part: Likelihood, dim: int) -> None:
         )
     if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
         return  # ours fit, and tracing takes time
+    _check_leaves(part)
     z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
     if isinstance(part, ReadoutLikelihood):
         _check_each(part, y, key)
@@ -59,6 +62,20 @@ def _check_part(part: Likelihood, dim: int) -> None:
         _check(part, method, args, [(num,)], "one number per channel", needed=False)
     spread = "one variance per channel or a matrix"
     _check(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
+
+
+def _check_leaves(part: Likelihood) -> None:
+    """Refuse what no compiled function takes, and NaN, which would make every bin fall back."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+        where = type(part).__name__ + jax.tree_util.keystr(path)
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int):
+            remedy = "mark the field static: eqx.field(static=True)"
+            if isinstance(part, Custom):
+                remedy = "keep only arrays in params; functions know the rest without"
+            raise InputError(f"a {type(leaf).__name__} among the arrays", where, remedy)
+        known = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if known and np.any(np.isnan(leaf)):
+            raise InputError("NaN", where, "pass numbers")
 
 
 def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:
