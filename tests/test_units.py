@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from evkf.commands.options import load_model
 from evkf.data import Recording
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
@@ -107,3 +108,22 @@ def test_mapped_units_keep_their_readout_and_new_ones_find_theirs(whole, fitted)
 def test_a_map_that_does_not_fit(whole, fitted, same, says):
     with pytest.raises(InputError, match=says):
         map_units(fitted, whole, same)
+
+
+class Noisy(Poisson):
+    """A likelihood of one's own."""
+
+
+def test_a_likelihood_of_ones_own_is_named_again_to_load(whole, tmp_path):
+    path, C = tmp_path / "own.safetensors", np.random.default_rng(3).normal(size=(N, 2))
+    start = Noisy(C, np.full(N, 3.5), bin_width=0.02)
+    own = fit_recording(whole, 2, start, hidden=4, passes=1)
+    own.save(path)
+    same = UnitModel.load(path, likelihood=Noisy(np.zeros((N, 2))))
+    np.testing.assert_array_equal(infer(same, whole).mean, infer(own, whole).mean)
+    for load in (UnitModel.load, load_model):
+        with pytest.raises(InputError, match=r"pass likelihood=Noisy\(.*Commands cannot") as caught:
+            load(path)
+    assert "own.safetensors" in str(caught.value)
+    with pytest.raises(InputError, match="leave dynamics out"):
+        UnitModel.load(path, likelihood=start, dynamics=VanDerPol())

@@ -65,8 +65,12 @@ def load_stream(
         kind = None if passed is None else _kind(passed)
         if saved != kind:
             what = f"saved with {saved} as {name}, loaded with {kind}"
-            remedy = f"leave {name} out" if saved is None else f"pass {name}={saved}"
-            raise InputError(what, str(path), f"{remedy}; its numbers come from the file")
+            remedy = f"pass {name}={saved}; its numbers come from the file"
+            if saved is None:
+                remedy = f"leave {name} out"
+            elif passed is None:
+                remedy += f". Commands cannot: they load models whose {name} was chosen by name"
+            raise InputError(what, str(path), remedy)
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
     blank = make(params | like, meta["neurons"]).blank(meta["kept"])
     tree, _ = load_tree(path, {"given": like, **blank})

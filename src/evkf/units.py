@@ -84,12 +84,24 @@ class UnitModel(NamedTuple):
         self.estimator.save(path, note)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
-        """Read what `save` wrote."""
+    def load(
+        cls,
+        path: str | os.PathLike,
+        likelihood: Likelihood | None = None,
+        dynamics: Dynamics | None = None,
+    ) -> Self:
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            likelihood: If `fit_recording` was given one and not a name, one of that kind and size.
+                Its numbers are not used: all are in the file.
+            dynamics: The same for dynamics.
+        """
         note = read_meta(path).get("note", {})
         if "units" not in note:
             raise InputError("a model without units", str(path), "load what `evkf fit` wrote")
-        estimator = EVKF.load(path)
+        estimator = EVKF.load(path, likelihood, dynamics)
         units, width, fitted = tuple(note["units"]), note["bin_width"], note.get("fitted")
         return cls(*_parts(estimator), units, width, estimator, fitted)
 
@@ -144,11 +156,11 @@ def fit_recording(
         recording: The recording; every trial begins at the initial state.
         latents: Latent dimensions.
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or one of
-            `evkf.likelihoods` to begin with, of which nothing is learned unless named in `learn`.
+            `evkf.likelihoods`, or of your own, to begin with.
         dynamics: "mlp", a network; or one of `evkf.dynamics`.
         hidden: Hidden units of the network.
-        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior"; all
-            when left out.
+        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
+            left out all, but nothing of a likelihood that was not given by name.
         passes: How often the recording is gone through; when left out, 60 times for short
             recordings and fewer for long ones.
         seed: Of all randomness.

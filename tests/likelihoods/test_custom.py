@@ -76,6 +76,20 @@ def test_custom_mean_and_sample():
         lik.Custom(vector_form, 3).sample(z, jax.random.key(0))
 
 
+@pytest.mark.parametrize("name", ["log_prob_fn", "mean_fn", "cov_fn", "sample_fn"])
+def test_functions_are_functions(name: str):
+    given = {"log_prob_fn": vector_form, name: np.ones(3)}
+    with pytest.raises(InputError, match=rf"a ndarray \(in {name}\): pass a function"):
+        lik.Custom(num_channels=3, **given)
+
+
+def test_what_fills_in_is_one_finite_number():
+    assert type(lik.Custom(vector_form, 3, fill=jnp.ones(())).fill) is float
+    for fill in (np.nan, jnp.ones(3), "one"):
+        with pytest.raises(InputError, match="in fill"):
+            lik.Custom(vector_form, 3, fill=fill)
+
+
 def joint():
     parts = [
         lik.Poisson(C, bin_width=0.5),

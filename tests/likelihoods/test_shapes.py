@@ -11,7 +11,7 @@ import pytest
 from evkf import Model
 from evkf.dynamics import Linear
 from evkf.errors import InputError
-from evkf.likelihoods import Custom, Joint, Likelihood, Poisson, ReadoutLikelihood
+from evkf.likelihoods import Custom, Joint, Likelihood, Poisson, ReadoutLikelihood, Site
 
 DYNAMICS = Linear(0.9 * np.eye(2), noise=0.1)
 
@@ -85,16 +85,54 @@ class Refusing(Whole):
         return self.error(method)
 
 
-class Spread(Summing):
-    """States a variance of the shape that it is told."""
+class Odd(Summing):
+    """All members that a readout can have, one of them of another shape."""
 
-    shape: tuple[int, ...] = eqx.field(static=True, default=(5,))
+    odd: str = eqx.field(static=True, default="")
+
+    def _of(self, member, terms):
+        return jnp.sum(terms) if self.odd == member else terms
 
     def each_kernel(self, a, y):
-        return -((a - y) ** 2)
+        if self.odd == "nodes":
+            return -((jnp.ones((5, 5)) @ a - y) ** 2)
+        return self._of("each_kernel", -((a - y) ** 2))
+
+    def each_constant(self, y):
+        return self._of("each_constant", -y)
+
+    def each_base(self, y):
+        return self._of("each_base", -y)
+
+    def each_scale(self):
+        return self._of("each_scale", jnp.ones(5))
+
+    def each_mean(self, a):
+        return self._of("each_mean", a)
 
     def each_var(self, a):
-        return jnp.ones(self.shape)
+        return self._of("each_var", jnp.ones(5))
+
+    def each_sample(self, a, key):
+        return self._of("each_sample", a)
+
+    def each_site(self, a, v, y):
+        if self.odd == "start alone":
+            return None
+        return Site(self._of("each_site", a), y, v)
+
+    def each_start(self, site, a, v, y):
+        return site._replace(slope=self._of("each_start", y))
+
+
+class Tagged(Whole):
+    """Holds something beside arrays."""
+
+    tag: object = None
+
+
+def odd(member: str = "") -> Odd:
+    return Odd(jnp.ones((5, 2)), jnp.zeros(5), member)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +144,9 @@ class Spread(Summing):
         Custom(lambda z, y: 0.0, 5),
         Custom(each, 5, cov_fn=lambda z: jnp.ones(5)),
         Custom(each, 5, cov_fn=lambda z: jnp.eye(5)),
-        Spread(jnp.ones((5, 2)), jnp.zeros(5)),
+        odd(),
+        odd("start alone"),
+        Tagged(True, tag=(np.inf, jnp.ones(2, int), jax.random.key(0), True)),
         Refusing(True),
         Refusing(True, error=InputError),
         Whole(True),
@@ -126,7 +166,23 @@ def test_what_fits_is_taken(likelihood: Likelihood):
         (Custom(each, 5, mean_fn=lambda z: z[0]), r"\(\) \(in Custom.mean\)"),
         (Custom(each, 5, cov_fn=lambda z: jnp.ones(())), r"\(\) \(in Custom.cov\).*or \(5, 5\)"),
         (Custom(each, 5, cov_fn=lambda z: jnp.ones(1)), r"\(1,\) \(in Custom.cov\)"),
-        (Spread(jnp.ones((5, 2)), jnp.zeros(5), ()), r"\(\) \(in Spread.cov\)"),
+        (
+            Tagged(True, tag="V1"),
+            r"a str among the arrays \(in Tagged.tag\): mark the field static",
+        ),
+        (Tagged(True, tag={"a": np.array([0, np.nan])}), r"NaN \(in Tagged.tag\['a'\]\)"),
+        (Custom(with_params, 5, params=jnp.nan), r"NaN \(in Custom.params\)"),
+        (Custom(with_params, 5, params=("V1",)), r"a str .*Custom.params\[0\]\): keep only arrays"),
+        (odd("each_kernel"), r"\(\) \(in Odd.each_kernel\): .* shape \(5,\)"),
+        (odd("nodes"), r"\(in Odd.each_kernel\): .* shapes \(20, 5\), \(5,\), and traced"),
+        (odd("each_constant"), r"\(\) \(in Odd.each_constant\)"),
+        (odd("each_base"), r"\(\) \(in Odd.each_base\)"),
+        (odd("each_scale"), r"\(\) \(in Odd.each_scale\)"),
+        (odd("each_mean"), r"\(\) \(in Odd.each_mean\)"),
+        (odd("each_var"), r"\(\) \(in Odd.each_var\)"),
+        (odd("each_sample"), r"\(\) \(in Odd.each_sample\)"),
+        (odd("each_site"), r"Site\(value=\(\), .* \(in Odd.each_site\)"),
+        (odd("each_start"), r"slope=\(\), .* \(in Odd.each_start\)"),
         (Refusing(True, error=TypeError), r"TypeError: mean \(in Refusing.mean\)"),
         (Custom(each, 5, params=jnp.ones(())), r"called with params, then .* \(2,\), \(5,\), and"),
         (Custom(with_params, 5), r"missing 1 required .* of shapes \(2,\), \(5,\), and traced"),

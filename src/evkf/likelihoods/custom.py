@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
-from evkf.checks import check_whole
+from evkf.checks import check_whole, read_array
 from evkf.errors import InputError
 from evkf.likelihoods.base import ChannelCov, Channels, Likelihood
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
@@ -64,9 +64,15 @@ class Custom(Likelihood):
         cov_fn: Callable[..., Any] | None = None,
     ):
         check_whole(num_channels, 1, "num_channels")
+        given = {"mean_fn": mean_fn, "cov_fn": cov_fn, "sample_fn": sample_fn}
+        named = {"log_prob_fn": log_prob_fn} | {k: v for k, v in given.items() if v is not None}
+        for name, function in named.items():
+            if not callable(function):
+                raise InputError(f"a {type(function).__name__}", name, "pass a function")
         self.log_prob_fn, self.num_channels, self.params = log_prob_fn, num_channels, params
         self.mean_fn, self.cov_fn = mean_fn, cov_fn
-        self.sample_fn, self.fill = sample_fn, fill
+        read_array(fill, (), "fill")
+        self.sample_fn, self.fill = sample_fn, float(fill)
 
     def _with_params(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.params is None else partial(function, self.params)
@@ -102,7 +108,7 @@ class Custom(Likelihood):
         return self._with_params(self.sample_fn)(z, key)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """What can be observed is the user's to say."""
+        """A density does not say what can be observed: a class of one's own can."""
 
 
 class Joint(Likelihood):

@@ -6,11 +6,14 @@ often as there are channels.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 from evkf.errors import InputError
-from evkf.likelihoods.base import Likelihood, ReadoutLikelihood
+from evkf.likelihoods.base import Likelihood, ReadoutLikelihood, Site
 from evkf.likelihoods.custom import Custom, Joint
+from evkf.quadrature import LEVELS
 
 
 def check_likelihood(likelihood: Likelihood, dim: int) -> None:
@@ -50,9 +53,10 @@ def _check_part(part: Likelihood, dim: int) -> None:
         )
     if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
         return  # ours fit, and tracing takes time
+    _check_leaves(part)
     z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
     if isinstance(part, ReadoutLikelihood):
-        _check(part, "each_kernel", (y, y), [(num,)], "one log density per channel")
+        _check_each(part, y, key)
     _check(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
     for method, args in (("mean", (z,)), ("sample", (z, key))):
         _check(part, method, args, [(num,)], "one number per channel", needed=False)
@@ -60,11 +64,44 @@ def _check_part(part: Likelihood, dim: int) -> None:
     _check(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
 
 
+def _check_leaves(part: Likelihood) -> None:
+    """Refuse what no compiled function takes, and NaN, which would make every bin fall back."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+        where = type(part).__name__ + jax.tree_util.keystr(path)
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int):
+            remedy = "mark the field static: eqx.field(static=True)"
+            if isinstance(part, Custom):
+                remedy = "keep only arrays in params; functions know the rest without"
+            raise InputError(f"a {type(leaf).__name__} among the arrays", where, remedy)
+        known = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if known and np.any(np.isnan(leaf)):
+            raise InputError("NaN", where, "pass numbers")
+
+
+def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:
+    """Refuse members that do not tell channels apart, or a kernel that takes no nodes of
+    quadrature.
+    """
+    num, v = len(y), jnp.ones_like(y)
+    nodes = LEVELS[0] + (num == LEVELS[0])  # so that no mixture of the axes has the right shape
+    per, log = "one number per channel", "one log density per channel"
+    _check(part, "each_kernel", (y, y), [(num,)], log)
+    at_nodes = jnp.zeros((nodes, num))
+    _check(part, "each_kernel", (at_nodes, y), [(nodes, num)], f"{log} at every node")
+    for method, args in (("each_constant", (y,)), ("each_base", (y,)), ("each_scale", ())):
+        _check(part, method, args, [(num,)], per)
+    for method, args in (("each_mean", (y,)), ("each_var", (y,)), ("each_sample", (y, key))):
+        _check(part, method, args, [(num,)], per, needed=False)
+    terms = Site._make([(num,)] * 3)
+    _check(part, "each_site", (y, v, y), [terms, None], f"three terms, each {per}")
+    _check(part, "each_start", (Site(y, y, y), y, v, y), [terms], f"three terms, each {per}")
+
+
 def _check(
     part: Likelihood,
     method: str,
-    args: tuple[Array, ...],
-    wanted: list[tuple[int, ...]],
+    args: tuple[Array | Site, ...],
+    wanted: list[tuple[int, ...] | Site | None],
     what: str,
     needed: bool = True,
 ) -> None:
@@ -74,7 +111,8 @@ def _check(
     """
     where = f"{type(part).__name__}.{method}"
     try:
-        found = jax.eval_shape(getattr(part, method), *args).shape
+        result = jax.eval_shape(getattr(part, method), *args)
+        found = jax.tree.map(lambda x: x.shape, result)
     except Exception as error:
         if not needed and isinstance(error, InputError | NotImplementedError):
             return
@@ -83,7 +121,8 @@ def _check(
         first = str(error).partition("\n")[0]
         custom = isinstance(part, Custom)
         before = "params, then " if custom and part.params is not None else ""
-        shapes = ", ".join(str(x.shape) for x in (args[:2] if custom else args))
+        shown = jax.tree.leaves(args[:2] if custom else args)
+        shapes = ", ".join(str(x.shape) for x in shown) or "none"
         raise InputError(
             f"{type(error).__name__}: {first}",
             where,
