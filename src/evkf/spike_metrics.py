@@ -24,9 +24,9 @@ expected costs 21 nats, not infinity."""
 KERNEL_SD = 0.07
 """Of the true rates behind a PSTH, in seconds; that of the Neural Latents Benchmark."""
 
-CLEAR, MATTERS, MANY = 3.0, 1.1, 0.1
+CLEAR, MATTERS, MANY, NAMED = 3.0, 1.1, 0.1, 5
 """A unit is over-dispersed when it is so many standard errors above 1 and above so much; a
-population, when this share of its units is."""
+population, when this share of its units is. So many units are named."""
 
 
 class Dispersion(NamedTuple):
@@ -283,31 +283,50 @@ def over_dispersed(found: Dispersion) -> Bool[np.ndarray, " N"]:
         return (found.value > MATTERS) & (found.value > 1 + CLEAR * found.error)
 
 
-def dispersion_hint(found: Dispersion, likelihood: str = "Poisson") -> str:
+def dispersion_hint(
+    found: Dispersion,
+    likelihood: str = "Poisson",
+    units: Sequence | np.ndarray | None = None,
+) -> str:
     """What to make of the dispersion of residuals from a model, in a sentence.
 
     Args:
         found: The dispersion, over the variances that the model predicts.
         likelihood: What the model takes counts for, such as "Poisson" or "negative binomial".
+        units: Their names; numbers from zero when left out.
 
     Example:
-        >>> dispersion_hint(Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1)))
-        '2 of 3 units vary more than the Poisson model (median 1.9): try the negative binomial'
+        >>> found = Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1))
+        >>> dispersion_hint(found, units="abc").partition(": ")
+        ('2 of 3 units (a, b) vary more than the Poisson model (median 1.9)',
+         ': ', 'try the negative binomial')
     """
-    over = over_dispersed(found)
-    num, units = int(over.sum()), int(np.isfinite(found.value).sum())
-    if not units:
+    known = np.isfinite(found.value)
+    if not known.any():
         return "no unit has expected spikes"
+    over, total = over_dispersed(found), int(known.sum())
     with np.errstate(invalid="ignore"):
         under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
-    if num > MANY * units:
-        more = f"vary more than the {likelihood} model (median {np.median(found.value[over]):.1f})"
+    ids = np.array([str(unit) for unit in (range(len(known)) if units is None else units)])
+
+    def share(which: np.ndarray, how: str) -> str:
+        number = int(which.sum())
+        some = ", ".join([*ids[which][:NAMED], *["…"][: number > NAMED]])
+        vary = f"{'unit' if total == 1 else 'units'} ({some}) {'varies' if number == 1 else 'vary'}"
+        return f"{number} of {total} {vary} {how} than the {likelihood} model"
+
+    told = []
+    if over.any():
         other = "the negative binomial" if likelihood == "Poisson" else "more latents or passes"
-        return f"{num} of {units} units {more}: try {other}"
-    if under.sum() > MANY * units:
-        less = f"vary less than the {likelihood} model: intervals are too wide"
-        return f"{under.sum()} of {units} units {less}"
-    return f"{units - num} of {units} units vary no more than the {likelihood} model: it fits"
+        advice = f": try {other}" if over.sum() > MANY * total else ""
+        median = np.median(found.value[over])
+        told.append(f"{share(over, 'more')} (median {median:.1f}){advice}")
+    if under.any():
+        advice = ": intervals are too wide" if under.sum() > MANY * total else ""
+        told.append(f"{share(under, 'less')}{advice}")
+    if told:
+        return "; ".join(told)
+    return f"{total} of {total} units vary no more than the {likelihood} model: it fits"
 
 
 def _cdf(y: np.ndarray, mu: np.ndarray, var: np.ndarray) -> np.ndarray:
