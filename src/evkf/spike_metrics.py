@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter1d
 from scipy.special import gammaln
 from scipy.stats import nbinom, poisson
 
-from evkf.checks import real_numbers
+from evkf.checks import first_of, real_numbers
 from evkf.errors import InputError
 from evkf.ragged import Lengths, bins_of, read_counts, slices
 
@@ -24,9 +24,9 @@ expected costs 21 nats, not infinity."""
 KERNEL_SD = 0.07
 """Of the true rates behind a PSTH, in seconds; that of the Neural Latents Benchmark."""
 
-CLEAR, MATTERS, MANY, NAMED = 3.0, 1.1, 0.1, 5
+CLEAR, MATTERS, MANY = 3.0, 1.1, 0.1
 """A unit is over-dispersed when it is so many standard errors above 1 and above so much; a
-population, when this share of its units is. So many units are named."""
+population, when this share of its units is."""
 
 
 class Dispersion(NamedTuple):
@@ -307,13 +307,12 @@ def dispersion_hint(
     over, total = over_dispersed(found), int(known.sum())
     with np.errstate(invalid="ignore"):
         under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
-    ids = np.array([str(unit) for unit in (range(len(known)) if units is None else units)])
+    ids = np.arange(len(known)) if units is None else np.array(list(units))
 
     def share(which: np.ndarray, how: str) -> str:
         number = int(which.sum())
-        some = ", ".join([*ids[which][:NAMED], *["…"][: number > NAMED]])
-        vary = f"{'unit' if total == 1 else 'units'} ({some}) {'varies' if number == 1 else 'vary'}"
-        return f"{number} of {total} {vary} {how} than the {likelihood} model"
+        vary = f"({first_of(ids[which])}) {'varies' if number == 1 else 'vary'}"
+        return f"{number} of {total} units {vary} {how} than the {likelihood} model"
 
     told = []
     if over.any():

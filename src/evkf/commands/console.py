@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -169,6 +170,22 @@ def console(quiet: bool, json_file: Path | None) -> Console:
     return Console(
         quiet=quiet, stderr=str(json_file) == "-", highlight=False, markup=False, soft_wrap=True
     )
+
+
+def note(say: Console, text: str) -> None:
+    """Tell on standard error what someone should know of a result, unless all is quiet."""
+    if not say.quiet:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, one or more.
+
+    Example:
+        >>> counted(1, "trial"), counted(20, "trial")
+        ('1 trial', '20 trials')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @contextmanager

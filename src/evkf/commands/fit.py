@@ -6,6 +6,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from evkf.checks import first_of
 from evkf.commands.console import (
     Config,
     Force,
@@ -16,8 +17,10 @@ from evkf.commands.console import (
     claim,
     config_file,
     console,
+    counted,
     emit,
     json_target,
+    note,
     write_config,
 )
 from evkf.commands.console import progress_bar as bar
@@ -96,10 +99,16 @@ def fit(
     outputs = [out, config_file(out)]
     check_free([*outputs, *json_target(json_file, file, *outputs)], force)
     say = console(quiet, json_file)
-    recording = Reading.of(options).read(say, file, signals=likelihood == "gaussian")
+    reading = Reading.of(options)
+    recording = reading.read(say, file, signals=likelihood == "gaussian")
     if held_out:
         blocks, judged = halved(recording)
         recording = blocks.take(np.flatnonzero(~judged))
+    silent = recording.units["id"][~recording.observed.any(axis=0)]
+    if len(silent) and likelihood != "gaussian":
+        have, them = ("has", "it") if len(silent) == 1 else ("have", "them")
+        share = f"{len(silent)} of {counted(recording.num_units, 'unit')} ({first_of(silent)})"
+        note(say, f"{share} {have} no spikes in these trials; --min-rate 0.1 leaves {them} out")
     scores: dict[int, float] = {}
     if latents is None:
         tried = ", ".join(map(str, possible_latents(recording)))
@@ -131,11 +140,11 @@ def fit(
     found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
     resolved = result("fit", options | found)
     claim(outputs, force)
-    model.save(out)
+    model._replace(fitted={**(model.fitted or {}), **reading.remembered(file)}).save(out)
     write_config(out, resolved)
-    size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
-    size += f" of {recording.bin_width * 1e3:g} ms"
+    size = f"{counted(recording.num_units, 'unit')}, {counted(recording.num_trials, 'trial')}, "
+    size += f"{counted(recording.num_bins, 'bin')} of {recording.bin_width * 1e3:g} ms"
     if window is not None:
-        size += f", {window[0]:g} to {window[1]:g} s from {align}"
-    say.print(f"{latents} latents of {size}: {out}")
+        size += f", {reading.trials_are}"
+    say.print(f"{counted(latents, 'latent')} of {size}: {out}")
     emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})

@@ -117,6 +117,7 @@ def plot(
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
+    reading.note_trials(say, model, file)
     labels = _labels(recording, condition)
     colours = by_condition(labels, recording.num_trials)
     with bar(say, "filtering") as tell:

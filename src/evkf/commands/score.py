@@ -78,6 +78,7 @@ def score(
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
+    reading.note_trials(say, model, file)
     blocks, judged = halved(recording)
     seen = {
         "judged_trials": int(judged.sum()),
