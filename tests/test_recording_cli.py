@@ -129,6 +129,10 @@ def test_filter_says_how_many_trials_it_read(place, tmp_path):
         size = "6 trials, 2 latents, 180 bins" if trials else "1 trial, 2 latents, 180 bins"
         assert result.out.startswith(size), result.out
         assert ("--align start_time --window 0 0.6" in result.err) == (not trials)
+        stored = read_all(tmp_path / name)
+        assert ("trial" in stored) == bool(trials)  # a session as one trial has no id
+        if trials:
+            np.testing.assert_array_equal(stored["trial"], np.repeat(np.arange(6), 30))
     asked = ("--model", model, "--batch", "--out", tmp_path / "latents")
     result = run("filter", source, *asked, "--quiet")
     assert (result.out, result.err) == ("", "")

@@ -47,11 +47,12 @@ def filter_batch(
         for file, target in zip(files, targets, strict=True):
             recording = reading.read(say, file, model.signals)
             check_units(model, recording)
-            reading.note_trials(say, model, file)
             if target.suffix == ".nwb":
                 check_source(target, recording, force)
             recordings.append(recording)
             tell(len(recordings), len(files))
+    for file in files:
+        reading.note_trials(say, model, file)
     with bar(say, "filtering"):
         every = infer_many(model, recordings)
     claim(outputs, force)

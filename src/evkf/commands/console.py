@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # half a second of commands that draw nothing
 
 FELL_SHORT = 1
 """Exit code of what was done, but fell short of a check or a target."""
+LINE_S = 5.0
+"""Seconds between lines that say how far something is."""
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -190,7 +192,10 @@ def counted(number: int, what: str) -> str:
 
 @contextmanager
 def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Told how many of how many are done, with the time left; drawn in a terminal only."""
+    """Told how many of how many are done, with the time left.
+
+    Drawn in a terminal; elsewhere a line now and then says how far it is.
+    """
     columns = (
         TextColumn(text),
         BarColumn(bar_width=30),
@@ -199,9 +204,14 @@ def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None]
     )
     with Progress(*columns, console=say, disable=say.quiet or not say.is_terminal) as bar:
         task = bar.add_task("", total=None)
+        said = time.monotonic()
 
         def tell(done: int, total: int | None = None) -> None:
+            nonlocal said
             bar.update(task, completed=done, total=total)
+            if not say.is_terminal and time.monotonic() >= said + LINE_S:
+                said = time.monotonic()
+                say.print(f"{text}: {done}{'' if total is None else f' of {total}'}")
 
         yield tell
 

@@ -137,11 +137,11 @@ def run_filter(
         trials_read = len(seen)
     else:
         recording = reading.read(say, file, model.signals)
-        reading.note_trials(say, model, file)
         if unit_map is not None:
             model = map_units(model, recording, read_map(unit_map))
         if target.suffix == ".nwb":
             check_source(target, recording, overwrite)
+        reading.note_trials(say, model, file)
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
         claim(outputs, overwrite)

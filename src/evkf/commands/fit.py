@@ -38,7 +38,7 @@ from evkf.commands.options import (
     check_ending,
     result,
 )
-from evkf.dimension import possible_latents, suggest_latents
+from evkf.dimension import Difference, possible_latents, suggest_latents
 from evkf.errors import InputError
 from evkf.learning.warmup import KINDS
 from evkf.splits import halved
@@ -110,12 +110,13 @@ def fit(
         share = f"{len(silent)} of {counted(recording.num_units, 'unit')} ({first_of(silent)})"
         note(say, f"{share} {have} no spikes in these trials; --min-rate 0.1 leaves {them} out")
     scores: dict[int, float] = {}
+    behind: dict[int, Difference] = {}
     if latents is None:
         tried = ", ".join(map(str, possible_latents(recording)))
         say.print(f"trying {tried} latents on held-out trials; --latents N goes straight to one")
         say.print("latents  held-out nats per bin")
         few = None if passes is None else max(passes // 4, 1)
-        latents, scores = suggest_latents(
+        latents, scores, behind = suggest_latents(
             recording,
             likelihood=likelihood,
             hidden=hidden,
@@ -124,6 +125,10 @@ def fit(
             progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
         )
         best = max(scores, key=lambda number: scores[number])
+        for number, short in behind.items():
+            if number != best:
+                error = f" ± {short.error:.4f}" if short.error else ""
+                say.print(f"{number} falls short of {best} by {short.mean:.4f}{error} nats per bin")
         near = "" if latents == best else f", within one standard error of the best, {best}"
         say.print(f"taking {latents} latents{near}")
     passes = passes_for(recording) if passes is None else passes
@@ -147,4 +152,6 @@ def fit(
     if window is not None:
         size += f", {reading.trials_are}"
     say.print(f"{counted(latents, 'latent')} of {size}: {out}")
-    emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})
+    tried_scores = {str(k): x for k, x in scores.items()}
+    tried_behind = {str(k): short._asdict() for k, short in behind.items()}
+    emit(json_file, resolved | {"scores": tried_scores, "behind": tried_behind})

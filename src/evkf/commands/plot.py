@@ -117,9 +117,9 @@ def plot(
     reading = Reading.of(options, model.bin_width)
     recording = reading.read(say, file)
     check_units(model, recording)
-    reading.note_trials(say, model, file)
     labels = _labels(recording, condition)
     colours = by_condition(labels, recording.num_trials)
+    reading.note_trials(say, model, file)
     with bar(say, "filtering") as tell:
         found = infer_in_chunks(model, recording, tell, variance=True)
     spread, values = judge(model, recording, found, seed)
