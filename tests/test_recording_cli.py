@@ -17,6 +17,7 @@ import pytest
 from evkf.cli import main
 from evkf.commands.filter import read_map
 from evkf.data import open_recording, read_nwb, read_results
+from evkf.dimension import Difference, Suggestion
 from evkf.errors import InputError
 from evkf.halves import halve
 from evkf.scoring import evkf as evkf_row
@@ -248,6 +249,22 @@ def test_suggested_latents_are_told(tmp_path):
     told = json.loads(result.out)
     assert (told["options"]["latents"], list(told["scores"])) == (2, ["2"])
     assert "trying 2 latents on held-out trials; --latents N" in result.err
+    assert told["behind"] == {"2": {"mean": 0.0, "error": 0.0}}
+    assert "falls short" not in result.err
+
+
+def test_the_choice_of_latents_can_be_followed(tmp_path, monkeypatch):
+    behind = {2: Difference(0.01, 0.02), 4: Difference(0.0, 0.0), 8: Difference(0.5, 0.0)}
+    found = Suggestion(2, {2: -5.0, 4: -4.99, 8: -5.49}, behind)
+    monkeypatch.setattr("evkf.commands.fit.suggest_latents", lambda *_, **__: found)
+    source, out = tmp_path / "a.npz", tmp_path / "model.safetensors"
+    run("simulate", "--out", source, "--neurons", 9, "--trials", 2, "--bins", 20)
+    said = run("fit", source, "--out", out, "--passes", 1, "--hidden", 2).out.splitlines()
+    assert said[2:5] == [
+        "2 falls short of 4 by 0.0100 ± 0.0200 nats per bin",
+        "8 falls short of 4 by 0.5000 nats per bin",
+        "taking 2 latents, within one standard error of the best, 4",
+    ]
 
 
 def test_score_has_the_baselines_beside_the_model(place):

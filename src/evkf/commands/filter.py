@@ -141,6 +141,7 @@ def run_filter(
             model = map_units(model, recording, read_map(unit_map))
         if target.suffix == ".nwb":
             check_source(target, recording, overwrite)
+        check_units(model, recording)
         reading.note_trials(say, model, file)
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
