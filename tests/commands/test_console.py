@@ -21,7 +21,7 @@ def said(**options) -> str:
 def test_a_pipe_gets_a_line_now_and_then(monkeypatch):
     assert said() == ""  # nothing of what is soon done
     monkeypatch.setattr(console, "LINE_S", 0.0)
-    assert said() == "fitting: 1 of 2\nfitting: 2 of 2\nfitting: 3\n"
+    assert said() == "fitting: 1 of 2\nfitting: 3\n"  # what is done is said by what follows
     assert said(quiet=True) == ""
 
 

@@ -209,7 +209,7 @@ def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None]
         def tell(done: int, total: int | None = None) -> None:
             nonlocal said
             bar.update(task, completed=done, total=total)
-            if not say.is_terminal and time.monotonic() >= said + LINE_S:
+            if not say.is_terminal and done != total and time.monotonic() >= said + LINE_S:
                 said = time.monotonic()
                 say.print(f"{text}: {done}{'' if total is None else f' of {total}'}")
 
