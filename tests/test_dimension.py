@@ -55,6 +55,13 @@ def test_the_least_within_a_standard_error_of_the_best_is_taken(pretend, monkeyp
     recording = Recording(np.ones((200, 16), int), 0.02, (5,) * 40)
     found = suggest_latents(recording, candidates=(2, 4, 8, 12))
     assert (found.latents, max(found.scores, key=found.scores.get)) == (4, 8)
+    assert found.behind[8] == (0.0, 0.0)
+    assert found.behind[2].mean == pytest.approx(1)
+    short = 0.01 - noise + noise.mean()
+    error = short[::5].std(ddof=1) / np.sqrt(8)
+    assert found.behind[4] == pytest.approx((0.01, error))
+    for latents, behind in found.behind.items():
+        assert behind.mean == pytest.approx(found.scores[8] - found.scores[latents], abs=1e-9)
 
 
 def test_one_trial_is_cut_and_candidates_are_fewer_than_units(pretend):

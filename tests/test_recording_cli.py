@@ -17,6 +17,7 @@ import pytest
 from evkf.cli import main
 from evkf.commands.filter import read_map
 from evkf.data import open_recording, read_nwb, read_results
+from evkf.dimension import Difference, Suggestion
 from evkf.errors import InputError
 from evkf.halves import halve
 from evkf.scoring import evkf as evkf_row
@@ -120,6 +121,50 @@ def test_filtered_nwb_is_what_infer_gives_and_the_source_is_untouched(place, tmp
     np.testing.assert_array_equal(read_nwb(out, 0.02, "start_time").counts, recording.counts)
 
 
+def test_filter_says_how_many_trials_it_read(place, tmp_path):
+    """So that an alignment that was forgotten is seen, as the model remembers it."""
+    source, model = place / "made.nwb", place / "model.safetensors"
+    same = ("--align", "start_time", "--window", 0, 0.6)
+    for name, trials in (("a.npz", ()), ("a.h5", ()), ("b.npz", same)):
+        result = run("filter", source, "--model", model, "--out", tmp_path / name, *trials)
+        size = "6 trials, 2 latents, 180 bins" if trials else "1 trial, 2 latents, 180 bins"
+        assert result.out.startswith(size), result.out
+        assert ("--align start_time --window 0 0.6" in result.err) == (not trials)
+        stored = read_all(tmp_path / name)
+        assert ("trial" in stored) == bool(trials)  # a session as one trial has no id
+        if trials:
+            np.testing.assert_array_equal(stored["trial"], np.repeat(np.arange(6), 30))
+    asked = ("--model", model, "--batch", "--out", tmp_path / "latents")
+    result = run("filter", source, *asked, "--quiet")
+    assert (result.out, result.err) == ("", "")
+    result = run("filter", source, *asked, "--force")
+    assert "made.nwb: 1 trial, 2 latents, 180 bins" in result.out
+    assert result.err.startswith("note: a trial of")
+
+
+def test_silent_units_are_named_where_they_can_be_left_out(tmp_path):
+    counts = np.ones((40, 3), int)
+    counts[:, 1] = 0
+    np.savez(tmp_path / "a.npz", counts=counts, bin_width=0.02, unit_id=["a", "b", "c"])
+    made = ("--out", tmp_path / "m.safetensors", "--latents", 1, "--hidden", 2, "--passes", 1)
+    said = run("fit", tmp_path / "a.npz", *made)
+    note = "note: 1 of 3 units (b) has no spikes in these trials; --min-rate 0.1 leaves it out\n"
+    assert said.err == note
+    assert said.out.startswith("1 latent of 3 units, 1 trial, 40 bins of 20 ms")
+    model = ("--model", made[1])
+    for command in (("filter", "--out", tmp_path / "b.npz"), ("plot", "--out", tmp_path / "c")):
+        assert "no spikes" not in "".join(run(*command, tmp_path / "a.npz", *model)[1:])
+    assert run("fit", tmp_path / "a.npz", *made, "--min-rate", 0.1, "--force").err == ""
+    assert json.loads(run("info", tmp_path / "a.npz", "--json", "-").out)["silent_units"] == ["b"]
+
+
+def test_a_recording_in_place_of_a_model_is_refused_in_one_line(place, tmp_path):
+    source = place / "made.nwb"
+    result = invoke("filter", source, "--model", source, "--out", tmp_path / "a.npz")
+    want = f"evkf: not a model (in {source}): pass a .safetensors file that `evkf fit` wrote\n"
+    assert (result.code, result.err) == (2, want)
+
+
 def test_streamed_hdf5_is_what_the_whole_gives(place, tmp_path):
     source, model = place / "made.nwb", place / "model.safetensors"
     for name in ("out.h5", "out.npz"):
@@ -204,6 +249,22 @@ def test_suggested_latents_are_told(tmp_path):
     told = json.loads(result.out)
     assert (told["options"]["latents"], list(told["scores"])) == (2, ["2"])
     assert "trying 2 latents on held-out trials; --latents N" in result.err
+    assert told["behind"] == {"2": {"mean": 0.0, "error": 0.0}}
+    assert "falls short" not in result.err
+
+
+def test_the_choice_of_latents_can_be_followed(tmp_path, monkeypatch):
+    behind = {2: Difference(0.01, 0.02), 4: Difference(0.0, 0.0), 8: Difference(0.5, 0.0)}
+    found = Suggestion(2, {2: -5.0, 4: -4.99, 8: -5.49}, behind)
+    monkeypatch.setattr("evkf.commands.fit.suggest_latents", lambda *_, **__: found)
+    source, out = tmp_path / "a.npz", tmp_path / "model.safetensors"
+    run("simulate", "--out", source, "--neurons", 9, "--trials", 2, "--bins", 20)
+    said = run("fit", source, "--out", out, "--passes", 1, "--hidden", 2).out.splitlines()
+    assert said[2:5] == [
+        "2 falls short of 4 by 0.0100 ± 0.0200 nats per bin",
+        "8 falls short of 4 by 0.5000 nats per bin",
+        "taking 2 latents, within one standard error of the best, 4",
+    ]
 
 
 def test_score_has_the_baselines_beside_the_model(place):
@@ -323,7 +384,7 @@ def test_maps_that_are_wrong(tmp_path, content, says):
 
 def test_info_of_nwb_and_of_counts(place, tmp_path):
     found = json.loads(run("info", place / "made.nwb", "--json", "-").out)
-    assert (found["units"], found["trials"]) == (10, 6)
+    assert (found["units"], found["silent_units"], found["trials"]) == (10, [], 6)
     assert (found["command"], found["options"]["bin_width"]) == ("info", None)
     assert "jax" in found["versions"]
     for wrong in (("--bin-width", 0.02), ("--group", "good"), ("--leave-out", "a")):

@@ -35,7 +35,12 @@ def test_raster_has_a_mark_for_every_spike():
     np.add.at(found, (bins, units), 1)
     np.testing.assert_array_equal(found, COUNTS)
     np.testing.assert_allclose(ax.images[0].get_array().T, COUNTS / WIDTH)
+    assert (ax.get_xlabel(), len(ax.lines)) == ("time (s)", 0)
     drawn(figures.raster(figures.new_axes(), 0 * COUNTS, 0.0 * COUNTS, WIDTH))
+    ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, -0.2, event="go"))
+    assert ax.get_xlabel() == "time from go (s)"
+    assert ax.lines[0].get_xdata() == [0, 0]
+    assert ax.get_xlim() == pytest.approx((-0.2, 0.4))
     ids = [f"u{n}" for n in range(COUNTS.shape[1])]
     ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids))
     assert {label.get_text() for label in ax.get_yticklabels()} - {""} <= set(ids)
@@ -85,7 +90,10 @@ def test_reaches_are_summed_up_from_where_they_began():
     np.testing.assert_allclose(ax.lines[2].get_xydata(), PATH[10:22])
     np.testing.assert_allclose(ax.lines[3].get_xydata(), want[10:22])
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert texts == ["down", "up", "true path"]
+    assert texts == ["down", "up", "decoded", "true path"]
+    for true, decoded in zip(ax.lines[:6:2], ax.lines[1:6:2], strict=True):
+        assert same_color(true.get_color(), decoded.get_color())
+        assert (true.is_dashed(), decoded.is_dashed()) == (True, False)
     alone = figures.new_axes()
     found = figures.legend(alone, figures.by_condition(CONDITIONS, 3), "target").get_legend()
     assert (found.get_title().get_text(), found.get_frame_on()) == ("target", False)
@@ -125,8 +133,26 @@ def test_rates_are_aligned_to_the_event():
     # two of three trials reach from 4 bins before to 6 after
     assert (times[there].min(), times[there].max()) == pytest.approx((-3.5 * WIDTH, 5.5 * WIDTH))
     assert ax.get_xlabel() == "time from onset (s)"
+    assert ax.get_legend() is None
     with pytest.raises(InputError, match="events"):
         figures.aligned_rates(figures.new_axes(), *args[:4], events[:2])
+
+
+def test_averages_of_spikes_are_drawn_beside_those_of_rates():
+    events, labels = np.full(3, 2 * WIDTH), ["a", "b", "a"]
+    spikes = np.where(np.arange(30) == 22, np.nan, COUNTS[:, 0] / WIDTH)
+    args = np.ones(30), LENGTHS, labels, WIDTH, events
+    ax = drawn(figures.aligned_rates(figures.new_axes(), *args, spikes=spikes))
+    first, second = (line for line in ax.lines[1:] if line.is_dashed())
+    times, mean = first.get_data()
+    assert times[0] == pytest.approx(-1.5 * WIDTH)
+    want = np.nanmean([spikes[:8], spikes[22:]], axis=0)  # neither smoothed nor filled in
+    np.testing.assert_allclose(mean[:8], want)
+    assert np.isfinite(second.get_ydata()).sum() == 12
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["a", "b", "inferred", "spikes"]
+    with pytest.raises(InputError, match="spikes of shape"):
+        figures.aligned_rates(figures.new_axes(), *args, spikes=spikes[1:])
 
 
 def test_calibration_shows_shares_and_a_band():
@@ -150,12 +176,19 @@ def test_dispersion_marks_units_and_says_what_to_do():
     box = ax.texts[0].get_window_extent()
     assert ax.bbox.y1 < box.y0  # no error bar runs through the text
     assert box.y1 < ax._left_title.get_window_extent().y0
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    expected = ("no more than expected", "more than expected")
+    assert texts == [f"{name}, ± standard error" for name in expected]
     calm, over = (container.lines[0].get_xydata() for container in ax.containers)
     np.testing.assert_allclose(calm, [[2, 1]])
     np.testing.assert_allclose(over, [[8, 2]])
     fits = dispersion(RNG.poisson(1.0, (2000, 3)), np.ones((2000, 3)))
     ax = drawn(figures.dispersion_check(figures.new_axes(), fits, rates))
     assert "it fits" in ax.texts[0].get_text()
+    assert len(ax.get_legend().get_texts()) == 1
+    ids = ["one", "two", "three"]
+    ax = figures.dispersion_check(figures.new_axes(), found, rates, units=ids)
+    assert "(two)" in ax.texts[0].get_text()
     with pytest.raises(InputError, match="rates"):
         figures.dispersion_check(figures.new_axes(), fits, rates[:2])
 

@@ -67,6 +67,7 @@ def test_what_is_written_is_complete(model, source, tmp_path):
     with open_hdf5(out) as file:
         np.testing.assert_allclose(load(file["predicted"]), expected.predicted)
         np.testing.assert_allclose(load(file["times"]), open_recording(source).times)
+        assert load(file["trial"]).tolist() == [0] * 10 + [1] * 6 + [2] * 8
     with pytest.raises(InputError, match="already"):
         filter_to_hdf5(out, model, stream_recording(source))
     with pytest.raises(InputError, match="no chunks"):

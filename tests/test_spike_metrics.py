@@ -180,6 +180,23 @@ def test_dispersion_finds_the_units_that_vary_more():
     assert "less than the Poisson model" in dispersion_hint(few)
 
 
+def test_units_that_do_not_fit_are_named():
+    value, error = np.ones(40), np.full(40, 0.05)
+    value[[3, 7, 9]], value[5], value[17] = 2.0, 0.5, np.nan
+    ids = np.arange(101, 141)
+    some = dispersion_hint(Dispersion(value, error), units=ids)
+    assert some == (
+        "3 of 39 units (104, 108, 110) vary more than the Poisson model (median 2.0); "
+        "1 of 39 units (106) varies less than the Poisson model"
+    )
+    many = dispersion_hint(Dispersion(1 / value, error), units=ids)
+    assert "it fits" not in some + many
+    value[10:20] = 3.0
+    assert "(104, 108, 110, 111, 112, …) vary more" in dispersion_hint(
+        Dispersion(value, error), units=ids
+    )
+
+
 def test_standard_error_is_that_of_repetitions():
     rng = np.random.default_rng(6)
     rates = np.full((200, 500), 0.8)

@@ -1,5 +1,8 @@
 """Figures that show whether predicted counts can be trusted."""
 
+from collections.abc import Sequence
+from textwrap import wrap
+
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -17,6 +20,8 @@ BAND_LEVEL = 0.95
 TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 2, 5)).ravel().tolist()
 FINE_TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 1.5, 2, 3, 5, 7)).ravel().tolist()
 """Of logarithmic axes; few enough to read."""
+LINE = 56
+"""Letters of a line above the axes."""
 
 
 @styled
@@ -49,7 +54,11 @@ def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> A
 
 @styled
 def dispersion_check(
-    ax: Axes, found: Dispersion, rates: Float[np.ndarray, " N"], likelihood: str = "Poisson"
+    ax: Axes,
+    found: Dispersion,
+    rates: Float[np.ndarray, " N"],
+    likelihood: str = "Poisson",
+    units: Sequence | np.ndarray | None = None,
 ) -> Axes:
     """Dispersion of every unit against its rate, with a hint what to make of it.
 
@@ -58,6 +67,7 @@ def dispersion_check(
         found: What `evkf.spike_metrics.dispersion` returned.
         rates: Mean rate of every unit, in spikes per second.
         likelihood: As for `evkf.spike_metrics.dispersion_hint`.
+        units: As for `evkf.spike_metrics.dispersion_hint`.
 
     Example:
         >>> found = Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))
@@ -70,27 +80,35 @@ def dispersion_check(
     known = np.isfinite(y) & (x > 0) & (y > 0)
     over = over_dispersed(found) & known
     ax.axhline(1, color=TRUTH, lw=0.9, zorder=1)
-    for units, marker, colour in ((known & ~over, "o", ESTIMATE), (over, "^", OVER)):
+    kinds = (
+        (known & ~over, "o", ESTIMATE, "no more than expected"),
+        (over, "^", OVER, "more than expected"),
+    )
+    for which, marker, colour, name in kinds:
         ax.errorbar(
-            x[units],
-            y[units],
-            found.error[units],
+            x[which],
+            y[which],
+            found.error[which],
             fmt=marker,
             color=colour,
+            label=f"{name}, ± standard error" if which.any() else None,
             ms=4,
             mew=0,
             elinewidth=0.6,
         )
     ax.set(xscale="log", yscale="log", xlabel="mean rate (spikes/s)")
     low, high = (y[known].min(), y[known].max()) if known.any() else (1.0, 1.0)
-    ax.set_ylim(min(0.8 * low, 0.65), 1.15 * max(high, 1.4))
+    ax.set_ylim(min(0.7 * low, 0.55), 1.15 * max(high, 1.4))
     for axis in (ax.xaxis, ax.yaxis):
         ticks = TICKS if axis is ax.xaxis else FINE_TICKS
         axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
         axis.set_major_formatter("{x:g}")
     ax.set_ylabel("variance / expected variance")
     # above the axes, where no error bar runs through it
-    hint = dispersion_hint(found, likelihood).replace(": ", ":\n")
-    ax.text(0, 1.02, hint, transform=ax.transAxes, color=TRUTH, va="bottom")
-    ax.set_title("Dispersion of units", pad=28)
+    parts = dispersion_hint(found, likelihood, units).replace(": ", ":\n").splitlines()
+    hint = [line for part in parts for line in wrap(part, LINE)]
+    ax.text(0, 1.02, "\n".join(hint), transform=ax.transAxes, color=TRUTH, va="bottom")
+    ax.set_title("Dispersion of units", pad=6 + 11 * len(hint))
+    if known.any():
+        ax.legend(loc="best", handlelength=1)
     return ax

@@ -1,7 +1,7 @@
 """Reading what users hand over: numbers and arrays, refused with what, where and remedy."""
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -116,6 +116,17 @@ def check_choice(value: str, choices: Collection[str], where: str) -> None:
     """
     if value not in choices:
         raise InputError(f"unknown {where} {value!r}", where, f"choose one of {tuple(choices)}")
+
+
+def first_of(names: Iterable[Any], most: int = 5) -> str:
+    """The first few names, for a sentence.
+
+    Example:
+        >>> first_of([3, 5]), first_of("abcdefgh")
+        ('3, 5', 'a, b, c, d, e, …')
+    """
+    each = [str(name) for name in names]
+    return ", ".join([*each[:most], *["…"][: len(each) > most]])
 
 
 def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:

@@ -20,6 +20,14 @@ PIECES, FEWEST, LEAST_BINS = 10, 5, 10
 more each; with fewer than five pieces there is no telling an error."""
 
 
+class Difference(NamedTuple):
+    """How much a score falls short of another, in nats per bin."""
+
+    mean: float
+    error: float
+    """Standard error; zero where there are too few pieces to tell."""
+
+
 class Suggestion(NamedTuple):
     """The number of latents to take, and the score of each that was tried."""
 
@@ -28,6 +36,8 @@ class Suggestion(NamedTuple):
     scores: dict[int, float]
     """Bound on the one-step log-likelihood of trials left out, in nats per bin; minus infinity
     where it is not finite."""
+    behind: dict[int, Difference]
+    """How far each whose score is finite falls short of the best, which does by nothing."""
 
 
 def suggest_latents(
@@ -90,7 +100,12 @@ def suggest_latents(
         what = f"no finite score of {', '.join(map(str, scores))} latents"
         raise InputError(what, recording.source, "leave out bins or units with extreme values")
     enough = (latents for latents in bounds if as_good(bounds[latents], bounds[best]))
-    return Suggestion(next(enough), scores)
+    per_bin = len(bounds[best]) / test.num_bins
+    behind = {
+        latents: Difference(*(per_bin * x for x in _short(pieces, bounds[best])))
+        for latents, pieces in bounds.items()
+    }
+    return Suggestion(next(enough), scores, behind)
 
 
 def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATES) -> list[int]:
@@ -130,6 +145,12 @@ def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> b
         >>> as_good(best - np.array([1.0, -0.5, 0.2, 0.4, -0.3]), best), as_good(best - 1, best)
         (True, False)
     """
+    short, error = _short(bounds, best)
+    return short <= error
+
+
+def _short(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> tuple[float, float]:
+    """Mean of what pieces fall short of the best, and its standard error."""
     short = best - bounds
     error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) >= FEWEST else 0.0
-    return bool(short.mean() <= error)
+    return float(short.mean()), float(error)

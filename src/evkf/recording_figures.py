@@ -3,7 +3,8 @@
 Make axes by `new_axes` or any other way; the style is that of `evkf.figures`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -34,8 +35,11 @@ __all__ = [
     "reaches",
 ]
 
-PATH = "#b8b8b8"
-"""Of what was really done, under what was decoded."""
+SEEN = (0, (3, 1.5))
+"""Dashes of what was measured, beside what a model makes of it."""
+PATHS = {"decoded": "-", "true path": SEEN}
+RATES = {"inferred": "-", "spikes": SEEN}
+"""Kinds of lines, for `legend`."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
 MOST = 0.9
@@ -52,6 +56,7 @@ def raster(
     bin_width: float,
     start: float = 0.0,
     units: Sequence | np.ndarray | None = None,
+    event: str | None = None,
 ) -> Axes:
     """Spike counts of one stretch over the rates inferred from them.
 
@@ -66,6 +71,7 @@ def raster(
         bin_width: In seconds.
         start: When the first bin begins, in seconds.
         units: Their ids, for the axis; numbers from zero when left out.
+        event: What `start` is counted from, which a line marks; the session when left out.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2]])
@@ -94,6 +100,8 @@ def raster(
     times = start + bin_width * (np.repeat(bin_of, many) + nth)
     at = np.repeat(unit, many)
     ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
+    if event is not None:
+        ax.axvline(0, color=MUTED, lw=0.9, ls=(0, (4, 3)))
     bar = ax.figure.colorbar(
         image,
         ax=ax,
@@ -107,7 +115,7 @@ def raster(
     named = _named_rows(ids)
     ax.set_yticks(named, [str(ids[row]) for row in named])
     width = f"{1e3 * bin_width:g} ms"
-    ax.set(xlabel="time (s)", ylabel="unit")
+    ax.set(xlabel="time (s)" if event is None else f"time from {event} (s)", ylabel="unit")
     ax.set_title(f"Spikes in bins of {width}, and inferred rates")
     return ax
 
@@ -246,7 +254,7 @@ def decoded_paths(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """True positions, grey with a dot where each trial begins, and decoded ones.
+    """True positions, dashed with a dot where each trial begins, and decoded ones.
 
     Args:
         ax: Axes to draw into.
@@ -269,14 +277,15 @@ def decoded_paths(
     trials = slices(lengths, len(truth))
     chosen = by_condition(conditions, len(trials)) if colours is None else colours
     for trial, label in zip(trials, np.asarray(conditions), strict=True):
-        ax.plot(*truth[trial].T, color=PATH, lw=1.0, zorder=1)
-        ax.plot(*guess[trial].T, color=chosen[label.item()], lw=0.9, alpha=0.85, zorder=2)
+        own = chosen[label.item()]
+        ax.plot(*truth[trial].T, color=own, lw=0.9, ls=SEEN, alpha=0.7, zorder=1)
+        ax.plot(*guess[trial].T, color=own, lw=0.9, alpha=0.85, zorder=2)
     starts = truth[[trial.start for trial in trials]]
     ax.plot(*starts.T, "o", color=TRUTH, ms=2.2, mew=0, zorder=3)
     ax.set_aspect("equal", adjustable="datalim")
     ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Decoded positions")
     if colours is None:
-        legend(ax, chosen, truth=True)
+        legend(ax, chosen, lines=PATHS)
     return ax
 
 
@@ -290,10 +299,12 @@ def aligned_rates(
     events: Float[np.ndarray, " K"] | Sequence[float],
     event: str = "event",
     colours: Colours | None = None,
+    spikes: Float[np.ndarray, " T"] | None = None,
 ) -> Axes:
     """Rates of one unit aligned to an event: single trials thin, condition averages thick.
 
-    An average is drawn where at least half of the trials of its condition are.
+    An average is drawn where at least half of the trials of its condition are. Averages of the
+    spikes themselves, dashed, show what the rates miss.
 
     Args:
         ax: Axes to draw into.
@@ -304,6 +315,7 @@ def aligned_rates(
         events: When it happened in every trial, in seconds from the start of the trial.
         event: What it is called.
         colours: Of the conditions, without a legend; chosen, with one, when left out.
+        spikes: How many there were per second of every bin, NaN where that was not observed.
 
     Example:
         >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, [0.1, 0.12], "go")
@@ -315,47 +327,74 @@ def aligned_rates(
     if when.shape != (len(trials),) or not np.isfinite(when).all():
         what = f"events of shape {when.shape}, or not finite"
         raise InputError(what, "events", f"pass seconds for each of the {len(trials)} trials")
+    if spikes is not None and np.shape(spikes) != values.shape:
+        what = f"spikes of shape {np.shape(spikes)}"
+        raise InputError(what, "spikes", f"pass shape {values.shape}, that of the rates")
     labels = np.asarray(conditions)
     chosen = by_condition(conditions, len(trials)) if colours is None else colours
     shifts = np.round(when / bin_width).astype(int)
+    first, grid = _aligned(values, trials, shifts)
+    times = bin_width * (first + np.arange(grid.shape[1]) + 0.5)
+    ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
+    for label, colour in chosen.items():
+        own = grid[labels == label]
+        ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
+        ax.plot(times, _average(own), color=colour, lw=2)
+    if spikes is not None:
+        _, seen = _aligned(np.asarray(spikes, float), trials, shifts)
+        for label, colour in chosen.items():
+            ax.plot(times, _average(seen[labels == label]), color=colour, lw=1.2, ls=SEEN)
+    ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
+    ax.set_title("Single trials and averages")
+    if colours is None:
+        legend(ax, chosen, lines={} if spikes is None else RATES)
+    return ax
+
+
+def _aligned(
+    values: np.ndarray, trials: Sequence[slice], shifts: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """The first bin there is from the event, and a row a trial, NaN where it has no bins."""
     ends = [trial.stop - trial.start for trial in trials]
     first, last = -shifts.max(), max(n - shift for n, shift in zip(ends, shifts, strict=True))
     grid = np.full((len(trials), last - first), np.nan)
     for row, trial, shift in zip(grid, trials, shifts, strict=True):
         row[-first - shift :][: trial.stop - trial.start] = values[trial]
-    times = bin_width * (np.arange(first, last) + 0.5)
-    ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
-    for label, colour in chosen.items():
-        own = grid[labels == label]
-        there = np.isfinite(own).sum(axis=0)
-        mean = np.nansum(own, axis=0) / np.maximum(there, 1)
-        ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
-        ax.plot(times, np.where(2 * there >= len(own), mean, np.nan), color=colour, lw=2)
-    ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
-    ax.set_title("Single trials and averages")
-    if colours is None:
-        legend(ax, chosen)
-    return ax
+    return first, grid
+
+
+def _average(rows: np.ndarray) -> np.ndarray:
+    """Means over trials, NaN where fewer than half of them are."""
+    there = np.isfinite(rows).sum(axis=0)
+    mean = np.nansum(rows, axis=0) / np.maximum(there, 1)
+    return np.where((2 * there >= len(rows)) & (there > 0), mean, np.nan)
 
 
 @styled
-def legend(ax: Axes, colours: Colours, title: str | None = None, truth: bool = False) -> Axes:
+def legend(
+    ax: Axes,
+    colours: Colours,
+    title: str | None = None,
+    lines: Mapping[str, Any] | None = None,
+) -> Axes:
     """Name the conditions beside the axes, if there are more than one and not too many.
 
     Args:
         ax: Axes drawn into.
         colours: Of the conditions.
         title: What they are conditions of.
-        truth: Whether true paths are drawn under decoded ones.
+        lines: Styles of lines by what they show, such as `PATHS` or `RATES`.
     """
     named = dict(colours) if 1 < len(colours) <= NAMED else {}
-    shown = {**named, **({"true path": PATH} if truth else {})}
-    if shown:
+    handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in named.items()]
+    for name, style in (lines or {}).items():
+        handles.append(Line2D([], [], color=TRUTH, lw=1.2, ls=style, label=name))
+    if handles:
         ax.legend(
-            handles=[Line2D([], [], color=c, lw=2, label=str(name)) for name, c in shown.items()],
+            handles=handles,
             title=title if named else None,
             loc="upper left",
             bbox_to_anchor=(1, 1),
-            handlelength=1,
+            handlelength=1.8 if lines else 1,
         )
     return ax

@@ -125,15 +125,31 @@ def _read(model: UnitModel, recording: Recording) -> Trials:
         raise InputError(error.what, where, error.remedy) from None
 
 
-def to_estimates(recording: Recording, fresh: np.ndarray, found: Inferred) -> Arrays:
+def to_estimates(
+    recording: Recording, fresh: np.ndarray, found: Inferred, numbers: np.ndarray | None = None
+) -> Arrays:
     """What is written of every bin, by name.
+
+    Bins have the id of their trial, or its number where trials have none; nothing of the kind where
+    an NWB session was read as a single trial.
+
+    Args:
+        recording: What was filtered, or a chunk of it.
+        fresh: True where a trial begins.
+        found: What was inferred.
+        numbers: Of the trials that are in a chunk; from zero when left out.
 
     Example:
         >>> recording = Recording(np.ones((1, 1), int), 0.02)
         >>> found = Inferred(*(np.zeros((1,) * n) for n in (2, 3, 2, 2, 1)))
         >>> list(to_estimates(recording, recording.fresh, found))
-        ['latent_mean', 'latent_cov', 'rates', 'predicted', 'elbo', 'times', 'fresh']
+        ['latent_mean', 'latent_cov', 'rates', 'predicted', 'elbo', 'times', 'fresh', 'trial']
     """
+    ids = recording.trials.get("id", np.zeros(0, str))
+    if ids.dtype.kind not in "iu":
+        ids = np.arange(recording.num_trials) if numbers is None else numbers
+        ids = None if recording.source.endswith(".nwb") else ids
+    trial = {} if ids is None else {"trial": ids[recording.trial_of_bin]}
     return {
         "latent_mean": found.mean,
         "latent_cov": found.cov,
@@ -142,6 +158,7 @@ def to_estimates(recording: Recording, fresh: np.ndarray, found: Inferred) -> Ar
         "elbo": found.elbo,
         "times": recording.times,
         "fresh": fresh,
+        **trial,
     }
 
 
@@ -172,7 +189,7 @@ def filter_to_hdf5(
     bins, total = 0, 0.0
     with growing_hdf5(path, begin, overwrite) as file:
         for chunk, fresh, found in filter_chunks(model, chain([begin], parts)):
-            file.add(to_estimates(chunk, fresh, found))
+            file.add(to_estimates(chunk, fresh, found, chunk.trials["trial"]))
             bins, total = bins + chunk.num_bins, total + float(found.elbo.sum())
             if progress is not None:
                 progress(chunk)

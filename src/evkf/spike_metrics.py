@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter1d
 from scipy.special import gammaln
 from scipy.stats import nbinom, poisson
 
-from evkf.checks import real_numbers
+from evkf.checks import first_of, real_numbers
 from evkf.errors import InputError
 from evkf.ragged import Lengths, bins_of, read_counts, slices
 
@@ -283,31 +283,49 @@ def over_dispersed(found: Dispersion) -> Bool[np.ndarray, " N"]:
         return (found.value > MATTERS) & (found.value > 1 + CLEAR * found.error)
 
 
-def dispersion_hint(found: Dispersion, likelihood: str = "Poisson") -> str:
+def dispersion_hint(
+    found: Dispersion,
+    likelihood: str = "Poisson",
+    units: Sequence | np.ndarray | None = None,
+) -> str:
     """What to make of the dispersion of residuals from a model, in a sentence.
 
     Args:
         found: The dispersion, over the variances that the model predicts.
         likelihood: What the model takes counts for, such as "Poisson" or "negative binomial".
+        units: Their names; numbers from zero when left out.
 
     Example:
-        >>> dispersion_hint(Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1)))
-        '2 of 3 units vary more than the Poisson model (median 1.9): try the negative binomial'
+        >>> found = Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1))
+        >>> hint = dispersion_hint(found, units="abc")
+        >>> hint.startswith("2 of 3 units (a, b) vary more"), hint[-25:]
+        (True, 'try the negative binomial')
     """
-    over = over_dispersed(found)
-    num, units = int(over.sum()), int(np.isfinite(found.value).sum())
-    if not units:
+    known = np.isfinite(found.value)
+    if not known.any():
         return "no unit has expected spikes"
+    over, total = over_dispersed(found), int(known.sum())
     with np.errstate(invalid="ignore"):
         under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
-    if num > MANY * units:
-        more = f"vary more than the {likelihood} model (median {np.median(found.value[over]):.1f})"
+    ids = np.arange(len(known)) if units is None else np.array(list(units))
+
+    def share(which: np.ndarray, how: str) -> str:
+        number = int(which.sum())
+        vary = f"({first_of(ids[which])}) {'varies' if number == 1 else 'vary'}"
+        return f"{number} of {total} units {vary} {how} than the {likelihood} model"
+
+    told = []
+    if over.any():
         other = "the negative binomial" if likelihood == "Poisson" else "more latents or passes"
-        return f"{num} of {units} units {more}: try {other}"
-    if under.sum() > MANY * units:
-        less = f"vary less than the {likelihood} model: intervals are too wide"
-        return f"{under.sum()} of {units} units {less}"
-    return f"{units - num} of {units} units vary no more than the {likelihood} model: it fits"
+        advice = f": try {other}" if over.sum() > MANY * total else ""
+        median = np.median(found.value[over])
+        told.append(f"{share(over, 'more')} (median {median:.1f}){advice}")
+    if under.any():
+        advice = ": intervals are too wide" if under.sum() > MANY * total else ""
+        told.append(f"{share(under, 'less')}{advice}")
+    if told:
+        return "; ".join(told)
+    return f"{total} of {total} units vary no more than the {likelihood} model: it fits"
 
 
 def _cdf(y: np.ndarray, mu: np.ndarray, var: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """How commands read files."""
 
-import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +8,10 @@ from rich.console import Console
 
 from evkf.commands.options import Reading, parse_query
 from evkf.errors import InputError
+from evkf.units import UnitModel
 from tests.data.nwb_files import session
 
-SILENT = Console(quiet=True)
+SILENT, LOUD = Console(quiet=True), Console()
 
 
 def test_units_and_trials_of_an_nwb_file(tmp_path):
@@ -36,15 +37,43 @@ def test_clusters_of_a_kilosort_folder(tmp_path):
         Reading(units=["id=3"]).read(SILENT, tmp_path)
 
 
-def test_silent_units_are_told_of(tmp_path):
-    counts = np.ones((4, 3), int)
-    counts[:, 1] = 0
-    np.savez(tmp_path / "a.npz", counts=counts, bin_width=0.02)
-    told = Console(record=True, file=io.StringIO(), width=200)
-    Reading().read(told, tmp_path / "a.npz")
-    assert "1 of 3 units has no spikes here" in told.export_text()
-    Reading(min_rate=0.1).read(told, tmp_path / "a.npz")
-    assert told.export_text() == ""
+@pytest.mark.parametrize(
+    ("here", "remedy"),
+    [
+        (Reading(), "--align start_time --window -0.1 0.5"),
+        (Reading(align="start_time"), "--align start_time --window -0.1 0.5"),
+        (Reading(align="start_time", window=(-0.1, 0.5)), None),
+    ],
+)
+def test_trials_made_in_another_way_are_noted(capsys, here, remedy):
+    fitted = Reading(align="start_time", window=(-0.1, 0.5)).remembered(Path("a.nwb"))
+    model = UnitModel(*[None] * 2, ("0",), 0.02, fitted=fitted)  # pyright: ignore[reportArgumentType]
+    here.note_trials(LOUD, model, Path("b.nwb"))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == (remedy is not None)
+    if remedy is not None:
+        for part in ("note: a trial of b.nwb", "-0.1 to 0.5 s from start_time", remedy):
+            assert part in said.err
+    for say, known, file in (
+        (SILENT, fitted, "b.nwb"),
+        (LOUD, {}, "b.nwb"),
+        (LOUD, None, "b.nwb"),
+        (LOUD, fitted, "b.npz"),
+    ):
+        here.note_trials(say, model._replace(fitted=known), Path(file))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_of_whole_sessions_or_trials_says_so(capsys):
+    for before, says in (
+        (Reading(), "the whole session; for the same, leave out --align"),
+        (Reading(align="go"), "from go to stop_time; for the same, pass --align go without"),
+    ):
+        fitted = before.remembered(Path("a.nwb"))
+        model = UnitModel(*[None] * 2, ("0",), 0.02, fitted=fitted)  # pyright: ignore[reportArgumentType]
+        Reading(align="go", window=(0.0, 1.0)).note_trials(LOUD, model, Path("b.nwb"))
+        assert says in capsys.readouterr().err
 
 
 def test_signals_are_read_where_they_are_expected(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import kstest
 
 from evkf.colours import by_condition
-from evkf.commands.plot import KINDS, _reaches, judge
+from evkf.commands.plot import KINDS, _raster, _reaches, judge
 from evkf.data import Recording, Series
 from evkf.decoding import integrate
 from evkf.dynamics import Linear
@@ -80,7 +80,9 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     found = Inferred(*[hand @ rng.normal(size=(2, 2))] * 5)
     colours = by_condition(labels, 8)
     ax = _reaches(recording, found, labels, colours, "hand")
-    assert (ax.get_title(loc="left"), ax.get_xlabel()) == (title, f"x ({unit})")
+    named, _, share = ax.get_title(loc="left").partition(": ")
+    assert (named, ax.get_xlabel()) == (title, f"x ({unit})")
+    assert share == "R² 1.00, 4 held-out trials"
     trial = np.flatnonzero(held_out(8, 2))[0]
     truth, decoded = (line.get_xydata() for line in ax.lines[:2])
     rows = hand[10 * trial : 10 * trial + 10]
@@ -88,3 +90,24 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     np.testing.assert_allclose(truth, want)
     np.testing.assert_allclose(decoded - decoded[0], want - want[0], atol=0.1)
     assert ax.lines[1].get_color() == colours[labels[trial].item()]
+
+
+def test_a_silent_unit_is_not_counted():
+    model, recording, found = recorded("poisson", "poisson")
+    counts = recording.counts.copy()
+    counts[:, 3] = 0
+    spread, _ = judge(model, Recording(counts, WIDTH), found, 0)
+    assert np.flatnonzero(np.isnan(spread.value)).tolist() == [3]
+    assert dispersion_hint(spread).startswith("19 of 19 units")
+
+
+@pytest.mark.parametrize(
+    ("align", "start", "label"),
+    [(None, 7.0, "time (s)"), ("go", -0.2, "time from go (s)")],
+)
+def test_the_raster_is_in_the_time_of_the_rates(align, start, label):
+    recording = Recording(np.ones((20, 3), int), WIDTH, (10, 10), np.array([7.0, 9.0]))
+    found = Inferred(*[np.ones((20, 3))] * 5)
+    ax = _raster(recording, found, align, -0.2)
+    assert ax.get_xlabel() == label
+    assert ax.get_xlim() == pytest.approx((start, start + 10 * WIDTH))

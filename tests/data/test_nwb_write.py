@@ -19,10 +19,12 @@ from evkf.data import (
     read_nwb,
     read_results,
     recording_to_nwb,
+    stream_nwb,
     write_nwb,
 )
 from evkf.data import _nwb_make as making
 from evkf.errors import InputError
+from evkf.units import check_units, fit_recording
 from tests.data import nwb_files
 
 
@@ -317,7 +319,33 @@ def test_an_unbroken_recording_is_read_back_as_one_session(tmp_path):
     np.testing.assert_array_equal(got.masks, recording.masks[part])
     kept = np.where(recording.masks, recording.counts, 0)[part]
     np.testing.assert_array_equal(got.counts, kept)
-    assert got.units["unit_name"].tolist() == list("abcd")
+    assert got.units["id"].tolist() == list("abcd")
+
+
+def test_names_of_units_are_read_as_their_ids(tmp_path):
+    names = ["E1", "E12", "E3", "M"]
+    recording = simulated(units={"id": np.array(names)})
+    recording_to_nwb(tmp_path / "a.nwb", recording)
+    for part in (
+        read_nwb(tmp_path / "a.nwb", 0.02, "start_time"),
+        next(stream_nwb(tmp_path / "a.nwb", 0.02)),
+    ):
+        assert part.units["id"].tolist() == names
+        assert "unit_name" not in part.units
+    picked = read_nwb(tmp_path / "a.nwb", 0.02, "start_time", units={"id": ["E3", "E1"]})
+    np.testing.assert_array_equal(picked.observed, recording.observed[:, [0, 2]])
+    assert list_nwb(tmp_path / "a.nwb")["unit_columns"][0] == "id"
+    model = fit_recording(read_nwb(tmp_path / "a.nwb", 0.02), 1, hidden=2, passes=1)
+    assert model.units == tuple(names)
+    check_units(model, simulated(units={"id": np.array(names)}))
+
+
+def test_names_that_are_not_unique_are_a_column_like_others(tmp_path):
+    twice = simulated(units={"id": np.arange(4), "unit_name": np.array(["a", "b", "a", "c"])})
+    recording_to_nwb(tmp_path / "a.nwb", twice)
+    got = read_nwb(tmp_path / "a.nwb", 0.02, "start_time")
+    assert got.units["id"].tolist() == [0, 1, 2, 3]
+    assert got.units["unit_name"].tolist() == ["a", "b", "a", "c"]
 
 
 def test_columns_of_lists_and_a_unit_never_observed_survive(tmp_path):

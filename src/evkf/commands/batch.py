@@ -11,6 +11,7 @@ from evkf.commands.console import (
     claim,
     config_file,
     console,
+    counted,
     emit,
     json_target,
     write_config,
@@ -50,6 +51,8 @@ def filter_batch(
                 check_source(target, recording, force)
             recordings.append(recording)
             tell(len(recordings), len(files))
+    for file in files:
+        reading.note_trials(say, model, file)
     with bar(say, "filtering"):
         every = infer_many(model, recordings)
     claim(outputs, force)
@@ -61,11 +64,23 @@ def filter_batch(
         write_config(target, result("filter", alone(options, file) | {"out": target}))
         bins, mean = recording.num_bins, float(found.elbo.mean())
         rows.append({"file": str(file), "out": str(target), "bins": bins, "elbo_per_bin": mean})
-        say.print(f"{file}: {bins} bins, {mean:.4f} nats per bin: {target}")
+        size = summary(recording.num_trials, found.mean.shape[1], bins, mean)
+        say.print(f"{file}: {size}: {target}")
     device = jax.devices()[0].device_kind
     bins = sum(row["bins"] for row in rows)
     say.print(f"{len(rows)} recordings, {bins} bins, on {device}")
     emit(json_file, result("filter", options, files=rows, bins=bins, device=device))
+
+
+def summary(trials: int, latents: int, bins: int, elbo: float) -> str:
+    """What was filtered, and how well it was foretold.
+
+    Example:
+        >>> summary(40, 2, 1600, -29.1)
+        '40 trials, 2 latents, 1600 bins, -29.1000 nats per bin'
+    """
+    sizes = counted(trials, "trial"), counted(latents, "latent"), counted(bins, "bin")
+    return f"{', '.join(sizes)}, {elbo:.4f} nats per bin"
 
 
 def alone(options: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # half a second of commands that draw nothing
 
 FELL_SHORT = 1
 """Exit code of what was done, but fell short of a check or a target."""
+LINE_S = 5.0
+"""Seconds between lines that say how far something is."""
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -171,9 +174,28 @@ def console(quiet: bool, json_file: Path | None) -> Console:
     )
 
 
+def note(say: Console, text: str) -> None:
+    """Tell on standard error what someone should know of a result, unless all is quiet."""
+    if not say.quiet:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, one or more.
+
+    Example:
+        >>> counted(1, "trial"), counted(20, "trial")
+        ('1 trial', '20 trials')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 @contextmanager
 def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Told how many of how many are done, with the time left; drawn in a terminal only."""
+    """Told how many of how many are done, with the time left.
+
+    Drawn in a terminal; elsewhere a line now and then says how far it is.
+    """
     columns = (
         TextColumn(text),
         BarColumn(bar_width=30),
@@ -182,9 +204,14 @@ def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None]
     )
     with Progress(*columns, console=say, disable=say.quiet or not say.is_terminal) as bar:
         task = bar.add_task("", total=None)
+        said = time.monotonic()
 
         def tell(done: int, total: int | None = None) -> None:
+            nonlocal said
             bar.update(task, completed=done, total=total)
+            if not say.is_terminal and done != total and time.monotonic() >= said + LINE_S:
+                said = time.monotonic()
+                say.print(f"{text}: {done}{'' if total is None else f' of {total}'}")
 
         yield tell
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from evkf.commands.batch import FORMATS, alone, filter_batch, write_found
+from evkf.commands.batch import FORMATS, alone, filter_batch, summary, write_found
 from evkf.commands.console import (
     Config,
     Force,
@@ -128,25 +128,33 @@ def run_filter(
         begin = list(islice(chunks, 1))  # a bad file is refused before a folder is made
         for chunk in begin:
             check_units(model, chunk)
+        reading.note_trials(say, model, file)
         claim(outputs, overwrite)
+        seen: set[int] = set()
         with bar(say, "filtering") as tell:
-            bins, total = filter_to_hdf5(target, model, chain(begin, chunks), force, _count(tell))
+            told = _count(tell, seen)
+            bins, total = filter_to_hdf5(target, model, chain(begin, chunks), force, told)
+        trials_read = len(seen)
     else:
         recording = reading.read(say, file, model.signals)
         if unit_map is not None:
             model = map_units(model, recording, read_map(unit_map))
         if target.suffix == ".nwb":
             check_source(target, recording, overwrite)
+        check_units(model, recording)
+        reading.note_trials(say, model, file)
         with bar(say, "filtering") as tell:
             found = infer_in_chunks(model, recording, tell)
         claim(outputs, overwrite)
         with noting(say):
             write_found(target, recording, found, overwrite, model.signals)
         bins, total = recording.num_bins, float(found.elbo.sum())
+        trials_read = recording.num_trials
     options = alone(options, file) | {"out": target, "bin_width": reading.bin_width}
     resolved = result("filter", options)
     write_config(target, resolved)
-    say.print(f"{bins} bins, {total / bins:.4f} nats per bin: {target}")
+    size = summary(trials_read, model.model.dynamics.dim, bins, total / bins)
+    say.print(f"{size}: {target}")
     emit(json_file, resolved | {"bins": bins, "elbo_per_bin": total / bins})
 
 
@@ -200,12 +208,16 @@ def _chunks(file: Path, reading: Reading, signals: bool) -> Iterator[Recording] 
     return stream()
 
 
-def _count(tell: Callable[[int, int | None], None]) -> Callable[[Recording], None]:
+def _count(
+    tell: Callable[[int, int | None], None], trials: set[int]
+) -> Callable[[Recording], None]:
+    """Tell of bins, and keep the numbers of the trials that were seen."""
     done = 0
 
     def count(chunk: Recording) -> None:
         nonlocal done
         done += chunk.num_bins
+        trials.update(chunk.trials["trial"].tolist())
         tell(done, None)
 
     return count

@@ -6,6 +6,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from evkf.checks import first_of
 from evkf.commands.console import (
     Config,
     Force,
@@ -16,8 +17,10 @@ from evkf.commands.console import (
     claim,
     config_file,
     console,
+    counted,
     emit,
     json_target,
+    note,
     write_config,
 )
 from evkf.commands.console import progress_bar as bar
@@ -35,7 +38,7 @@ from evkf.commands.options import (
     check_ending,
     result,
 )
-from evkf.dimension import possible_latents, suggest_latents
+from evkf.dimension import Difference, possible_latents, suggest_latents
 from evkf.errors import InputError
 from evkf.learning.warmup import KINDS
 from evkf.splits import halved
@@ -96,17 +99,24 @@ def fit(
     outputs = [out, config_file(out)]
     check_free([*outputs, *json_target(json_file, file, *outputs)], force)
     say = console(quiet, json_file)
-    recording = Reading.of(options).read(say, file, signals=likelihood == "gaussian")
+    reading = Reading.of(options)
+    recording = reading.read(say, file, signals=likelihood == "gaussian")
     if held_out:
         blocks, judged = halved(recording)
         recording = blocks.take(np.flatnonzero(~judged))
+    silent = recording.units["id"][~recording.observed.any(axis=0)]
+    if len(silent) and likelihood != "gaussian":
+        have, them = ("has", "it") if len(silent) == 1 else ("have", "them")
+        share = f"{len(silent)} of {counted(recording.num_units, 'unit')} ({first_of(silent)})"
+        note(say, f"{share} {have} no spikes in these trials; --min-rate 0.1 leaves {them} out")
     scores: dict[int, float] = {}
+    behind: dict[int, Difference] = {}
     if latents is None:
         tried = ", ".join(map(str, possible_latents(recording)))
         say.print(f"trying {tried} latents on held-out trials; --latents N goes straight to one")
         say.print("latents  held-out nats per bin")
         few = None if passes is None else max(passes // 4, 1)
-        latents, scores = suggest_latents(
+        latents, scores, behind = suggest_latents(
             recording,
             likelihood=likelihood,
             hidden=hidden,
@@ -115,6 +125,10 @@ def fit(
             progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
         )
         best = max(scores, key=lambda number: scores[number])
+        for number, short in behind.items():
+            if number != best:
+                error = f" ± {short.error:.4f}" if short.error else ""
+                say.print(f"{number} falls short of {best} by {short.mean:.4f}{error} nats per bin")
         near = "" if latents == best else f", within one standard error of the best, {best}"
         say.print(f"taking {latents} latents{near}")
     passes = passes_for(recording) if passes is None else passes
@@ -131,11 +145,13 @@ def fit(
     found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
     resolved = result("fit", options | found)
     claim(outputs, force)
-    model.save(out)
+    model._replace(fitted={**(model.fitted or {}), **reading.remembered(file)}).save(out)
     write_config(out, resolved)
-    size = f"{recording.num_units} units, {recording.num_trials} trials, {recording.num_bins} bins"
-    size += f" of {recording.bin_width * 1e3:g} ms"
+    size = f"{counted(recording.num_units, 'unit')}, {counted(recording.num_trials, 'trial')}, "
+    size += f"{counted(recording.num_bins, 'bin')} of {recording.bin_width * 1e3:g} ms"
     if window is not None:
-        size += f", {window[0]:g} to {window[1]:g} s from {align}"
-    say.print(f"{latents} latents of {size}: {out}")
-    emit(json_file, resolved | {"scores": {str(k): x for k, x in scores.items()}})
+        size += f", {reading.trials_are}"
+    say.print(f"{counted(latents, 'latent')} of {size}: {out}")
+    tried_scores = {str(k): x for k, x in scores.items()}
+    tried_behind = {str(k): short._asdict() for k, short in behind.items()}
+    emit(json_file, resolved | {"scores": tried_scores, "behind": tried_behind})

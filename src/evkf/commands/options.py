@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import typer
 from rich.console import Console
 
+from evkf.commands.console import note
 from evkf.data import NwbWarning, Recording
 from evkf.data.arrays import HDF5
 from evkf.data.open import open_recording
@@ -128,10 +129,10 @@ class Reading(NamedTuple):
         return self.min_rate == 0 and all(x is None for x in asked)
 
     def read(self, say: Console, file: Path, signals: bool = False) -> Recording:
-        """The recording; what had to be left out is said."""
+        """The recording; what had to be left out is noted."""
         names = () if self.behaviour is None else (self.behaviour,)
         with noting(say):
-            recording = open_recording(
+            return open_recording(
                 file,
                 self.bin_width,
                 self.align,
@@ -144,12 +145,43 @@ class Reading(NamedTuple):
                 signals,
                 self.leave_out or (),
             )
-        silent = 0 if signals else int((recording.observed.sum(axis=0) == 0).sum())
-        if silent:
-            have = "has" if silent == 1 else "have"
-            share = f"{silent} of {recording.num_units} units {have} no spikes here"
-            say.print(f"note: {share}; `evkf fit --min-rate 0.1` leaves such units out")
-        return recording
+
+    @property
+    def trials_are(self) -> str:
+        """What a trial of an NWB file is.
+
+        Example:
+            >>> Reading(align="go", window=(-0.2, 0.6)).trials_are, Reading(align="go").trials_are
+            ('-0.2 to 0.6 s from go', 'from go to stop_time')
+        """
+        if self.align is None:
+            return "the whole session"
+        if self.window is None:
+            return f"from {self.align} to stop_time"
+        return f"{self.window[0]:g} to {self.window[1]:g} s from {self.align}"
+
+    def remembered(self, file: Path) -> dict[str, Any]:
+        """What a model fitted to the file keeps of how its trials were made."""
+        if file.suffix != ".nwb":
+            return {}
+        return {"align": self.align, "window": None if self.window is None else list(self.window)}
+
+    def note_trials(self, say: Console, model: UnitModel, file: Path) -> None:
+        """Note that the model was fitted to trials made in another way, if it is known."""
+        here, known = self.remembered(file), model.fitted or {}
+        then = {name: known[name] for name in here if name in known}
+        if then in ({}, here):
+            return
+        align, window = then["align"], then["window"]
+        before = Reading(align=align, window=None if window is None else tuple(window))
+        if align is None:
+            remedy = "leave out --align"
+        elif window is None:
+            remedy = f"pass --align {align} without --window"
+        else:
+            remedy = f"pass --align {align} --window {window[0]:g} {window[1]:g}"
+        what = f"a trial of {file} is {self.trials_are} here, one of the model's was"
+        note(say, f"{what} {before.trials_are}; for the same, {remedy}")
 
 
 @contextmanager
@@ -159,7 +191,7 @@ def noting(say: Console) -> Iterator[None]:
         warnings.simplefilter("always", NwbWarning)
         yield
     for warning in caught:
-        say.print(f"note: {warning.message}")
+        note(say, str(warning.message))
 
 
 def parse_query(given: Sequence[str] | None, option: str) -> dict[str, list[str]] | None:
@@ -182,6 +214,9 @@ def load_model(file: Path) -> UnitModel:
     """A model that `evkf fit` wrote."""
     if not file.is_file():
         raise InputError("no such file", str(file), "check the name, or make it with `evkf fit`")
+    if file.suffix != ".safetensors":
+        remedy = "pass a .safetensors file that `evkf fit` wrote"
+        raise InputError("not a model", str(file), remedy)
     return UnitModel.load(file)
 
 

@@ -43,10 +43,12 @@ from evkf.commands.options import (
 )
 from evkf.data import Recording, Series
 from evkf.data.files import replacing
-from evkf.decoding import decode, integrate
+from evkf.decoding import decode, integrate, r2
 from evkf.errors import InputError
 from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.recording_figures import (
+    PATHS,
+    RATES,
     aligned_rates,
     by_condition,
     calibration,
@@ -117,25 +119,28 @@ def plot(
     check_units(model, recording)
     labels = _labels(recording, condition)
     colours = by_condition(labels, recording.num_trials)
+    reading.note_trials(say, model, file)
     with bar(say, "filtering") as tell:
         found = infer_in_chunks(model, recording, tell, variance=True)
     spread, values = judge(model, recording, found, seed)
     kind = KINDS[type(model.model.likelihood)]
     rates = np.nan_to_num(recording.rates())
+    begin = (window or (0.0, 0.0))[0]
     axes = [
-        _raster(recording, found),
+        _raster(recording, found, align, begin),
         latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found), colours),
         calibration(new_axes(), values),
-        dispersion_check(new_axes(), spread, rates, kind),
+        dispersion_check(new_axes(), spread, rates, kind, recording.units["id"]),
     ]
     if condition is not None:
-        event = ("trial start", 0.0) if align is None else (align, -(window or (0.0, 0.0))[0])
+        event = ("trial start", 0.0) if align is None else (align, -begin)
         axes.append(_aligned(recording, found, labels, colours, int(np.argmax(rates)), *event))
     if behaviour is not None:
         axes.append(_reaches(recording, found, labels, colours, behaviour))
+    lines = {"latents": {}, "rates": RATES, "reaches": PATHS}
     for name, ax in zip(names, axes, strict=True):
-        if name in ("latents", "rates", "reaches"):
-            legend(ax, colours, condition, truth=name == "reaches")
+        if name in lines:
+            legend(ax, colours, condition, lines[name])
     claim(files, force)
     with bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
@@ -143,7 +148,8 @@ def plot(
                 with replacing(out / f"{name}.{end}", overwrite=force) as part:
                     cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
             tell(done, len(names))
-    say.print(f"{dispersion_hint(spread, kind)}\nwritten: {', '.join(map(str, files))}")
+    hint = dispersion_hint(spread, kind, recording.units["id"])
+    say.print(f"{hint}\nwritten: {', '.join(map(str, files))}")
     written = [str(path) for path in files]
     emit(json_file, result("plot", options | {"bin_width": reading.bin_width}, written=written))
 
@@ -151,10 +157,16 @@ def plot(
 def judge(
     model: UnitModel, recording: Recording, found: Inferred, seed: int
 ) -> tuple[Dispersion, np.ndarray]:
-    """Dispersion of units and calibration of counts, by the mean and variance predicted of them."""
+    """Dispersion of units and calibration of counts, by the mean and variance predicted of them.
+
+    Units without spikes have no dispersion: there is nothing in them that could vary.
+    """
     counts, masks = recording.observed, recording.masks
     mean, variance = found.predicted, found.variance
-    spread = dispersion(counts, mean, masks, variance)
+    silent = counts.sum(axis=0) == 0
+    spread = Dispersion(
+        *(np.where(silent, np.nan, x) for x in dispersion(counts, mean, masks, variance))
+    )
     if isinstance(model.model.likelihood, Bernoulli):
         return spread, pit(counts, np.stack([1 - mean, mean], axis=-1), masks, seed=seed)
     return spread, pit(counts, mean, masks, variance, seed)
@@ -171,11 +183,12 @@ def _pair(found: Inferred) -> tuple[int, int]:
     return 0, min(1, found.mean.shape[1] - 1)
 
 
-def _raster(recording: Recording, found: Inferred) -> Axes:
+def _raster(recording: Recording, found: Inferred, align: str | None, begin: float) -> Axes:
+    """The first trial, in time from what trials are aligned to, else in that of the session."""
     rows = slice(0, min(recording.lengths[0], SHOWN))
-    width, start = recording.bin_width, float(recording.start_times[0])
-    counts, ids = recording.observed[rows], recording.units["id"]
-    ax = raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids)
+    start = float(recording.start_times[0]) if align is None else begin
+    counts, width, ids = recording.observed[rows], recording.bin_width, recording.units["id"]
+    ax = raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids, align)
     if recording.num_trials > 1:
         trial = recording.trials.get("id", np.zeros(1, int))[0]
         _name(ax, f"Trial {trial}")
@@ -201,6 +214,7 @@ def _aligned(
         events,
         event,
         colours,
+        np.where(recording.masks, recording.counts, np.nan)[:, unit] / recording.bin_width,
     )
     _name(ax, f"Unit {recording.units['id'][unit]}")
     return ax
@@ -231,9 +245,12 @@ def _reaches(
     decoded = decode(found.mean[~test], values[~test], groups[~test], found.mean[test])
     tested = recording.take(np.flatnonzero(held))
     lengths, width, own = tested.lengths, recording.bin_width, labels[held]
-    if not about.velocity:
-        return decoded_paths(
-            new_axes(), values[test], decoded, lengths, own, about.of_path, colours
-        )
-    paths = integrate(values[test], width, lengths, np.zeros((len(lengths), 2)))
-    return reaches(new_axes(), paths, decoded, lengths, own, width, about.of_path, colours)
+    true, unit, ax = values[test], about.of_path, new_axes()
+    if about.velocity:
+        paths = integrate(true, width, lengths, np.zeros((len(lengths), 2)))
+        reaches(ax, paths, decoded, lengths, own, width, unit, colours)
+    else:
+        decoded_paths(ax, true, decoded, lengths, own, unit, colours)
+    share = f"R² {r2(true, decoded):.2f}, {len(lengths)} held-out trials"
+    ax.set_title(f"{ax.get_title('left')}: {share}", loc="left", size=9.5, weight="bold")
+    return ax

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from evkf.checks import first_of
 from evkf.commands.console import (
     FELL_SHORT,
     Config,
@@ -20,6 +21,7 @@ from evkf.commands.console import (
     check_free,
     claim,
     console,
+    counted,
     emit,
     json_target,
 )
@@ -61,7 +63,7 @@ def info(
         elif name == "behaviour":
             value = ", ".join(f"{key} {tuple(shape)}" for key, shape in value.items())
         elif isinstance(value, list):
-            value = ", ".join(value)
+            value = first_of(value) if name == "silent_units" else ", ".join(value)
         elif name in ("duration", "bin_width"):
             value = f"{value:g} s"
         table.add_row(name.replace("_", " "), str(value) or "none")
@@ -109,7 +111,9 @@ def simulate(
     else:
         write_arrays(out, recording, overwrite=force)
     spikes = int(recording.counts.sum())
-    console(quiet, json_file).print(f"{trials} trials, {neurons} neurons, {spikes} spikes: {out}")
+    console(quiet, json_file).print(
+        f"{counted(trials, 'trial')}, {counted(neurons, 'neuron')}, {spikes} spikes: {out}"
+    )
     emit(json_file, result("simulate", options | {"out": out}, spikes=spikes))
 
 

@@ -83,7 +83,9 @@ def score(
         "judged_trials": int(judged.sum()),
         "fitted_trials": int(trials_seen(model, blocks)[judged].sum()),
     }
-    with bar(say, "scoring") as tell:
+    reading.note_trials(say, model, file)
+    say.print("scoring the model and its baselines, one by one")
+    with bar(say, "scored") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
     shown = headings(condition, behaviour)
     method = Column("method", no_wrap=True)

@@ -48,8 +48,14 @@ class Units:
         return [merged(part) for part in np.split(pairs, ends[:-1])]
 
     def columns(self, file: Any) -> Columns:
-        """One value a unit: what the table has, and the name of the electrode group."""
+        """One value a unit: what the table has, and the name of the electrode group.
+
+        A column "unit_name", where `recording_to_nwb` puts names, gives the ids, if none is twice.
+        """
         table = read_table(self.table, ("spike_times", "obs_intervals", "waveforms"), ragged=False)
+        names = table.get("unit_name", np.zeros(0))
+        if names.dtype.kind == "U" and len(np.unique(names)) == self.num:
+            table["id"] = table.pop("unit_name")
         electrodes = file.get("general/extracellular_ephys/electrodes")
         if "electrode_group" in table or electrodes is None or "group_name" not in electrodes:
             return table

@@ -20,7 +20,7 @@ def describe(
     groups: Collection[str] | None = None,
     leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Units, bins, trials, behaviour and rates, as text, numbers, lists and dictionaries.
+    """Units, those without spikes, bins, trials, behaviour and rates, as plain values.
 
     Of an NWB file no spike times are read; its rates are spikes over the length of the session.
 
@@ -49,6 +49,7 @@ def describe(
     return {
         "path": str(path),
         "units": recording.num_units,
+        "silent_units": _silent(recording.units["id"], recording.observed.sum(axis=0)),
         "unit_columns": list(recording.units),
         "bins": recording.num_bins,
         "bin_width": recording.bin_width,
@@ -64,12 +65,15 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
     found = list_nwb(path)
     duration = found["stop"] - found["start"]
     with open_nwb(path) as file:
-        spikes = np.diff(Units(file, str(path)).ends, prepend=0)
+        table = Units(file, str(path))
+        spikes = np.diff(table.ends, prepend=0)
+        silent = _silent(table.columns(file)["id"], spikes)
     ours = {"results_of_evkf": found["results"]} if found["results"] else {}
     return {
         "path": str(path),
         "session": found["session"],
         "units": found["units"],
+        "silent_units": silent,
         "unit_columns": found["unit_columns"],
         "spikes": found["spikes"],
         "duration": duration,
@@ -79,6 +83,10 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
         "rates": _spread(spikes / duration if duration > 0 else np.full(len(spikes), np.nan)),
         **ours,
     }
+
+
+def _silent(ids: np.ndarray, spikes: np.ndarray) -> list[str]:
+    return [str(unit) for unit in ids[spikes == 0]]
 
 
 def _spread(rates: np.ndarray) -> dict[str, float]:

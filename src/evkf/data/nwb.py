@@ -79,6 +79,7 @@ def read_nwb(
     Returns:
         The recording. Its units have the table's columns of one value a unit, "electrode_group" and
         "rate" (the file's own being "rate_in_file"), its trials all columns that are no references.
+        A column "unit_name" in which no name is twice gives the ids of the units.
 
     Example:
         >>> read_nwb("nowhere.nwb", 0.02)

@@ -189,7 +189,8 @@ def recording_to_nwb(
 
     Counts become spike times within their bins: read with the same bin width, aligned to
     "start_time" or as one session, observed counts and masks are what they were. Ids of units that
-    are not whole numbers go to a column "unit_name", electrode groups to "group_name".
+    are not whole numbers go to a column "unit_name", from where they are read as ids again;
+    electrode groups go to "group_name".
 
     Args:
         path: Where to, a name that ends in .nwb.
