@@ -7,7 +7,7 @@ from matplotlib.colors import same_color
 from evkf import recording_figures as figures
 from evkf.decoding import integrate
 from evkf.errors import InputError
-from evkf.spike_metrics import Dispersion, dispersion, pit
+from evkf.spike_metrics import Dispersion, dispersion, pit, smooth_trials
 
 RNG = np.random.default_rng(0)
 LENGTHS, CONDITIONS, WIDTH = (10, 12, 8), ["up", "down", "up"], 0.02
@@ -146,11 +146,14 @@ def test_averages_of_spikes_are_drawn_beside_those_of_rates():
     first, second = (line for line in ax.lines[1:] if line.is_dashed())
     times, mean = first.get_data()
     assert times[0] == pytest.approx(-1.5 * WIDTH)
-    want = np.nanmean([spikes[:8], spikes[22:]], axis=0)  # neither smoothed nor filled in
+    known = np.isfinite(spikes)[:, None]
+    smooth = smooth_trials(spikes[:, None], LENGTHS, 0.04 / WIDTH, known)[:, 0]
+    smooth[22] = np.nan  # not filled in
+    want = np.nanmean([smooth[:8], smooth[22:]], axis=0)
     np.testing.assert_allclose(mean[:8], want)
     assert np.isfinite(second.get_ydata()).sum() == 12
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert texts == ["a", "b", "inferred", "spikes"]
+    assert texts == ["a", "b", "inferred", "spikes (SD 40 ms)"]
     with pytest.raises(InputError, match="spikes of shape"):
         figures.aligned_rates(figures.new_axes(), *args, spikes=spikes[1:])
 

@@ -66,3 +66,27 @@ def bins_of(lengths: Lengths) -> np.ndarray:
         [0, 1, 0, 1, 2]
     """
     return np.concatenate([np.arange(n) for n in lengths])
+
+
+def aligned(
+    values: np.ndarray, trials: Sequence[slice], shifts: np.ndarray
+) -> tuple[int, Float[np.ndarray, "K B"]]:
+    """The first bin there is from an event, and a row a trial, NaN where it has no bins.
+
+    Args:
+        values: Of every bin.
+        trials: Where every trial lies among them, as `slices` gives it.
+        shifts: The bin of the event in every trial.
+
+    Example:
+        >>> first, rows = aligned(np.arange(5.0), slices((2, 3), 5), np.array([0, 1]))
+        >>> first, rows.tolist()
+        (-1, [[nan, 0.0, 1.0], [2.0, 3.0, 4.0]])
+    """
+    ends = [trial.stop - trial.start for trial in trials]
+    first = int(-shifts.max())
+    last = max(n - shift for n, shift in zip(ends, shifts, strict=True))
+    grid = np.full((len(trials), last - first), np.nan)
+    for row, trial, shift in zip(grid, trials, shifts, strict=True):
+        row[-first - shift :][: trial.stop - trial.start] = values[trial]
+    return first, grid

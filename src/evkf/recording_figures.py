@@ -18,7 +18,8 @@ from evkf.colours import Colours, Labels, by_condition, by_direction
 from evkf.decoding import integrate
 from evkf.errors import InputError
 from evkf.figures import BAND, MUTED, TRUTH, new_axes, styled
-from evkf.ragged import Lengths, read_bins, slices
+from evkf.ragged import Lengths, aligned, read_bins, slices
+from evkf.spike_metrics import smooth_trials
 
 __all__ = [
     "aligned_rates",
@@ -38,8 +39,10 @@ __all__ = [
 SEEN = (0, (3, 1.5))
 """Dashes of what was measured, beside what a model makes of it."""
 PATHS = {"decoded": "-", "true path": SEEN}
-RATES = {"inferred": "-", "spikes": SEEN}
+RATES = {"inferred": "-", "spikes (SD 40 ms)": SEEN}
 """Kinds of lines, for `legend`."""
+SD_S = 0.04
+"""Of the kernel that smooths spikes beside inferred rates."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
 MOST = 0.9
@@ -303,8 +306,8 @@ def aligned_rates(
 ) -> Axes:
     """Rates of one unit aligned to an event: single trials thin, condition averages thick.
 
-    An average is drawn where at least half of the trials of its condition are. Averages of the
-    spikes themselves, dashed, show what the rates miss.
+    An average is drawn where at least half of the trials of its condition are. Averages of smoothed
+    spikes, dashed, show what the rates miss.
 
     Args:
         ax: Axes to draw into.
@@ -333,7 +336,7 @@ def aligned_rates(
     labels = np.asarray(conditions)
     chosen = by_condition(conditions, len(trials)) if colours is None else colours
     shifts = np.round(when / bin_width).astype(int)
-    first, grid = _aligned(values, trials, shifts)
+    first, grid = aligned(values, trials, shifts)
     times = bin_width * (first + np.arange(grid.shape[1]) + 0.5)
     ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
     for label, colour in chosen.items():
@@ -341,26 +344,16 @@ def aligned_rates(
         ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
         ax.plot(times, _average(own), color=colour, lw=2)
     if spikes is not None:
-        _, seen = _aligned(np.asarray(spikes, float), trials, shifts)
+        known, sd = np.isfinite(spikes)[:, None], SD_S / bin_width
+        smooth = smooth_trials(np.asarray(spikes, float)[:, None], lengths, sd, known)
+        _, seen = aligned(np.where(known, smooth, np.nan)[:, 0], trials, shifts)
         for label, colour in chosen.items():
-            ax.plot(times, _average(seen[labels == label]), color=colour, lw=1.2, ls=SEEN)
+            ax.plot(times, _average(seen[labels == label]), color=colour, lw=1, ls=SEEN)
     ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
     if colours is None:
         legend(ax, chosen, lines={} if spikes is None else RATES)
     return ax
-
-
-def _aligned(
-    values: np.ndarray, trials: Sequence[slice], shifts: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """The first bin there is from the event, and a row a trial, NaN where it has no bins."""
-    ends = [trial.stop - trial.start for trial in trials]
-    first, last = -shifts.max(), max(n - shift for n, shift in zip(ends, shifts, strict=True))
-    grid = np.full((len(trials), last - first), np.nan)
-    for row, trial, shift in zip(grid, trials, shifts, strict=True):
-        row[-first - shift :][: trial.stop - trial.start] = values[trial]
-    return first, grid
 
 
 def _average(rows: np.ndarray) -> np.ndarray:
