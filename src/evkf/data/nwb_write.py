@@ -329,7 +329,7 @@ def _add_results(
         trial = trial_ids[recording.trial_of_bin]
         module.add(make_series(recording, shared, TRIAL, trial, "n/a", text))
     if results.source_times is not None:
-        text = "When each bin was sent, by the clock of its source."
+        text = "Stamp of each bin by the clock of its source; from a rig, when the bin ended."
         times = results.source_times
         module.add(make_series(recording, shared, SOURCE_TIMES, times, "seconds", text))
     if results.marks:

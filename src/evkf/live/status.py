@@ -72,8 +72,13 @@ durable in 2.1 ms at most; learned after 90%; 1 lost'
         f"{report['phase']}: {report['bins']} bins{rate if report['phase'] == 'ready' else ''}; "
         f"estimates in {median:.2f} ms (p99 {high:.2f}), "
         f"durable in {report['exposure_ms']:.1f} ms at most; learned after {share:.0%}; "
-        f"{told or 'none lost'}"
+        f"{told or 'none lost'}{_since(report)}"
     )
+
+
+def _since(report: dict[str, Any]) -> str:
+    """What counts are of, where the session had bins before this process."""
+    return " since the resume" if report["bins"] > report["taken"] else ""
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -89,10 +94,10 @@ def table(report: dict[str, Any]) -> Table:
     found.add_row("taken in to published", shown if report["taken"] else "none yet")
     missing = f"{counters['lost']} lost, {counters['late']} late, {report['refused']} refused"
     mended = f"{counters['duplicates']} duplicates, {counters['reordered']} reordered"
-    found.add_row("bins not as they should be", f"{missing}, {mended}")
+    found.add_row("bins not as they should be", f"{missing}, {mended}{_since(report)}")
     found.add_row("waiting at most", f"{report['backlog']} frames")
     frozen = ", frozen by the operator" if report["frozen"] else ""
-    found.add_row("learned", f"{share:.1%} of bins{frozen}")
+    found.add_row("learned", f"{share:.1%} of bins{_since(report)}{frozen}")
     if report["stimulation"]:
         found.add_row("stimulation", report["stimulation"])
     found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
