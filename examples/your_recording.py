@@ -56,14 +56,14 @@ model.save(folder / "model.safetensors")
 
 found = infer(model, judged)
 bits = bits_per_spike(judged.counts, found.predicted, reference=learned.counts.mean(axis=0))
-print(f"{bits:.3f} bits per spike, one bin ahead, on trials left out")
+print(f"{bits:.3f} bits per spike, one bin ahead, on held-out trials")
 
 # Behaviour is decoded from rates by ridge regression, fitted to the training trials.
 
 seen = infer(model, learned)
 trial = np.repeat(np.arange(learned.num_trials), learned.lengths)
 velocity = decode(seen.rates, learned.behaviour["hand_vel"], trial, found.rates)
-print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on trials left out")
+print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on held-out trials")
 
 # ## Write it back
 #

@@ -290,7 +290,7 @@ def test_score_has_the_baselines_beside_the_model(place):
     for part in ("hand_vel", "R² from", "bits/spike", "judged on 3 of 6 trials"):
         assert part in result.err
     assert (told["judged_trials"], told["fitted_trials"]) == (3, 3)
-    assert "fitted to 3 of the 3 judged trials" in result.err
+    assert "fitted to 3 of the 3 held-out trials" in result.err
 
 
 def test_plot_writes_every_figure_twice(place, tmp_path):

@@ -80,11 +80,30 @@ for name in EXPERIMENTS:
     reproduce_app.command(name)(reproduction(name))
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
-recordings = (run_demo, info, simulate, fit, run_filter, score, plot, data, bench)
-sessions = (live, resume, view, stop, arm, replay, export, doctor, serve)
-for command in (*recordings, *sessions):
+COMMANDS = {
+    run_demo: "Watch the dynamics of simulated neurons being learned.",
+    info: "Say what is in a recording.",
+    simulate: "Make a recording to try things on.",
+    fit: "Learn a model of a recording.",
+    run_filter: "Infer latents and rates of every bin.",
+    score: "Score a model on held-out trials, beside baselines.",
+    plot: "Draw what a model makes of a recording.",
+    data: "Fetch a public recording, or say how to.",
+    bench: "Measure speed, every figure beside its target.",
+    live: "Run a live session: bins in, latents out.",
+    resume: "Go on with a session that stopped or crashed.",
+    view: "Show a session on a page, also afterwards.",
+    stop: "Stop the stimulation of a session.",
+    arm: "Lift a stop of stimulation.",
+    replay: "Compute a session again, and compare bit for bit.",
+    export: "Write a session as a recording.",
+    doctor: "Say whether this machine can hold a rate of bins.",
+    serve: "Keep several live sessions running.",
+}
+"""With what the list of commands says of each."""
+for command, short in COMMANDS.items():
     kind = LiveCommand if command is live else None
-    app.command(command.__name__.removeprefix("run_"), cls=kind)(command)
+    app.command(command.__name__.removeprefix("run_"), cls=kind, short_help=short)(command)
 
 
 def main(args: Sequence[str] | None = None) -> None:

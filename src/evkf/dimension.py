@@ -16,7 +16,7 @@ PART, FOLD, PATIENCE = 4, 5, 2
 """A candidate takes a quarter of the passes, is scored on a fifth of the trials, and when this many
 in a row were worse no more are tried."""
 PIECES, FEWEST, LEAST_BINS = 10, 5, 10
-"""Trials left out that are fewer than so many are cut into about as many pieces, of so many bins or
+"""Held-out trials that are fewer than so many are cut into about as many pieces, of so many bins or
 more each; with fewer than five pieces there is no telling an error."""
 
 
@@ -34,7 +34,7 @@ class Suggestion(NamedTuple):
     latents: int
     """The least that falls short of the best by no more than one standard error."""
     scores: dict[int, float]
-    """Bound on the one-step log-likelihood of trials left out, in nats per bin; minus infinity
+    """Mean bound $L_t$ of held-out trials, in nats per bin; minus infinity
     where it is not finite."""
     behind: dict[int, Difference]
     """How far each whose score is finite falls short of the best, which does by nothing."""
@@ -49,10 +49,10 @@ def suggest_latents(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Suggestion:
-    """Try numbers of latent dimensions on trials left out, and take the least that does.
+    """Try numbers of latent dimensions on held-out trials, and take the least that does.
 
     That is the least whose score is within one standard error of the best, which is that of their
-    difference over the trials left out, or over pieces of these where they are fewer than ten. The
+    difference over the held-out trials, or over pieces of these where they are fewer than ten. The
     best itself is taken where there are fewer than five pieces, of ten bins or more. A recording of
     one trial is cut into blocks. A score that is not finite is worse than any other.
 

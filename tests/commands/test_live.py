@@ -85,7 +85,7 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         (["live", "{}", "--policy", "hope"], "choose one of process-crash, power-loss"),
         (["live", "{}", "--source", "zeromq"], "pass --model"),
         (["live", "{}", "--model", "m.safetensors"], "the rig has neurons of its own"),
-        (["live", "{}", "--recording", "day1.nwb"], "pass it with replay"),
+        (["live", "{}", "--recording", "day1.nwb"], "it is for replay"),
         (["live", "{}", "--source", "zeromq", "--model", "m", "--bins", "9"], "rig and replay"),
         (["live", "{}", "--source", "lsl", "--stream", "s", "--model", "m", "--speed", "2"], "rig"),
         (["live", "{}", "--blank", "3:0.005"], "it is for open-ephys"),
@@ -96,7 +96,7 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         ),
         (["live", "{}", "--steer", "1"], "pass 2 numbers"),
         (["live", "{}", "--steer", "a,b"], "pass numbers with commas"),
-        (["live", "{}", "--steer", "1,0", "--controller", "a:b"], "without another"),
+        (["live", "{}", "--steer", "1,0", "--controller", "a:b"], "without --controller"),
         (["live", "{}", "--max-rate", "1"], "pass --controller"),
         (["live", "{}", "--steer", "1,0", "--max-rate", "1,1"], "pass --max-amplitude"),
         (["live", "{}", "--charge-window", "2"], "pass --controller"),
@@ -105,13 +105,13 @@ def test_a_session_from_end_to_end(tmp_path: Path):
             ["live", "{}", "--steer", "1,0", *LIMITS, "--charge-window", "0"],
             "pass 0.001 s or more",
         ),
-        (["live", "{}", "--controller", "a:b", "--stimulator", "a:b"], "except for the rig"),
+        (["live", "{}", "--controller", "a:b", "--stimulator", "a:b"], "leave out --stimulator"),
         (["live", "{}", "--controller", "nowhere:make"], "write MODULE:NAME"),
         (["stop", "{}"], "no guard"),
         (["arm", "{}/nowhere"], "name that of a session"),
         (["live", "{}", "--source", "lsl", "--model", "m"], "no --stream"),
         (["live", "{}", "--source", "lsl", "--stream", "s"], "docs/rig.md"),
-        (["live", "{}", "--stream", "spikes"], "pass it with lsl"),
+        (["live", "{}", "--stream", "spikes"], "it is for lsl"),
         (["live", "{}", "--blank", "3"], "pass LINE:SECONDS"),
         (["live", "{}", "--publish", "tcp://*:5556"], "or pass --open"),
         (["live", "{}", "--web", "nonsense"], "pass HOST:PORT"),
@@ -324,6 +324,8 @@ def test_an_export_knows_when_the_session_began_and_what_was_marked(tmp_path: Pa
         with h5py.File(tmp_path / "out.nwb") as file:
             found = file["session_start_time"].asstr()[()]
             unknown = "not known" in file["session_description"].asstr()[()]
+            rates = file["processing/evkf/rates"].attrs["description"]
+        assert "before the bin was seen" in rates
         assert datetime.fromisoformat(found) == datetime.fromisoformat(due)
         assert unknown == (said is None)
         results = read_results(tmp_path / "out.nwb")

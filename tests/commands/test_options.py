@@ -33,7 +33,7 @@ def test_clusters_of_a_kilosort_folder(tmp_path):
     np.save(tmp_path / "spike_clusters.npy", np.array([3, 3, 5], np.int32))
     for group, ids in ((None, [3]), (["mua"], [5]), (["mua", "good"], [3, 5])):
         assert Reading(group=group).read(SILENT, tmp_path).units["id"].tolist() == ids
-    with pytest.raises(InputError, match="units for what is no NWB file"):
+    with pytest.raises(InputError, match="units, for a path that is not an NWB file"):
         Reading(units=["id=3"]).read(SILENT, tmp_path)
 
 

@@ -82,7 +82,7 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     ax = _reaches(recording, found, labels, colours, "hand")
     named, _, share = ax.get_title(loc="left").partition(": ")
     assert (named, ax.get_xlabel()) == (title, f"x ({unit})")
-    assert share == "R² 1.00, 4 held-out trials"
+    assert share == "R² 1.00, 4 trials the decoder has not seen"
     trial = np.flatnonzero(held_out(8, 2))[0]
     truth, decoded = (line.get_xydata() for line in ax.lines[:2])
     rows = hand[10 * trial : 10 * trial + 10]

@@ -362,7 +362,7 @@ def test_columns_of_lists_and_a_unit_never_observed_survive(tmp_path):
 
 def test_what_has_no_spikes_or_no_place_in_time_is_refused(tmp_path):
     out = tmp_path / "a.nwb"
-    with pytest.raises(InputError, match="no numbers of spikes"):
+    with pytest.raises(InputError, match="not whole numbers of spikes"):
         recording_to_nwb(out, simulated(counts=np.full((60, 4), 0.5)))
     for starts in ([0.1, 0.2, 2.0], [-0.1, 0.5, 2.0], [5.0, 0.5, 2.0]):
         with pytest.raises(InputError, match="overlap, are out of order or begin before 0"):

@@ -61,7 +61,7 @@ def test_what_would_be_lost_is_not_written(tmp_path, full):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("u1,u2\n0,3\n2,many\n", "'many', which is no number .*line 3, column 'u2'"),
+        ("u1,u2\n0,3\n2,many\n", "'many', which is not a number .*line 3, column 'u2'"),
         ("u1,u2\n0,\n", "an empty cell .*line 2, column 'u2'"),
         ("u1,u2\n\n0,-1\n", "a count of -1.0 .*line 3, column 'u2'"),
         ("u1,u2\n0.5,1\n", "a count of 0.5 .*line 2, column 'u1'.*signals=True"),

@@ -90,7 +90,7 @@ def check_free(paths: Iterable[Path], force: bool) -> None:
             raise InputError("file exists", str(path), "pass --force to overwrite it")
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            what = f"{folder} is no folder to write into"
+            what = f"{folder} is not a folder that can be written to"
             raise InputError(what, str(path), "name another place")
 
 

@@ -53,7 +53,7 @@ END_S = 20.0
 def run_demo(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
     seconds: Annotated[
-        float, typer.Option(min=1, help="Seconds of the session; its bins are 10 ms wide.")
+        float, typer.Option(min=1, help="Seconds, without --offline; its bins are 10 ms wide.")
     ] = SECONDS,
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
     seed: Seed = 1,
@@ -72,15 +72,15 @@ def run_demo(
             help="No session and no page; nothing is known but spikes, not the readout.",
         ),
     ] = False,
-    bins: Annotated[int, typer.Option(min=64, help="Of --offline: length in bins of 5 ms.")] = BINS,
+    bins: Annotated[int, typer.Option(min=64, help="Bins of 5 ms, with --offline.")] = BINS,
     float64: Annotated[
-        bool, typer.Option("--float64", help="Of --offline: compute in double precision.")
+        bool, typer.Option("--float64", help="With --offline: compute in double precision.")
     ] = False,
     realtime: Annotated[
         bool | None,
         typer.Option(
             "--realtime/--fast",
-            help="Of --offline: feed one bin every 5 ms, or as fast as possible.",
+            help="With --offline: feed one bin every 5 ms, or as fast as possible.",
             show_default="real time in a terminal, else fast",
         ),
     ] = None,

@@ -62,7 +62,7 @@ def fit(
         typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
     ] = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Leave out the trials that `evkf score` judges.")
+        bool, typer.Option("--held-out", help="Leave out the held-out trials of `evkf score`.")
     ] = False,
     bin_width: BinWidth = None,
     align: Align = None,
@@ -80,8 +80,9 @@ def fit(
 ) -> None:
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
-    Without --latents, numbers of latent dimensions are tried on a fifth of the trials, with fewer
-    passes, and the smallest within one standard error of the best is taken. The options behind the
+    Without --latents, numbers of latent dimensions are fitted to four fifths of the trials, with
+    fewer passes, and scored on the others; the smallest within one standard error of the best is
+    taken. The options behind the
     model are written beside it, to MODEL.config.json.
 
     \b

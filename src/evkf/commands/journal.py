@@ -87,7 +87,7 @@ def export(
     """Write a session as a recording, with latents, rates and bounds of every bin.
 
     They are computed again from the journal. Rates are those expected before a bin was seen. What
-    the operator marked is there too, and when each bin was sent by the clock of its source. Counts
+    the operator marked is there too, and the stamp of each bin on the clock of its source. Counts
     of spikes are written to .nwb only, with bins that were lost masked; .npz and .h5 have no counts
     and no masks. The session may still be running: what is durable is written. It takes as long as
     filtering and learning took in the session, which is less than the session lasted, and up to a
@@ -133,6 +133,7 @@ def _write_nwb(target: Path, made: Exported, counts: bool, force: bool) -> None:
         found.rates,
         found.elbo,
         source_times=made.source_times,
+        rates_when="before the bin was seen",
         marks=made.marks,
     )
     if not counts:

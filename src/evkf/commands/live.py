@@ -240,15 +240,17 @@ def _check(
     if source == "rig" and model_file is not None:
         remedy = "leave it out: the rig has neurons of its own"
         raise InputError("a model for the rig", "--model", remedy)
-    if (source == "replay") != (recording is not None):
-        raise InputError("--recording", f"--source {source}", "pass it with replay, and only then")
+    if source == "replay" and recording is None:
+        raise InputError("no recording", "--source replay", "pass --recording FILE")
+    if source != "replay" and recording is not None:
+        raise InputError("--recording", f"--source {source}", "leave it out: it is for replay")
     if recording is not None and not recording.exists():
         raise InputError("no such file", str(recording), "check the name")
     if source == "lsl" and stream is None:
         remedy = "name the LSL stream to read, such as --stream spikes"
         raise InputError("no --stream", "--source lsl", remedy)
     if source != "lsl" and stream is not None:
-        raise InputError("--stream", f"--source {source}", "pass it with lsl, and only then")
+        raise InputError("--stream", f"--source {source}", "leave it out: it is for lsl")
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 

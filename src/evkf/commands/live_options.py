@@ -146,7 +146,7 @@ Horizon = Annotated[
         min=0,
         metavar="BINS",
         help="How far every estimate looks ahead.",
-        show_default=f"0, with a page {AHEAD}",
+        show_default=f"0; with a page {AHEAD}; when stimulating 1",
     ),
 ]
 Learn = Annotated[bool, typer.Option(help="Learn in the time that filtering leaves.")]

@@ -36,7 +36,7 @@ File = Annotated[
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...",
+        metavar="FILE",
         show_default=False,
         help="An .nwb, .npz, .h5 or .csv file, or a Kilosort folder; several with --batch.",
     ),

@@ -251,6 +251,6 @@ def _reaches(
         reaches(ax, paths, decoded, lengths, own, width, unit, colours)
     else:
         decoded_paths(ax, true, decoded, lengths, own, unit, colours)
-    share = f"R² {r2(true, decoded):.2f}, {len(lengths)} held-out trials"
+    share = f"R² {r2(true, decoded):.2f}, {len(lengths)} trials the decoder has not seen"
     ax.set_title(f"{ax.get_title('left')}: {share}", loc="left", size=9.5, weight="bold")
     return ax

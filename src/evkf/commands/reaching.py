@@ -58,7 +58,8 @@ def reaching(
 
     Half of the trials train every method, 250 where there are 500; the others judge it. Written
     into the folder: reaching.json with the rows of every seed, reaching.md with their means, and
-    the figure as reaching.png and reaching.svg. NWB files are aligned to move_onset_time.
+    the figure as reaching.png and reaching.svg. Trials of NWB files are cut around move_onset_time
+    where they have it, and are whole otherwise.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ from evkf.installed import versions
 from evkf.latency import low_latency
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Few trials and small sizes, in 2 minutes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few trials, small sizes; 2 minutes a name.")]
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials, in place of the paper's.")]
 Methods = Annotated[
     str | None, typer.Option(metavar="A,B,...", help="Of these methods alone; all without.")

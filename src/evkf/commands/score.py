@@ -58,11 +58,11 @@ def score(
 ) -> None:
     """Score a model on half of the trials, beside baselines that learn from the others.
 
-    Bits per spike are of counts one bin ahead, and of a quarter of the units from the rest
+    Bits per spike are of counts one bin ahead, and of held-out units, a quarter, from the others
     (co-smoothing); R² is of condition averages, and of behaviour decoded from rates and from
     latents. Baselines are the same filter with a random walk for dynamics, GPFA, a linear system,
-    causal smoothing, a Wiener filter and, with --condition, the average of the condition. Trials
-    judged that the model was fitted to are counted and reported: fit it with --held-out, or to
+    causal smoothing, a Wiener filter and, with --condition, the average of the condition. Held-out
+    trials that the model was fitted to are counted and reported: fit it with --held-out, or to
     another recording.
 
     \b
@@ -96,7 +96,7 @@ def score(
     say.print(table)
     say.print(f"judged on {seen['judged_trials']} of {blocks.num_trials} trials")
     if seen["fitted_trials"]:
-        share = f"{seen['fitted_trials']} of the {seen['judged_trials']} judged trials"
+        share = f"{seen['fitted_trials']} of the {seen['judged_trials']} held-out trials"
         say.print(f"fitted to {share}: the row of eVKF is of what it has seen")
     scores = [row._asdict() for row in rows]
     resolved = options | {"bin_width": reading.bin_width}

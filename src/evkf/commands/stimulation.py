@@ -92,9 +92,12 @@ def read_loop(
             raise InputError("nothing that stimulates", where, remedy)
         return {}
     if steer is not None and (controller is not None or source != "rig"):
-        raise InputError("--steer", f"--source {source}", "pass it for the rig, without another")
+        remedy = "pass it with --source rig, and without --controller"
+        raise InputError("--steer", f"--source {source}", remedy)
     if (source == "rig") != (stimulator is None):
-        remedy = "pass --stimulator, except for the rig, which is one"
+        remedy = "pass --stimulator MODULE:NAME"
+        if source == "rig":
+            remedy = "leave out --stimulator: the simulated rig is its own"
         raise InputError(f"--source {source}", "--controller", remedy)
     if (source != "rig" or some) and not all(given):
         remedy = "pass --max-amplitude, --max-rate and --max-charge"

@@ -42,6 +42,8 @@ class Results(NamedTuple):
     """Decoded behaviour or the like, by name."""
     times: Float[np.ndarray, " T"] | None = None
     """When bins begin, in seconds; filled on reading."""
+    rates_when: str = "at the state of the bin"
+    """What of the bin `rates` were expected by."""
     rates_unit: str = "Hz"
     """For continuous signals such as "a.u."."""
     source_times: Float[np.ndarray, " T"] | None = None
@@ -308,10 +310,11 @@ def _add_results(
     description = f"Latent states and rates, filtered by evkf {version()}."
     module = file.create_processing_module(MODULE, description)
     ids = ", ".join(map(str, recording.units["id"].tolist()))
+    expected = f"Expected rates, {results.rates_when}: time, unit."
     rows = [
         ("latent_mean", "a.u.", "Mean of the latent state: time, dimension.", ""),
         ("latent_cov", "a.u.^2", "Covariance of the latent state: time, dimension, dimension.", ""),
-        ("rates", results.rates_unit, "Expected rates: time, unit.", f"Columns are units {ids}."),
+        ("rates", results.rates_unit, expected, f"Columns are units {ids}."),
         ("elbo", "nats", "Evidence lower bound of every bin.", ""),
     ]
     shared: dict[str, Any] = {}
@@ -347,7 +350,7 @@ def _whole(recording: Recording) -> np.ndarray:
     where = f"{recording.source}: counts"
     counts = recording.observed
     if np.any(counts < 0) or np.any(counts != np.floor(counts)):
-        raise InputError("counts that are no numbers of spikes", where, "write spikes only")
+        raise InputError("counts that are not whole numbers of spikes", where, "write spikes only")
     begin = recording.start_times
     end = begin + recording.bin_width * np.asarray(recording.lengths)
     if begin[0] < 0 or np.any(end[:-1] > begin[1:] + 1e-6 * recording.bin_width):

@@ -60,13 +60,13 @@ def open_recording(
     place = Path(path)
     folder = place.is_dir()
     if groups is not None and not folder:
-        what = "groups for what is no Kilosort folder"
+        what = "groups, for a path that is not a Kilosort folder"
         raise InputError(what, str(path), "leave them out, or pass a folder")
     if signals and min_rate > 0:
         remedy = "leave it out: signals do not fire"
         raise InputError("a least rate for signals", str(path), remedy)
     if leave_out and (folder or place.suffix == ".nwb"):
-        what = "names to leave out of what is no npz, HDF5 or CSV file"
+        what = "names to leave out, for a path that is not an npz, HDF5 or CSV file"
         raise InputError(what, str(path), "choose units or trials instead")
     if place.suffix == ".nwb":
         width = BIN_WIDTH if bin_width is None else bin_width
@@ -74,7 +74,7 @@ def open_recording(
     asked = {"align": align, "window": window, "units": units, "trials": trials}
     given = [f"--{name}" for name, value in asked.items() if value is not None]
     if given:
-        what = f"{', '.join(given)} for what is no NWB file"
+        what = f"{', '.join(given)}, for a path that is not an NWB file"
         raise InputError(what, str(path), "leave them out, or pass an NWB file")
     if folder:
         if not (place / "spike_times.npy").is_file():
@@ -127,7 +127,7 @@ def stream_recording(
         for chunk in stream_nwb(place, width, chunk_bins, units):
             yield replace(chunk, trials={"trial": np.zeros(1, int)})
     elif units is not None:
-        what = "units for what is no NWB file"
+        what = "units, for a path that is not an NWB file"
         raise InputError(what, str(path), "leave them out, or pass an NWB file")
     else:
         # without the file's own names of trials, of which two may be the same

@@ -136,7 +136,7 @@ def _numbers(cells: Sequence[str], names: Sequence[str], source: str, line: int)
             try:
                 float(cell)
             except ValueError as error:
-                what = f"{cell!r}, which is no number" if cell.strip() else "an empty cell"
+                what = f"{cell!r}, which is not a number" if cell.strip() else "an empty cell"
                 where = f"{source}: line {line}, column {name!r}"
                 remedy = "pass a number, or leave out the column"
                 raise InputError(what, where, remedy) from error

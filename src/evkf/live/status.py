@@ -100,7 +100,7 @@ def table(report: dict[str, Any]) -> Table:
     found.add_row("learned", f"{share:.1%} of bins{_since(report)}{frozen}")
     if report["stimulation"]:
         found.add_row("stimulation", report["stimulation"])
-    found.add_row("log evidence of the last bin", f"at least {report['elbo']:.3f} nats")
+    found.add_row("bound of the last bin", f"{report['elbo']:.3f} nats")
     durable = f"up to bin {report['acknowledged']}, {report['exposure_ms']:.1f} ms at most"
     found.add_row("durable", durable if report["acknowledged"] >= 0 else "none yet")
     return found

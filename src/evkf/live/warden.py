@@ -302,7 +302,8 @@ def tell_guard(folder: Path, word: Word | None = None) -> Output | None:
             keep_stop(folder, "the operator")
             nobody = _knock(way, where)
         if nobody:
-            remedy = "nothing stimulates there, unless something else does"
+            remedy = f"check that this is the session's folder, with its {PLAN}; if something is "
+            remedy += "still on, use the switch at the stimulator"
             if (folder / STOPPED).exists():
                 remedy += "; a session that begins there is stopped until `evkf arm` while it runs"
             raise InputError(f"no guard ({nobody})", str(folder), remedy)
