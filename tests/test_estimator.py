@@ -19,7 +19,7 @@ from evkf.errors import InputError
 from evkf.estimator import EVKF
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.forecasting import forecast
-from evkf.likelihoods import Gaussian, Poisson
+from evkf.likelihoods import Custom, Gaussian, Poisson
 from evkf.model import Model, simulate
 from evkf.smoothing import smooth
 from tests.quick import quick_compilation, quick_environment  # noqa: F401
@@ -51,6 +51,15 @@ def explained(states, truth):
     design = np.column_stack([states, np.ones(len(states))])
     rest = truth - design @ np.linalg.lstsq(design, truth, rcond=None)[0]
     return 1 - np.sum(rest**2) / np.sum((truth - truth.mean(0)) ** 2)
+
+
+def test_what_cannot_stream_is_refused_every_time():
+    """Estimates of a stream hold the rate, which a likelihood without a mean does not tell."""
+    meanless = Custom(lambda z, y: -((y - z) ** 2), 2)
+    model = EVKF(**SMALL, likelihood=meanless).fit(np.ones((8, 2)))
+    for _ in range(2):
+        with pytest.raises(InputError, match="mean_fn"):
+            model.partial_fit(np.ones((2, 2)))
 
 
 # Conventions

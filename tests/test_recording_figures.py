@@ -41,6 +41,9 @@ def test_raster_has_a_mark_for_every_spike():
     assert ax.get_xlabel() == "time from go (s)"
     assert ax.lines[0].get_xdata() == [0, 0]
     assert ax.get_xlim() == pytest.approx((-0.2, 0.4))
+    ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, 0.5, event="go"))
+    assert len(ax.lines) == 0  # the event is before the window
+    assert ax.get_xlim() == pytest.approx((0.5, 1.1))
     ids = [f"u{n}" for n in range(COUNTS.shape[1])]
     ax = drawn(figures.raster(figures.new_axes(), COUNTS, COUNTS / WIDTH, WIDTH, units=ids))
     assert {label.get_text() for label in ax.get_yticklabels()} - {""} <= set(ids)

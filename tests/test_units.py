@@ -86,6 +86,7 @@ def test_mapped_units_keep_their_readout_and_new_ones_find_theirs(whole, fitted)
     other = Recording(other.counts, 0.02, other.lengths, units={"id": ids})
     same = {f"new{n}": f"u{order[n]}" for n in range(N)}
     mapped = map_units(fitted, other, same)
+    assert mapped.fitted == fitted.fitted is not None
     np.testing.assert_allclose(infer(mapped, other).mean, infer(fitted, whole).mean, atol=1e-4)
     few = {unit: target for unit, target in same.items() if unit not in ("new3", "new20")}
     mapped = map_units(fitted, other, few)

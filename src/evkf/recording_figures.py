@@ -39,10 +39,10 @@ __all__ = [
 SEEN = (0, (3, 1.5))
 """Dashes of what was measured, beside what a model makes of it."""
 PATHS = {"decoded": "-", "true path": SEEN}
-RATES = {"inferred": "-", "spikes (SD 40 ms)": SEEN}
-"""Kinds of lines, for `legend`."""
 SD_S = 0.04
 """Of the kernel that smooths spikes beside inferred rates."""
+RATES = {"inferred": "-", f"spikes (SD {1e3 * SD_S:g} ms)": SEEN}
+"""Kinds of lines, for `legend`."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
 """Rates under spikes: never so dark that a spike would be lost."""
 MOST = 0.9
@@ -103,7 +103,7 @@ def raster(
     times = start + bin_width * (np.repeat(bin_of, many) + nth)
     at = np.repeat(unit, many)
     ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
-    if event is not None:
+    if event is not None and start <= 0 <= start + bins * bin_width:
         ax.axvline(0, color=MUTED, lw=0.9, ls=(0, (4, 3)))
     bar = ax.figure.colorbar(
         image,

@@ -206,9 +206,9 @@ class Stream:
         """Compile all that bins will need."""
         if self._live is None:
             state = self._start(self.model) if self._state is None else self._state
-            self._live = CompiledLearner(self.learner, state, monitor=self.monitor)
-            self._state = None
-            self._live.outlook(np.zeros(self.model.dynamics.num_inputs))
+            live = CompiledLearner(self.learner, state, monitor=self.monitor)
+            live.outlook(np.zeros(self.model.dynamics.num_inputs))
+            self._live, self._state = live, None
         return self._live
 
     def take(self, trials: Trials) -> None:

@@ -62,7 +62,7 @@ class UnitModel(NamedTuple):
     estimator: EVKF | None = None
     """What learned it, if it was not mapped to other units."""
     fitted: Mapping[str, Any] | None = None
-    """What it was fitted to, as `fitted_to` tells, if that is known."""
+    """What it was fitted to, as `fitted_to` tells; of `evkf fit` also how trials were cut."""
 
     @property
     def signals(self) -> bool:
@@ -294,7 +294,8 @@ def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -
 
 def _with_likelihood(model: UnitModel, likelihood: Likelihood, units: Any) -> UnitModel:
     other = eqx.tree_at(lambda m: m.likelihood, model.model, likelihood)
-    return UnitModel(other, model.filter, tuple(str(unit) for unit in units), model.bin_width)
+    names = tuple(str(unit) for unit in units)
+    return UnitModel(other, model.filter, names, model.bin_width, fitted=model.fitted)
 
 
 def _check_map(

@@ -6,10 +6,11 @@ import pytest
 from scipy.stats import kstest
 
 from evkf.colours import by_condition
-from evkf.commands.plot import KINDS, _raster, _reaches, judge
+from evkf.commands.plot import KINDS, _check_plane, _raster, _reaches, judge
 from evkf.data import Recording, Series
 from evkf.decoding import integrate
 from evkf.dynamics import Linear
+from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
 from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.model import Model, simulate
@@ -80,9 +81,11 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     found = Inferred(*[hand @ rng.normal(size=(2, 2))] * 5)
     colours = by_condition(labels, 8)
     ax = _reaches(recording, found, labels, colours, "hand")
-    named, _, share = ax.get_title(loc="left").partition(": ")
+    named, share = ax.get_title(loc="left").split("\n")
     assert (named, ax.get_xlabel()) == (title, f"x ({unit})")
     assert share == "R² 1.00, 4 trials the decoder has not seen"
+    ax.figure.draw_without_rendering()
+    assert ax._left_title.get_window_extent().x1 <= ax.figure.bbox.x1
     trial = np.flatnonzero(held_out(8, 2))[0]
     truth, decoded = (line.get_xydata() for line in ax.lines[:2])
     rows = hand[10 * trial : 10 * trial + 10]
@@ -90,6 +93,20 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     np.testing.assert_allclose(truth, want)
     np.testing.assert_allclose(decoded - decoded[0], want - want[0], atol=0.1)
     assert ax.lines[1].get_color() == colours[labels[trial].item()]
+
+
+@pytest.mark.parametrize(
+    ("hand", "said"),
+    [
+        (np.ones((20, 3)), r"shape \(20, 3\)"),
+        (np.full((20, 2), np.nan), "or NaN"),
+        (np.column_stack([np.arange(20.0), np.zeros(20)]), "never changes"),
+    ],
+)
+def test_what_is_no_path_in_a_plane_is_refused(hand, said):
+    recording = Recording(np.ones((20, 3), int), WIDTH, behaviour={"hand": hand})
+    with pytest.raises(InputError, match=said):
+        _check_plane(recording, "processing/behavior/hand")
 
 
 def test_a_silent_unit_is_not_counted():

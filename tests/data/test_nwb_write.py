@@ -331,7 +331,7 @@ def test_names_of_units_are_read_as_their_ids(tmp_path):
         next(stream_nwb(tmp_path / "a.nwb", 0.02)),
     ):
         assert part.units["id"].tolist() == names
-        assert "unit_name" not in part.units
+        assert part.units["unit_name"].tolist() == names
     picked = read_nwb(tmp_path / "a.nwb", 0.02, "start_time", units={"id": ["E3", "E1"]})
     np.testing.assert_array_equal(picked.observed, recording.observed[:, [0, 2]])
     assert list_nwb(tmp_path / "a.nwb")["unit_columns"][0] == "id"

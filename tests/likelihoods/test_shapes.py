@@ -119,6 +119,8 @@ class Odd(Summing):
     def each_site(self, a, v, y):
         if self.odd == "start alone":
             return None
+        if self.odd == "plain tuple":
+            return a, y, v
         return Site(self._of("each_site", a), y, v)
 
     def each_start(self, site, a, v, y):
@@ -170,6 +172,8 @@ def test_what_fits_is_taken(likelihood: Likelihood):
             Tagged(True, tag="V1"),
             r"a str among the arrays \(in Tagged.tag\): mark the field static",
         ),
+        (Tagged(True, tag=np.array(["V1"])), r"text or objects among the arrays \(in Tagged.tag\)"),
+        (Tagged(True, tag=np.array([None])), r"text or objects among the arrays \(in Tagged.tag\)"),
         (Tagged(True, tag={"a": np.array([0, np.nan])}), r"NaN \(in Tagged.tag\['a'\]\)"),
         (Custom(with_params, 5, params=jnp.nan), r"NaN \(in Custom.params\)"),
         (Custom(with_params, 5, params=("V1",)), r"a str .*Custom.params\[0\]\): keep only arrays"),
@@ -182,6 +186,7 @@ def test_what_fits_is_taken(likelihood: Likelihood):
         (odd("each_var"), r"\(\) \(in Odd.each_var\)"),
         (odd("each_sample"), r"\(\) \(in Odd.each_sample\)"),
         (odd("each_site"), r"Site\(value=\(\), .* \(in Odd.each_site\)"),
+        (odd("plain tuple"), r"\(\(5,\), \(5,\), \(5,\)\) \(in Odd.each_site\): .* Site\("),
         (odd("each_start"), r"slope=\(\), .* \(in Odd.each_start\)"),
         (Refusing(True, error=TypeError), r"TypeError: mean \(in Refusing.mean\)"),
         (Custom(each, 5, params=jnp.ones(())), r"called with params, then .* \(2,\), \(5,\), and"),

@@ -68,7 +68,7 @@ def filter_batch(
         say.print(f"{file}: {size}: {target}")
     device = jax.devices()[0].device_kind
     bins = sum(row["bins"] for row in rows)
-    say.print(f"{len(rows)} recordings, {bins} bins, on {device}")
+    say.print(f"{counted(len(rows), 'recording')}, {bins} bins, on {device}")
     emit(json_file, result("filter", options, files=rows, bins=bins, device=device))
 
 

@@ -102,10 +102,10 @@ def fit(
     say = console(quiet, json_file)
     reading = Reading.of(options)
     recording = reading.read(say, file, signals=likelihood == "gaussian")
+    silent = recording.units["id"][~recording.observed.any(axis=0)]
     if held_out:
         blocks, judged = halved(recording)
         recording = blocks.take(np.flatnonzero(~judged))
-    silent = recording.units["id"][~recording.observed.any(axis=0)]
     if len(silent) and likelihood != "gaussian":
         have, them = ("has", "it") if len(silent) == 1 else ("have", "them")
         share = f"{len(silent)} of {counted(recording.num_units, 'unit')} ({first_of(silent)})"

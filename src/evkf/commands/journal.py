@@ -17,8 +17,10 @@ from evkf.commands.console import (
     check_free,
     claim,
     console,
+    counted,
     emit,
     json_target,
+    note,
     progress_bar,
 )
 from evkf.commands.options import Folder, check_ending, result
@@ -59,7 +61,7 @@ def replay(
     for words in found.differ:
         say.print(f"differs: {words}")
     if found.holes:
-        say.print(f"note: {found.holes} stretches of records could not be kept")
+        note(say, f"{counted(found.holes, 'gap')} in the records, which could not be kept")
     same = "the same to the last bit" if not found.differ else "not the same"
     say.print(
         f"{found.bins} bins, {found.lost} of them bridged, learned after {found.learned}: "
@@ -120,8 +122,10 @@ def export(
         arrays["mark_texts"] = np.array([mark.text for mark in exported.marks], "U")
         write_estimates(target, recording, arrays, force)
     bins, lost = recording.num_bins, int((~recording.masks).all(axis=1).sum())
-    trials = "1 trial" if recording.num_trials == 1 else f"{recording.num_trials} trials"
-    say.print(f"{bins} bins, {lost} of them lost or wholly masked, {trials}: {target}")
+    say.print(
+        f"{bins} bins, {lost} of them lost or wholly masked, "
+        f"{counted(recording.num_trials, 'trial')}: {target}"
+    )
     emit(json_file, result("export", options, bins=bins, lost=lost, written=str(target)))
 
 

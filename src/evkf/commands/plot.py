@@ -120,6 +120,8 @@ def plot(
     labels = _labels(recording, condition)
     colours = by_condition(labels, recording.num_trials)
     reading.note_trials(say, model, file)
+    if behaviour is not None:
+        _check_plane(recording, behaviour)
     with bar(say, "filtering") as tell:
         found = infer_in_chunks(model, recording, tell, variance=True)
     spread, values = judge(model, recording, found, seed)
@@ -223,20 +225,38 @@ def _aligned(
 def _name(ax: Axes, what: str) -> None:
     """Say what the axes are of before what they show."""
     title = ax.get_title("left")
-    ax.set_title(f"{what}: {title[0].lower()}{title[1:]}", loc="left", size=9.5, weight="bold")
+    _entitle(ax, f"{what}: {title[0].lower()}{title[1:]}")
+
+
+def _entitle(ax: Axes, title: str) -> None:
+    ax.set_title(title, loc="left", size=9.5, weight="bold")
+
+
+def _name_of(behaviour: str) -> str:
+    """By which a recording has a series, whatever its path in the file."""
+    return behaviour.rpartition("/")[2]
+
+
+def _check_plane(recording: Recording, behaviour: str) -> None:
+    """Refuse, before anything is computed, behaviour that cannot be drawn as reaches."""
+    name = _name_of(behaviour)
+    values, what = recording.behaviour[name], None
+    if values.shape != (recording.num_bins, 2) or not np.isfinite(values).all():
+        what = f"shape {values.shape}, or NaN"
+    elif not np.ptp(values, axis=0).all():
+        what = "a coordinate that never changes"
+    if what is not None:
+        remedy = "name a velocity or position of two coordinates that covers the trials"
+        raise InputError(what, f"{recording.source}: behaviour {name!r}", remedy)
 
 
 def _reaches(
     recording: Recording, found: Inferred, labels: np.ndarray, colours: Colours, behaviour: str
 ) -> Axes:
     """Of half of the trials, decoded by what the others taught."""
-    name = behaviour.rpartition("/")[2]
-    values, where = recording.behaviour[name], f"{recording.source}: behaviour {name!r}"
-    if values.shape != (recording.num_bins, 2) or not np.isfinite(values).all():
-        what = f"shape {values.shape}, or NaN"
-        remedy = "name a velocity or position of two coordinates that covers the trials"
-        raise InputError(what, where, remedy)
-    about = recording.series.get(name, Series())
+    name = _name_of(behaviour)
+    values, about = recording.behaviour[name], recording.series.get(name, Series())
+    what = "trials" if recording.num_trials > 1 else "blocks"
     recording = in_blocks(recording)
     labels = np.resize(labels, recording.num_trials)  # blocks of one trial are of its condition
     held = held_out(recording.num_trials, 2)
@@ -251,6 +271,6 @@ def _reaches(
         reaches(ax, paths, decoded, lengths, own, width, unit, colours)
     else:
         decoded_paths(ax, true, decoded, lengths, own, unit, colours)
-    share = f"R² {r2(true, decoded):.2f}, {len(lengths)} trials the decoder has not seen"
-    ax.set_title(f"{ax.get_title('left')}: {share}", loc="left", size=9.5, weight="bold")
+    share = f"R² {r2(true, decoded):.2f}, {len(lengths)} {what} the decoder has not seen"
+    _entitle(ax, f"{ax.get_title('left')}\n{share}")
     return ax

@@ -55,7 +55,7 @@ class Units:
         table = read_table(self.table, ("spike_times", "obs_intervals", "waveforms"), ragged=False)
         names = table.get("unit_name", np.zeros(0))
         if names.dtype.kind == "U" and len(np.unique(names)) == self.num:
-            table["id"] = table.pop("unit_name")
+            table["id"] = names
         electrodes = file.get("general/extracellular_ephys/electrodes")
         if "electrode_group" in table or electrodes is None or "group_name" not in electrodes:
             return table

@@ -47,7 +47,7 @@ class Results(NamedTuple):
     rates_unit: str = "Hz"
     """For continuous signals such as "a.u."."""
     source_times: Float[np.ndarray, " T"] | None = None
-    """When bins were sent by the clock of their source, in seconds; NaN where that is not known."""
+    """Stamps of bins on the clock of their source, in seconds; NaN where that is not known."""
     marks: Sequence[Mark] = ()
     """In the order of time."""
     trial: Int[np.ndarray, " T"] | None = None
@@ -191,7 +191,7 @@ def recording_to_nwb(
 
     Counts become spike times within their bins: read with the same bin width, aligned to
     "start_time" or as one session, observed counts and masks are what they were. Ids of units that
-    are not whole numbers go to a column "unit_name", from where they are read as ids again;
+    are text go to a column "unit_name", from where they are read as ids again;
     electrode groups go to "group_name".
 
     Args:

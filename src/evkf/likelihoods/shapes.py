@@ -68,13 +68,16 @@ def _check_leaves(part: Likelihood) -> None:
     """Refuse what no compiled function takes, and NaN, which would make every bin fall back."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(part):
         where = type(part).__name__ + jax.tree_util.keystr(path)
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int):
+        text = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "USOMm"
+        known = isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int)
+        if text or not known:
             remedy = "mark the field static: eqx.field(static=True)"
             if isinstance(part, Custom):
                 remedy = "keep only arrays in params; functions know the rest without"
-            raise InputError(f"a {type(leaf).__name__} among the arrays", where, remedy)
-        known = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-        if known and np.any(np.isnan(leaf)):
+            what = "text or objects" if text else f"a {type(leaf).__name__}"
+            raise InputError(f"{what} among the arrays", where, remedy)
+        real = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if real and np.any(np.isnan(leaf)):
             raise InputError("NaN", where, "pass numbers")
 
 
@@ -128,6 +131,6 @@ def _check(
             where,
             f"it is called with {before}arguments of shapes {shapes}, and traced by JAX",
         ) from error
-    if found not in wanted:
+    if not any(type(found) is type(one) and found == one for one in wanted):
         shapes = " or ".join(map(str, wanted))
         raise InputError(f"a result of shape {found}", where, f"return {what}, shape {shapes}")

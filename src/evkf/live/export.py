@@ -26,7 +26,7 @@ class Exported(NamedTuple):
     Attributes:
         recording: Its bins; those that were lost are masked.
         found: Latents, rates and bounds. Rates are those expected before a bin was seen.
-        source_times: When each bin was sent by the clock of its source, in seconds; NaN where that
+        source_times: The stamp of each bin on the clock of its source, in seconds; NaN where that
             is not known.
         marks: What the operator marked, by the time of the recording.
         began: When second 0 of the recording was by the clock on the wall, if that is known.
