@@ -126,8 +126,8 @@ class Bench:
         self.lines, self.controller, self.rig = [], controller, rig
         self.loop = Loop(rig.closed, Sized(), PERIOD, self.journal, folder, self.lines.append)
         self.seq, self.folder = 0, folder
-        # How far the sender's clock is behind ours.
-        self.sent = self.behind_ns = 0
+        # How far the sender's clock is ahead of ours.
+        self.sent = self.ahead_ns = 0
         assert wait_for(lambda: self.loop._hear() or self.loop.state == State.HELD)
 
     def give(
@@ -139,7 +139,7 @@ class Bench:
     ) -> None:
         """A bin, and what comes of it."""
         now, mean = time.monotonic_ns(), np.full(2, 0.01 * self.seq)
-        self.sent = now - self.behind_ns
+        self.sent = now + self.ahead_ns
         latent = mean, np.eye(2), np.ones(3), 0.0, 0, np.zeros((1, 2)), np.ones((1, 2))
         estimate = Estimate(self.seq, flags, *latent, self.sent, now, now)._replace(**parts)
         self.loop.input(now)
@@ -244,9 +244,9 @@ def test_bins_that_come_late_end_stimulation(bench: Bench):
 
 @pytest.mark.parametrize("seconds", [-100.0, 100.0])
 def test_a_step_of_the_senders_clock_passes_by_itself(bench: Bench, seconds: float):
-    bench.behind_ns = 10**12
+    bench.ahead_ns = 10**12
     bench.turn_on()
-    bench.behind_ns -= int(seconds * 1e9)
+    bench.ahead_ns += int(seconds * 1e9)
     bench.give()
     if seconds < 0:
         assert bench.held().startswith("the sender's clock ran back by 99.")
@@ -259,7 +259,7 @@ def test_a_step_of_the_senders_clock_passes_by_itself(bench: Bench, seconds: flo
 def test_a_clock_that_is_not_steady_keeps_it_held(bench: Bench):
     bench.turn_on()
     for step in range(3 * SOUND):
-        bench.behind_ns = 10**11 * (step % 2)
+        bench.ahead_ns = 10**11 * (step % 2)
         bench.give()
     assert "ran back" in bench.held()
 
