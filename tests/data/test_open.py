@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evkf.data import Recording, read_nwb, write_arrays
+from evkf.data import Recording, read_nwb, recording_to_nwb, write_arrays
 from evkf.data.describe import describe
 from evkf.data.open import open_recording, stream_recording
 from evkf.errors import InputError
@@ -72,6 +72,15 @@ def test_nwb_and_its_chunks(tmp_path):
     assert (found["units"], found["spikes"], found["rates"]["most"]) == (3, 255, 20.0)
 
 
+def test_rates_are_of_the_time_that_was_observed(tmp_path):
+    counts, masks = np.full((40, 2), 3), np.ones((40, 2), bool)
+    masks[10:30] = False
+    recording_to_nwb(tmp_path / "gaps.nwb", Recording(counts, 0.5, masks=masks), seed=0)
+    found = describe(tmp_path / "gaps.nwb")
+    assert (found["duration"], found["observed"]) == pytest.approx((20.0, 10.0))
+    assert found["rates"]["median"] == pytest.approx(6.0)
+
+
 def test_kilosort_and_other_folders(tmp_path):
     (tmp_path / "params.py").write_text("sample_rate = 1000.")
     (tmp_path / "cluster_group.tsv").write_text("cluster_id\tgroup\n3\tgood\n5\tmua\n")
@@ -87,6 +96,8 @@ def test_kilosort_and_other_folders(tmp_path):
 def test_other_files(tmp_path):
     with pytest.raises(InputError, match="end it in"):
         open_recording(tmp_path / "a.mat")
+    with pytest.raises(InputError, match="a model, not a recording"):
+        open_recording(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="no such file"):
         open_recording(tmp_path / "a.nwb")
     with pytest.raises(InputError, match="no such file"):

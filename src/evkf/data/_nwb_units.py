@@ -104,6 +104,13 @@ class Units:
             self.refuse("spike times that are not finite", "units/spike_times", "leave them out")
         return 0.0, max(last), True
 
+    def seconds(self) -> Float[np.ndarray, " N"]:
+        """How long every unit was observed: as `obs_intervals` say, or else the whole session."""
+        if self._observed is None:
+            start, stop, _ = self.span()
+            return np.full(self.num, stop - start)
+        return np.array([np.diff(pairs, axis=1).sum() for pairs in self._observed])
+
     def session(self, bin_width: float) -> tuple[float, int]:
         """When the session begins, and its bins: one more for the spike that ends it."""
         start, stop, open_end = self.span()

@@ -22,7 +22,8 @@ def describe(
 ) -> dict[str, Any]:
     """Units, those without spikes, bins, trials, behaviour and rates, as plain values.
 
-    Of an NWB file no spike times are read; its rates are spikes over the length of the session.
+    Of an NWB file no spike times are read; its rates are spikes over the time that a unit was
+    observed for, as its `obs_intervals` say, or else over the length of the session.
 
     Args:
         path: As for `open_recording`.
@@ -66,8 +67,11 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
     duration = found["stop"] - found["start"]
     with open_nwb(path) as file:
         table = Units(file, str(path))
-        spikes = np.diff(table.ends, prepend=0)
+        spikes, seconds = np.diff(table.ends, prepend=0), table.seconds()
         silent = _silent(table.columns(file)["id"], spikes)
+    observed = float(np.median(seconds))
+    gaps = {"observed": observed} if observed < duration * (1 - 1e-9) else {}
+    rates = np.divide(spikes, seconds, out=np.full(len(spikes), np.nan), where=seconds > 0)
     ours = {"results_of_evkf": found["results"]} if found["results"] else {}
     return {
         "path": str(path),
@@ -77,10 +81,11 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
         "unit_columns": found["unit_columns"],
         "spikes": found["spikes"],
         "duration": duration,
+        **gaps,
         "trials": found["trials"],
         "trial_columns": found["trial_columns"],
         "behaviour": {name: series["shape"] for name, series in found["behaviour"].items()},
-        "rates": _spread(spikes / duration if duration > 0 else np.full(len(spikes), np.nan)),
+        "rates": _spread(rates),
         **ours,
     }
 
