@@ -54,6 +54,7 @@ class Memory:
         self.due: list[bytes] = []
         self.acknowledged, self.refusals = -1, Counter()
         self.seqs, self.bridged = [], []
+        self.odd: dict[str, int] = {}
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         taken, self.due = self.due[:most], self.due[most:]

@@ -48,6 +48,7 @@ class Tapped:
 
     def __init__(self, tape: Tape, num: int):
         self.tape, self.num, self.seq, self.resident = tape, num, 0, []
+        self.odd: dict[str, int] = {}
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         if self.seq >= self.num:

@@ -43,6 +43,7 @@ class Given:
 
     def __init__(self, *turns: list[bytes]):
         self.turns, self.heard, self.closed = list(turns), [], False
+        self.odd: dict[str, int] = {}
 
     def receive(self, timeout: float, most: int) -> list:
         if not self.turns:

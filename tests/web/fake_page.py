@@ -356,6 +356,7 @@ class FakePage:
             "acknowledged": self.seq - 2,
             "exposure_ms": 12.5,
             "frozen": self.frozen,
+            "odd": {"unknown_unit": 4},
             "stimulation": "armed",
             **self.report,
         }

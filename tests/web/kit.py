@@ -109,4 +109,5 @@ REPORT = Report(
     acknowledged=1233,
     exposure_ms=12.5,
     frozen=False,
+    odd={"unknown_unit": 4},
 )

@@ -314,6 +314,7 @@ def test_figures_are_those_of_the_report(web: WebProcess):
         "evkf_frames_duplicates_total": 5,
         "evkf_frames_reordered_total": 3,
         "evkf_frames_refused_total": 7,
+        'evkf_source_odd_total{what="unknown_unit"}': 4,
         "evkf_backlog_frames": 4,
         "evkf_learned_total": 800,
         "evkf_elbo_nats": -12.25,

@@ -27,6 +27,7 @@ from evkf.commands.options import Folder, check_ending, result
 from evkf.data import recording_to_nwb
 from evkf.data.estimates import write_estimates
 from evkf.data.nwb_write import Results, write_nwb
+from evkf.errors import InputError
 from evkf.latency import low_latency
 from evkf.live.export import Exported, recall_recording
 from evkf.live.plan import Plan, keep_compiled, parts
@@ -58,6 +59,8 @@ def replay(
     keep_compiled(folder)
     with progress_bar(say, "records of the journal") as progress:
         found = replay_session(folder, plan, progress)
+    if not found.bins:
+        raise InputError("a session without bins", str(folder), "name another")
     for words in found.differ:
         say.print(f"differs: {words}")
     if found.holes:

@@ -154,9 +154,9 @@ def live(
 def resume(
     folder: Folder,
     address: asked.AddressAgain = None,
-    publish: asked.Publish = None,
+    publish: asked.PublishAgain = None,
     open_to_all: asked.Open = False,
-    web: asked.Web = None,
+    web: asked.WebAgain = None,
     tls_cert: asked.TlsCert = None,
     tls_key: asked.TlsKey = None,
     no_tls: asked.NoTls = False,
@@ -238,7 +238,10 @@ def _check(
             remedy += "; docs/rig.md, `The first day`, says how to come by one"
         raise InputError("no model", f"--source {source}", remedy)
     if source == "rig" and model_file is not None:
-        remedy = "leave it out: the rig has neurons of its own"
+        remedy = (
+            f"say where its bins come from: --source {', '.join(asked.SOURCES[1:])}; "
+            "the simulated rig has neurons of its own"
+        )
         raise InputError("a model for the rig", "--model", remedy)
     if source == "replay" and recording is None:
         raise InputError("no recording", "--source replay", "pass --recording FILE")
@@ -250,7 +253,8 @@ def _check(
         remedy = "name the LSL stream to read, such as --stream spikes"
         raise InputError("no --stream", "--source lsl", remedy)
     if source != "lsl" and stream is not None:
-        raise InputError("--stream", f"--source {source}", "leave it out: it is for lsl")
+        remedy = "leave it out: it is for lsl, which --source lsl asks for"
+        raise InputError("--stream", f"--source {source}", remedy)
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 
@@ -258,7 +262,7 @@ def _check_heeded(source: str, options: dict[str, Any]) -> None:
     """Refuse an option that says nothing to the source."""
     for name, (sources, default) in asked.ONLY_OF.items():
         if source not in sources and options.get(name, default) != default:
-            remedy = f"leave it out: it is for {' and '.join(sources)}"
+            remedy = f"leave it out: it is for --source {' and '.join(sources)}"
             raise InputError(f"--{name.replace('_', '-')}", f"--source {source}", remedy)
 
 

@@ -89,11 +89,11 @@ Blank = Annotated[
         metavar="LINE:SECONDS", help="Mask bins around edges of a TTL line of open-ephys."
     ),
 ]
-Publish = Annotated[
+_PUBLISH = "Publish estimates by ZeroMQ, say at tcp://127.0.0.1:5556."
+Publish = Annotated[str | None, typer.Option(metavar="ADDRESS", help=_PUBLISH)]
+PublishAgain = Annotated[
     str | None,
-    typer.Option(
-        metavar="ADDRESS", help="Publish estimates by ZeroMQ, say at tcp://127.0.0.1:5556."
-    ),
+    typer.Option("--publish", metavar="ADDRESS", help=_PUBLISH, show_default="as it began"),
 ]
 Address = Annotated[
     str | None,
@@ -116,8 +116,11 @@ Open = Annotated[
     bool,
     typer.Option("--open", help="Let ZeroMQ listen to other machines: no token, no encryption."),
 ]
-Web = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help=f"Serve the session's page, say at {WEB}.")
+_WEB = f"Serve the session's page, say at {WEB}."
+Web = Annotated[str | None, typer.Option(metavar="HOST:PORT", help=_WEB)]
+WebAgain = Annotated[
+    str | None,
+    typer.Option("--web", metavar="HOST:PORT", help=_WEB, show_default="as it began"),
 ]
 TlsCert = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), to encrypt --web.")

@@ -158,10 +158,12 @@ def run(
             if process is not None:
                 _end(process, say)
     say.print(line(report.plain))
-    say.print(
-        f"kept in {folder}: `evkf resume {folder}` goes on unless its stream has ended, "
-        f"`evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
+    then = (
+        f", `evkf replay {folder}` computes it again, `evkf export {folder} --nwb` writes it out"
+        if report.bins
+        else ""
     )
+    say.print(f"kept in {folder}: `evkf resume {folder}` goes on unless its stream has ended{then}")
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report

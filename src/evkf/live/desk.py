@@ -66,10 +66,15 @@ class Action(NamedTuple):
         """From what travelled; raises `FrameError` if that is not one."""
         try:
             said = json.loads(data)
-            action = Action(Ask(said["ask"]), said.get("text", ""))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            what = f"not an action: {type(error).__name__}: {error}"
-            raise FrameError(Code.BAD_TEXT, what[:LONGEST]) from None
+            asked, text = said["ask"], said.get("text", "")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            what = 'not an action: send one such as {"ask": "mark", "text": "a drop"}'
+            raise FrameError(Code.BAD_TEXT, what) from None
+        if asked not in list(Ask):
+            known = ", ".join(Ask)
+            what = f"unknown ask {str(asked)[: LONGEST // 2]!r}: choose one of {known}"
+            raise FrameError(Code.BAD_TEXT, what[:LONGEST])
+        action = Action(Ask(asked), text)
         if not isinstance(action.text, str) or len(action.text) > LONGEST:
             raise FrameError(Code.BAD_TEXT, f"text must be of at most {LONGEST} characters")
         if action.ask == Ask.SPEED and not SLOWEST <= _number(action.text) <= FASTEST:

@@ -28,6 +28,7 @@ class PipeSource:
 
     Attributes:
         gone: Whether the other end is closed.
+        odd: Nothing: what is wrong with frames, the session counts.
 
     Example:
         >>> own, other = pair()
@@ -47,6 +48,7 @@ class PipeSource:
         self._poll = select.poll()
         self._poll.register(own, select.POLLIN)
         self.gone = False
+        self.odd: dict[str, int] = {}
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there; waits for the first so many seconds."""

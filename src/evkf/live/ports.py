@@ -1,7 +1,7 @@
 """What a session is connected to, how it is run, and what it tells of itself."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,11 @@ class Source(Protocol):
 
     gone: bool
     """Whether nothing can come any more."""
+
+    @property
+    def odd(self) -> Mapping[str, int]:
+        """How often it noted what, by the word; `docs/rig.md` lists them."""
+        ...
 
     def receive(self, timeout: float, most: int) -> list[tuple[Any, bytes]]:
         """Messages that are there, each with who sent it; waits for the first so many seconds."""
@@ -134,6 +139,8 @@ class Report(NamedTuple):
     """Longest time from taken in to durable."""
     frozen: bool
     """Whether the operator has learning frozen."""
+    odd: Mapping[str, int]
+    """What the source noted, by the word."""
     stimulation: str = ""
     """Whether it is armed, held or stopped, and why; empty where nothing stimulates."""
 
@@ -142,9 +149,9 @@ class Report(NamedTuple):
         """Of a session before its first bin."""
         counts = {"rate": 0.0, "latency_ns": (0, 0, 0, 0), "counters": Counters(), "refused": 0}
         counts |= {"backlog": 0, "learned": 0, "elbo": math.nan, "acknowledged": -1}
-        return Report(Phase.STARTING, why, 0, 0, **counts, exposure_ms=0.0, frozen=False)
+        return Report(Phase.STARTING, why, 0, 0, **counts, exposure_ms=0.0, frozen=False, odd={})
 
     @property
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return self._asdict() | {"counters": self.counters._asdict()}
+        return self._asdict() | {"counters": self.counters._asdict(), "odd": dict(self.odd)}

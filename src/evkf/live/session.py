@@ -322,6 +322,7 @@ class Session:
             acknowledged=self._receipts.last,
             exposure_ms=self.journal.exposure_ms,
             frozen=self._frozen,
+            odd=self.source.odd,
             stimulation="" if self._loop is None else self._loop.told,
         )
 

@@ -55,14 +55,16 @@ def line(report: dict[str, Any]) -> str:
 
     Example:
         >>> line({"phase": "ready", "bins": 500, "taken": 500, "rate": 100.0,
-        ...     "learned": 450, "latency_ns": [200_000, 400_000], "refused": 0,
+        ...     "learned": 450, "latency_ns": [200_000, 400_000], "refused": 0, "odd": {},
         ...     "counters": {"lost": 1, "late": 0, "duplicates": 0, "reordered": 0},
         ...     "exposure_ms": 2.1})
         'ready: 500 bins, 100/s; estimates in 0.20 ms (p99 0.40), \
 durable in 2.1 ms at most; learned after 90%; 1 lost'
     """
+    odd = _odd(report)
     if not report["taken"]:
-        return f"{report['phase']}: no bins yet"
+        yet = "no bins came" if report["phase"] == "closed" else "no bins yet"
+        return f"{report['phase']}: {yet}{odd and f'; {odd}'}"
     median, high = (each / 1e6 for each in report["latency_ns"][:2])
     share, rate = report["learned"] / report["taken"], f", {report['rate']:.0f}/s"
     wrong = report["counters"] | {"refused": report["refused"]}
@@ -72,8 +74,14 @@ durable in 2.1 ms at most; learned after 90%; 1 lost'
         f"{report['phase']}: {report['bins']} bins{rate if report['phase'] == 'ready' else ''}; "
         f"estimates in {median:.2f} ms (p99 {high:.2f}), "
         f"durable in {report['exposure_ms']:.1f} ms at most; learned after {share:.0%}; "
-        f"{told or 'none lost'}{_since(report)}"
+        f"{told or 'none lost'}{odd and f'; {odd}'}{_since(report)}"
     )
+
+
+def _odd(report: dict[str, Any]) -> str:
+    """What the source noted, in words."""
+    told = ", ".join(f"{num} {code}" for code, num in report["odd"].items())
+    return f"at the source {told}" if told else ""
 
 
 def _since(report: dict[str, Any]) -> str:
@@ -95,6 +103,8 @@ def table(report: dict[str, Any]) -> Table:
     missing = f"{counters['lost']} lost, {counters['late']} late, {report['refused']} refused"
     mended = f"{counters['duplicates']} duplicates, {counters['reordered']} reordered"
     found.add_row("bins not as they should be", f"{missing}, {mended}{_since(report)}")
+    if odd := _odd(report):
+        found.add_row("odd", f"{odd}{_since(report)}")
     found.add_row("waiting at most", f"{report['backlog']} frames")
     frozen = ", frozen by the operator" if report["frozen"] else ""
     found.add_row("learned", f"{share:.1%} of bins{_since(report)}{frozen}")

@@ -45,12 +45,14 @@ class ZmqSource:
     Attributes:
         address: Where it is bound.
         gone: Never: other senders may come.
+        odd: Nothing: what is wrong with frames, the session counts.
     """
 
     gone = False
 
     def __init__(self, address: str, open_to_all: bool = False):
         check_zmq(address, open_to_all)
+        self.odd: dict[str, int] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER)

@@ -25,9 +25,12 @@ from evkf.rigs.clock import Flag, Kind
 AGAIN_S, END_S = 5.0, 10.0
 """Seconds from one start of a gateway to the next, and that it has to end."""
 
-UP, GAVE_UP = b"+", b"?"
+UP, GAVE_UP, NOTED = b"+", b"?", b"#"
 """What a gateway says when its process has started, and what precedes the reason that it gives up
-for; no frame begins so."""
+for, and its counts of what is odd; no frame begins so."""
+
+NOTED_S = 1.0
+"""Seconds from one time that a session is told such counts to the next."""
 
 SHORT = 200
 """Characters of what a peer sent that are repeated in a note."""
@@ -103,6 +106,7 @@ class Notes:
 
     def __init__(self, tell: Callable[[str], None]):
         self.tell, self.counts = tell, Counter[str]()
+        self._passed, self._due = 0, 0.0
 
     def count(self, code: str, text: str, num: int = 1) -> None:
         """Count so many of a kind."""
@@ -111,6 +115,13 @@ class Notes:
         if len(str(now)) > len(str(before)) or not before:
             many = f" ({now} so far)" if now > 1 else ""
             self.tell(f"{code}: {text[:SHORT]}{many}")
+
+    def pass_on(self, sender: PipeSender) -> None:
+        """Tell the session what was counted, if that is more than it knows, now and then."""
+        total, now = self.counts.total(), time.monotonic()
+        if total > self._passed and now >= self._due:
+            self._passed, self._due = total, now + NOTED_S
+            sender.send(NOTED + json.dumps(self.counts).encode())
 
     def flag(self, flag: Flag) -> None:
         """Tell of what a clock did; strays are counted."""
@@ -131,6 +142,16 @@ def send(sender: PipeSender, frames: Iterable[Frame]) -> None:
     """Hand bins to the session."""
     for frame in frames:
         sender.send(encode(frame))
+
+
+def heed(sender: PipeSender, notes: Notes) -> None:
+    """Notice that the session is gone, and tell it what is odd.
+
+    Raises:
+        ConnectionError: It is gone.
+    """
+    sender.read()
+    notes.pass_on(sender)
 
 
 def notes_of(setup: Setup) -> Notes:
@@ -169,11 +190,13 @@ class RigSource:
 
     Attributes:
         gone: Whether it has ended.
+        odd: What its gateways noted, by the word.
     """
 
     def __init__(self, run: Run, setup: Setup):
         self._run, self._setup, self.gone = run, setup, False
         self._last = self._why = b""
+        self.odd, self._before = Counter[str](), Counter[str]()
         with aside():
             self._notes = notes_of(setup)
         self._begin()
@@ -205,6 +228,10 @@ class RigSource:
         found = self._pipe.receive(timeout, most)
         if found and found[0][1] == UP:
             del found[0]
+        noted = [data for _, data in found if data.startswith(NOTED)]
+        if noted:
+            found = [each for each in found if not each[1].startswith(NOTED)]
+            self.odd = self._before + Counter(json.loads(noted[-1].removeprefix(NOTED)))
         if found and found[-1][1].startswith(GAVE_UP):
             self._why = found.pop()[1].removeprefix(GAVE_UP)
         if found:
@@ -226,6 +253,7 @@ class RigSource:
                 f"the gateway ended with code {code}, see the terminal; it is started again"
             )
             self._pipe.close()
+            self._before = self.odd
             if self._last:
                 *_, seq, sent_ns, _, _ = HEADER.unpack_from(self._last)
                 self.due(seq + 1, sent_ns)

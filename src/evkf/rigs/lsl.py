@@ -17,7 +17,7 @@ from evkf.errors import InputError
 from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
 from evkf.rigs.clock import SECOND, Clock, Step
-from evkf.rigs.gateway import Notes, RigError, Setup, send
+from evkf.rigs.gateway import Notes, RigError, Setup, heed, send
 from evkf.rigs.intake import Intake, Moment, whole
 
 LARGEST_STAMP, LARGEST_VALUE = 4e9, 2.0**62
@@ -69,7 +69,7 @@ class Spikes:
         try:
             at, unit = read_stamp(stamp), whole(values[0] if len(values) else None, self._num)
             if unit is None:
-                text = f"unit {values[:1]!r:.50}, there are {self._num}"
+                text = f"unit {values[:1]!r:.50}; they are numbered from 0 to {self._num - 1}"
                 raise RigError("unknown_unit", text)
         except RigError as error:
             self._notes.refuse(error)
@@ -189,7 +189,7 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
                 check_labels(inlet.info(ASK_S).get_channel_labels() or [], setup, notes)
             notes.tell(f"lsl: connected to {setup.stream!r} on {info.hostname()}")
             drain(inlet, notes)
-            _follow(inlet, taker, sender)
+            _follow(inlet, taker, sender, notes)
         except RuntimeError as error:
             # All that LSL raises: it is lost, or cannot be opened.
             notes.tell(f"lsl: {setup.stream!r}: {error}")
@@ -209,7 +209,7 @@ def _find(name: str, sender: PipeSender, notes: Notes) -> Any:
             there = describe(pylsl.resolve_streams(LOOK_S))
             notes.tell(f"lsl: there is none yet called {name!r}; waiting for it; found: {there}")
         waiting = True
-        sender.read()
+        heed(sender, notes)
     if len(found) > 1:
         notes.tell(f"lsl: {len(found)} streams are called {name!r}; taking one")
     return found[0]
@@ -237,8 +237,13 @@ def check(info: Any, setup: Setup) -> bool:
     if rate == pylsl.IRREGULAR_RATE:
         return False
     if not math.isclose(rate * setup.bin_width, 1.0, rel_tol=NEAR):
-        what = f"{rate} samples a second, the model has bins of {setup.bin_width} s"
-        raise InputError(what, where, "stream bins of that width, or spikes without a rate")
+        due = 1 / setup.bin_width
+        what = f"{rate:g} samples a second, where the model's bins are {due:g} a second"
+        remedy = (
+            "stream one sample a bin, or spikes without a rate, or fit with "
+            f"--bin-width {1 / rate:g} if samples are bins"
+        )
+        raise InputError(what, where, remedy)
     if info.channel_count() != len(setup.units):
         what = f"{info.channel_count()} channels, the model has {len(setup.units)} units"
         raise InputError(what, where, "stream one channel a unit, in the model's order")
@@ -287,11 +292,12 @@ def drain(inlet: Any, notes: Notes) -> int:
         num, last = num + len(stamps), stamps[-1]
     if num:
         text = f"from {first:.3f} s to {last:.3f} s on the source's clock"
-        notes.tell(f"lsl: {num} samples that waited already were left out, {text}")
+        many = "1 sample" if num == 1 else f"{num} samples"
+        notes.tell(f"lsl: begins with the present: {many} from before left out, {text}")
     return num
 
 
-def _follow(inlet: Any, taker: Spikes | Rows, sender: PipeSender) -> None:
+def _follow(inlet: Any, taker: Spikes | Rows, sender: PipeSender, notes: Notes) -> None:
     while True:
         looked = time.monotonic_ns()
         # A chunk with a timeout would wait until it is full.
@@ -304,4 +310,4 @@ def _follow(inlet: Any, taker: Spikes | Rows, sender: PipeSender) -> None:
             rows, stamps = inlet.pull_chunk(timeout=0.0, max_samples=MOST)
             for values, stamp in zip(rows, stamps, strict=True):
                 send(sender, taker.take(values, stamp, time.monotonic_ns()))
-        sender.read()
+        heed(sender, notes)

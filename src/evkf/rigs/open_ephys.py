@@ -12,7 +12,7 @@ from evkf.errors import InputError
 from evkf.live.frames import Frame
 from evkf.live.pipes import PipeSender
 from evkf.rigs.ephys_messages import Buffer, Edge, Message, Spike, decode
-from evkf.rigs.gateway import Notes, RigError, Setup, send
+from evkf.rigs.gateway import Notes, RigError, Setup, heed, send
 from evkf.rigs.intake import Intake, Moment
 
 BEAT_S, LOST_S = 2.0, 5.0
@@ -154,7 +154,7 @@ def run(setup: Setup, sender: PipeSender, notes: Notes) -> None:
                     break
                 send(sender, rig.take(parts, time.monotonic_ns()))
             heart.beat(time.monotonic())
-            sender.read()
+            heed(sender, notes)
     finally:
         heart.close()
         published.close(linger=0)

@@ -73,10 +73,12 @@ def of_session(report: Mapping[str, Any]) -> list[Figure]:
             ("restarts", "at which their numbers began anew"),
         )
     ]
+    odd = [({"what": code}, num) for code, num in report["odd"].items()]
     phases = [({"phase": phase.value}, float(phase == report["phase"])) for phase in Phase]
     return [
         *found,
         _one("frames_refused_total", "counter", "Frames refused.", report["refused"]),
+        Figure("evkf_source_odd_total", "counter", "What the source of bins noted as odd.", odd),
         _one("backlog_frames", "gauge", "Most frames waiting at once.", report["backlog"]),
         _one("learned_total", "counter", "Bins after which it learned.", report["learned"]),
         _one("elbo_nats", "gauge", "Evidence lower bound of the last bin.", report["elbo"]),

@@ -213,5 +213,6 @@ class Playing:
             acknowledged=-1 if last is None else last.seq,
             exposure_ms=np.nan,
             frozen=self._frozen,
+            odd={},
         )
         return report.plain | {"latency_ns": [None] * 4}
