@@ -64,9 +64,9 @@ def step(y=YS[0], mask=None, model=POISSON, filter=FILTER, **options):
     return filter.step(model, filter.init(model), jnp.asarray(y), mask, **options)
 
 
-def compiled(keyed=False, key=None, y=YS[0], mask=YS[0] > 0):
-    built = CompiledStep(FILTER, POISSON, keyed=keyed)
-    return built(built.init(), y, mask, key=key)
+def compiled(keyed=False, key=None, y=YS[0], mask=YS[0] > 0, model=POISSON, u=None):
+    built = CompiledStep(FILTER, model, keyed=keyed)
+    return built(built.init(), y, mask, u, key)
 
 
 def spoiled(index, value):
@@ -433,6 +433,19 @@ STEPS = {
     "counts as integers": (lambda: compiled(y=YS[0].astype(int)), "y of int64", "y", "float64"),
     "fewer units": (lambda: compiled(y=YS[0, :2]), "y of shape (2,)", "y", "pass shape"),
     "a mask of numbers": (lambda: compiled(mask=YS[0]), "mask of float64", "mask", "bool"),
+    "no compiled input": (lambda: compiled(model=DRIVEN), "no input", "u", "(1,)"),
+    "a compiled input": (
+        lambda: compiled(model=DRIVEN, u=np.ones(2)),
+        "u of shape (2,)",
+        "u",
+        "shape (1,)",
+    ),
+    "a compiled input too many": (
+        lambda: compiled(u=np.ones(1)),
+        "input of shape (1,)",
+        "u",
+        "leave it out",
+    ),
     "a list for a bin": (lambda: compiled(y=list(YS[0])), "y of type list", "y", "float64 array"),
     "no moments for a Kalman filter": (
         lambda: step(model=CUSTOM, filter=ExtendedKalman()),

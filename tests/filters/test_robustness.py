@@ -161,6 +161,13 @@ def test_compiled_step_refuses_what_does_not_fit():
     assert step.state(after).belief.mean != step.state(before).belief.mean
 
 
+def test_compiled_step_without_inputs_takes_an_empty_one():
+    step = CompiledStep(FILTER, Model(Linear([[0.9]], 0.1), lik.Poisson([[1.0]])))
+    seen, y = jnp.array([True]), jnp.array([1.0])
+    given, left_out = step(step.init(), y, seen, np.zeros(0)), step(step.init(), y, seen)
+    np.testing.assert_array_equal(given, left_out)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("chaotic", "mixed"), ("unstable", "masked")])
 def test_hostile_streams_in_float32(name, kind):
     """A short run of the benchmark: always finite and positive definite."""

@@ -110,7 +110,7 @@ class CompiledStep:
             carry: Carry,
             y: Observation,
             mask: Mask,
-            u: Input,
+            u: Input | None,
             key: Key | None,
         ):
             state = self._unravel_state(carry[: self._size])
@@ -118,7 +118,7 @@ class CompiledStep:
             said = [jnp.asarray(field, dtype) for field in info]
             return jnp.concatenate([ravel_pytree(state)[0], jnp.stack(said)])
 
-        self._none = jnp.zeros(inputs, dtype)
+        self._inputs = inputs
         self._carry = jnp.concatenate([self._state, jnp.zeros(len(Info._fields), dtype)])
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
         self._keyed = keyed
@@ -128,7 +128,7 @@ class CompiledStep:
                 self._carry,
                 jax.ShapeDtypeStruct((channels,), dtype),
                 jax.ShapeDtypeStruct((channels,), bool),
-                self._none,
+                jax.ShapeDtypeStruct((inputs,), dtype) if inputs else None,
                 jax.random.key(0) if keyed else None,
             )
         except InputError as error:
@@ -165,9 +165,14 @@ class CompiledStep:
     ) -> Carry:
         """Take in one bin."""
         if u is None:
-            u = self._none
-            if len(u):
-                raise InputError("no input", "u", f"pass shape {u.shape}: the dynamics take inputs")
+            if self._inputs:
+                remedy = f"pass shape ({self._inputs},): the dynamics take inputs"
+                raise InputError("no input", "u", remedy)
+        elif not self._inputs:
+            if np.shape(u) != (0,):
+                remedy = "leave it out: the dynamics take no inputs"
+                raise InputError(f"input of shape {np.shape(u)}", "u", remedy)
+            u = None
         try:
             return self._call(self._parameters, carry, y, mask, u, key)
         except TypeError as error:
@@ -186,16 +191,17 @@ class CompiledStep:
             raise wrong from error
 
     def _mismatch(
-        self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike
+        self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike | None
     ) -> InputError | None:
         """What the compiled program does not take: nothing is cast on the way of a bin."""
         channels = (self._channels,)
-        wanted = {
+        wanted: dict[str, tuple[ArrayLike | None, tuple[int, ...], Any]] = {
             "carry": (carry, self._carry.shape, self._carry.dtype),
             "y": (y, channels, self._dtype),
             "mask": (mask, channels, np.dtype(bool)),
-            "u": (u, self._none.shape, self._none.dtype),
         }
+        if self._inputs:
+            wanted["u"] = (u, (self._inputs,), self._dtype)
         for name, (given, shape, dtype) in wanted.items():
             if not isinstance(given, np.ndarray | jax.Array):
                 what, remedy = f"{name} of type {type(given).__name__}", f"a {dtype} array"
