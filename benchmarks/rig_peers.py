@@ -18,6 +18,11 @@ class Received:
         self._source, self._decoder = source, Decoder(channels)
         self.frames: list[Frame] = []
 
+    @property
+    def odd(self) -> dict[str, int]:
+        """What the session was told that the gateway noted."""
+        return self._source.odd
+
     def until(self, holds: Callable[[list[Frame]], bool]) -> list[Frame]:
         """Take frames until something holds of them."""
         end = time.monotonic() + WAIT_S

@@ -442,7 +442,7 @@ STEPS = {
     ),
     "a compiled input too many": (
         lambda: compiled(u=np.ones(1)),
-        "input of shape (1,)",
+        "input that is not wanted",
         "u",
         "leave it out",
     ),

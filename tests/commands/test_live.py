@@ -139,20 +139,31 @@ def test_bad_usage_is_answered_in_a_line(
     assert said.count("\n") == 1
 
 
-def test_a_damaged_journal_is_told_of_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (frame(9, b"damaged")[:-1] + b"?" + frame(9, b"whole"), "restore the segment from a copy"),
+        (b"", "a session without bins"),
+    ],
+    ids=["damaged", "empty"],
+)
+def test_a_journal_that_cannot_be_replayed_is_told_of_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    records: bytes,
+    words: str,
 ):
     for name in ("low_latency", "keep_compiled"):
         monkeypatch.setattr(f"evkf.commands.journal.{name}", lambda *_: None)
     Plan("rig", 0.01, channels=3).write(tmp_path)
     (tmp_path / JOURNAL).mkdir()
-    records = frame(9, b"damaged")[:-1] + b"?" + frame(9, b"whole")
     segment_path(tmp_path / JOURNAL, 0).write_bytes(frame_header(0, bytes(16)) + records)
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(tmp_path)])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "restore the segment from a copy" in said
+    assert words in said
     assert said.count("\n") == 1
 
 

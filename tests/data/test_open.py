@@ -77,7 +77,7 @@ def test_rates_are_of_the_time_that_was_observed(tmp_path):
     masks[10:30] = False
     recording_to_nwb(tmp_path / "gaps.nwb", Recording(counts, 0.5, masks=masks), seed=0)
     found = describe(tmp_path / "gaps.nwb")
-    assert (found["duration"], found["observed"]) == pytest.approx((20.0, 10.0))
+    assert (found["duration"], found["observed_for"]) == pytest.approx((20.0, 10.0))
     assert found["rates"]["median"] == pytest.approx(6.0)
 
 

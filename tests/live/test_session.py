@@ -407,6 +407,15 @@ def test_the_learner_of_a_plan_can_be_made_smaller():
     assert resized(learner, 8, 10).optimiser is learner.optimiser
 
 
+def test_what_the_source_noted_is_in_the_report(tmp_path: Path, engine: Engine, start: object):
+    engine.state = start
+    source = Given()
+    session = opened(tmp_path, engine, source, Kept())
+    source.odd["stray"] = 3
+    assert session.report().plain["odd"] == {"stray": 3}
+    session.close()
+
+
 def test_the_operator_freezes_learning_marks_and_saves(
     tmp_path: Path, engine: Engine, start: object, counts: np.ndarray
 ):

@@ -41,3 +41,4 @@ def test_what_the_source_noted_is_told() -> None:
 def test_a_session_that_ended_without_bins_says_so() -> None:
     assert line(report(0, 0)) == "ready: no bins yet"
     assert line(report(0, 0, phase=Phase.CLOSED)) == "closed: no bins came"
+    assert line(report(40, 0, phase=Phase.CLOSED)) == "closed: no bins came since the resume"

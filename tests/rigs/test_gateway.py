@@ -41,6 +41,9 @@ def note_and_crash_once(setup: Setup, sender: PipeSender, notes: Notes) -> None:
 
 
 def give_up(setup: Setup, sender: PipeSender, notes: Notes) -> None:
+    for num in (1, 500):
+        notes.count("bad_value", "channel 0 is 0.5", num)
+        heed(sender, notes)
     send(sender, [Frame(setup.first, np.array([1, 0]))])
     raise InputError("a stream of text", "--stream", "stream numbers")
 
@@ -108,4 +111,5 @@ def test_the_session_is_told_why_a_gateway_gives_up_after_the_bins_before():
     assert [frame.seq for frame in received.until(lambda frames: len(frames) == 1)] == [0]
     with pytest.raises(InputError, match=r"a stream of text \(in --stream\): stream numbers"):
         received.until(lambda frames: len(frames) == 2)
+    assert received.odd == {"bad_value": 501}
     source.close()

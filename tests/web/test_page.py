@@ -87,6 +87,7 @@ def test_numbers_are_those_that_were_sent(page: Page, fake: FakePage) -> None:
         "99.5",
     ]
     assert page.text_content("#latency-median") == "0.27 ms"
+    assert page.text_content("#refused") == "1 refused, 4 unknown_unit"
     assert page.text_content("#phase") == "ready"
     assert int(value(page, "learned")) <= 0.8 * fake.seq
     assert int(value(page, "lost")) <= fake.seq // 97

@@ -64,7 +64,7 @@ def info(
             value = ", ".join(f"{key} {tuple(shape)}" for key, shape in value.items())
         elif isinstance(value, list):
             value = first_of(value) if name == "silent_units" else ", ".join(value)
-        elif name in ("duration", "observed", "bin_width"):
+        elif name in ("duration", "observed_for", "bin_width"):
             value = f"{value:g} s"
         table.add_row(name.replace("_", " "), str(value) or "none")
     say.print(table)

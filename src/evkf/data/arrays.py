@@ -219,8 +219,5 @@ def _names(leave_out: Collection[str]) -> Collection[str]:
 
 
 def _unknown(path: Path) -> InputError:
-    if path.suffix == ".safetensors":
-        remedy = "pass a recording; --model takes models, and `evkf.units.UnitModel.load`"
-        return InputError("a model, not a recording", str(path), remedy)
-    what, remedy = f"a file named {path.name!r}", "end it in .npz, .h5, .hdf5, .csv or .nwb"
+    what, remedy = f"a file named {path.name!r}", "end it in .npz, .h5, .hdf5 or .csv"
     return InputError(what, str(path), remedy)

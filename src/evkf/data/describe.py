@@ -23,7 +23,9 @@ def describe(
     """Units, those without spikes, bins, trials, behaviour and rates, as plain values.
 
     Of an NWB file no spike times are read; its rates are spikes over the time that a unit was
-    observed for, as its `obs_intervals` say, or else over the length of the session.
+    observed for, as its `obs_intervals` say, or else over the length of the session. Where that is
+    less than the session, its median over units is given as "observed_for". Spikes outside of
+    these intervals count as well.
 
     Args:
         path: As for `open_recording`.
@@ -70,7 +72,7 @@ def _describe_nwb(path: str | os.PathLike) -> dict[str, Any]:
         spikes, seconds = np.diff(table.ends, prepend=0), table.seconds()
         silent = _silent(table.columns(file)["id"], spikes)
     observed = float(np.median(seconds))
-    gaps = {"observed": observed} if observed < duration * (1 - 1e-9) else {}
+    gaps = {"observed_for": observed} if observed < duration * (1 - 1e-9) else {}
     rates = np.divide(spikes, seconds, out=np.full(len(spikes), np.nan), where=seconds > 0)
     ours = {"results_of_evkf": found["results"]} if found["results"] else {}
     return {

@@ -85,8 +85,10 @@ def open_recording(
     elif place.suffix in (".npz", *HDF5):
         recording = _read_counts(place, bin_width, signals, leave_out)
         recording = _rebinned(recording, bin_width, signals)
-    else:
+    elif place.suffix == ".csv":
         recording = read_arrays(place, bin_width, signals=signals, leave_out=leave_out)
+    else:
+        raise _unknown(place)
     _check_behaviour(recording, behaviour)
     return recording if min_rate <= 0 else recording.pick(recording.rates() >= min_rate)
 
@@ -153,6 +155,14 @@ def _rebinned(recording: Recording, bin_width: float | None, signals: bool) -> R
         remedy = "pass a whole multiple of the file's own"
         raise InputError(what, f"{recording.source}: bin_width", remedy)
     return recording if whole == 1 else recording.rebinned(whole, signals)
+
+
+def _unknown(path: Path) -> InputError:
+    if path.suffix == ".safetensors":
+        remedy = "pass a recording; --model takes models, and `evkf.units.UnitModel.load`"
+        return InputError("a model, not a recording", str(path), remedy)
+    remedy = "end it in .nwb, .npz, .h5, .hdf5 or .csv, or pass the folder that Kilosort wrote"
+    return InputError(f"a file named {path.name!r}", str(path), remedy)
 
 
 def _check_behaviour(recording: Recording, names: Sequence[str]) -> None:

@@ -169,9 +169,9 @@ class CompiledStep:
                 remedy = f"pass shape ({self._inputs},): the dynamics take inputs"
                 raise InputError("no input", "u", remedy)
         elif not self._inputs:
-            if np.shape(u) != (0,):
+            if getattr(u, "shape", None) != (0,):
                 remedy = "leave it out: the dynamics take no inputs"
-                raise InputError(f"input of shape {np.shape(u)}", "u", remedy)
+                raise InputError("input that is not wanted", "u", remedy)
             u = None
         try:
             return self._call(self._parameters, carry, y, mask, u, key)

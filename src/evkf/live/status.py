@@ -64,6 +64,7 @@ durable in 2.1 ms at most; learned after 90%; 1 lost'
     odd = _odd(report)
     if not report["taken"]:
         yet = "no bins came" if report["phase"] == "closed" else "no bins yet"
+        yet += _since(report)
         return f"{report['phase']}: {yet}{odd and f'; {odd}'}"
     median, high = (each / 1e6 for each in report["latency_ns"][:2])
     share, rate = report["learned"] / report["taken"], f", {report['rate']:.0f}/s"

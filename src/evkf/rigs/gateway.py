@@ -116,10 +116,10 @@ class Notes:
             many = f" ({now} so far)" if now > 1 else ""
             self.tell(f"{code}: {text[:SHORT]}{many}")
 
-    def pass_on(self, sender: PipeSender) -> None:
+    def pass_on(self, sender: PipeSender, last: bool = False) -> None:
         """Tell the session what was counted, if that is more than it knows, now and then."""
         total, now = self.counts.total(), time.monotonic()
-        if total > self._passed and now >= self._due:
+        if total > self._passed and (last or now >= self._due):
             self._passed, self._due = total, now + NOTED_S
             sender.send(NOTED + json.dumps(self.counts).encode())
 
@@ -173,6 +173,7 @@ def _main(own: socket.socket, run: Run, setup: Setup) -> None:
     except InputError as error:
         words = error.what, error.where, error.remedy
         with contextlib.suppress(ConnectionError):
+            notes.pass_on(sender, last=True)
             sender.send(GAVE_UP + json.dumps(words).encode())
     finally:
         sender.close()

@@ -73,7 +73,7 @@ def of_session(report: Mapping[str, Any]) -> list[Figure]:
             ("restarts", "at which their numbers began anew"),
         )
     ]
-    odd = [({"what": code}, num) for code, num in report["odd"].items()]
+    odd = [({"what": code}, num) for code, num in (report["odd"] or {}).items()]
     phases = [({"phase": phase.value}, float(phase == report["phase"])) for phase in Phase]
     return [
         *found,

@@ -215,4 +215,4 @@ class Playing:
             frozen=self._frozen,
             odd={},
         )
-        return report.plain | {"latency_ns": [None] * 4}
+        return report.plain | {"latency_ns": [None] * 4, "odd": None}

@@ -159,7 +159,7 @@ export class Numbers {
     show("learned", report.learned, `${Number(report.learned).toLocaleString("en")} bins${since(report)}`);
     show("durable", report.acknowledged, report.acknowledged < 0 ? "none yet" : undefined);
     const odd = Object.entries(report.odd ?? {}).map(([what, num]) => `, ${num.toLocaleString("en")} ${what}`);
-    show("refused", report.refused, odd.length ? `${report.refused} refused${odd.join("")}` : undefined);
+    show("refused", report.refused, odd.length ? `${report.refused.toLocaleString("en")} refused${odd.join("")}` : undefined);
   }
 
   age({ field }) {
