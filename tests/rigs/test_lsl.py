@@ -124,7 +124,8 @@ def test_spikes_of_a_stream_are_binned_exactly(tmp_path: Path):
     assert all(edge % 10_000_000 == 0 for edge in edges)
     due = np.stack([np.histogram(times[units == unit], edges)[0] for unit in range(3)], axis=1)
     np.testing.assert_array_equal([frame.y for frame in frames], due)
-    assert received.odd == {"unknown_unit": 1}
+    assert received.odd["unknown_unit"] == 1
+    assert "late_spike" not in log.read_text()
 
 
 def test_the_oldest_comes_first_and_is_left_out():
