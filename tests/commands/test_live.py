@@ -232,6 +232,20 @@ def test_a_session_that_is_taken_up_again_has_the_priority_it_began_with(
     assert [plan.real_time for plan in plans] == [wanted]
 
 
+def test_a_session_is_taken_up_again_with_another_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plans: list[Plan] = []
+    monkeypatch.setattr("evkf.commands.live._go_on", lambda _, plan, *__: plans.append(plan) or {})
+    Plan("lsl", 0.01, channels=3, stream="spike").write(tmp_path)
+    for args in ((), ("--stream", "spikes")):
+        assert invoke("resume", str(tmp_path), *args).code == 0
+    assert [plan.stream for plan in plans] == ["spike", "spikes"]
+    (tmp_path / "rig").mkdir()
+    Plan("rig", 0.01, channels=3).write(tmp_path / "rig")
+    assert "it is for --source lsl" in invoke("resume", str(tmp_path / "rig"), *args).err
+
+
 def test_a_session_that_runs_does_not_notice_that_it_is_to_be_taken_up_again(tmp_path: Path):
     Plan("rig", 0.01, channels=3, web="127.0.0.1:0").write(tmp_path)
     with Journal.open(tmp_path / JOURNAL, "process-crash"):

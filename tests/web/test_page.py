@@ -116,6 +116,9 @@ def test_an_event_is_marked_from_the_keyboard(page: Page, fake: FakePage) -> Non
     until(page, "document.getElementById('event').textContent.includes('light on, p?')")
     assert fake.actions[-1] == {"ask": "mark", "text": "light on, p?"}
     assert page.input_value("#mark-text") == ""
+    page.keyboard.press("Enter")
+    says(page, "Type what happened, then mark it.")
+    assert len([each for each in fake.actions if each["ask"] == "mark"]) == 1
 
 
 def test_stimulation_is_stopped_even_while_typing(page: Page, fake: FakePage) -> None:
@@ -259,6 +262,11 @@ def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakeP
     fake.flowing = False
     says(page, "The stream has stopped: no bins for")
     fake.flowing = True
+    says(page, "Live.")
+    fake.report = {"bins": 0}
+    says(page, "No bins have come yet. Is the rig sending?")
+    assert page.text_content("#words").startswith("No bins have come yet.")
+    fake.report = {}
     says(page, "Live.")
     fake.report = {"phase": "failed", "why": "the disk is gone"}
     says(page, "The engine has died: the disk is gone. Go on with “evkf resume out/day2”.")

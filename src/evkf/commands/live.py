@@ -154,6 +154,7 @@ def live(
 def resume(
     folder: Folder,
     address: asked.AddressAgain = None,
+    stream: asked.StreamAgain = None,
     publish: asked.PublishAgain = None,
     open_to_all: asked.Open = False,
     web: asked.WebAgain = None,
@@ -176,10 +177,11 @@ def resume(
     options = dict(locals())
     check_free(json_target(json_file), force)
     plan = Plan.read(folder)
-    _check_heeded(plan.source, {"address": address})
+    _check_heeded(plan.source, {"address": address, "stream": stream})
     say = console(quiet, json_file)
     changed = {
         "address": address or plan.address,
+        "stream": stream or plan.stream,
         "publish": publish or plan.publish,
         "real_time": plan.real_time if real_time is None else real_time,
     }
@@ -252,9 +254,6 @@ def _check(
     if source == "lsl" and stream is None:
         remedy = "name the LSL stream to read, such as --stream spikes"
         raise InputError("no --stream", "--source lsl", remedy)
-    if source != "lsl" and stream is not None:
-        remedy = "leave it out: it is for lsl, which --source lsl asks for"
-        raise InputError("--stream", f"--source {source}", remedy)
     return "power-loss" if policy == "power-loss" else "process-crash"
 
 

@@ -19,6 +19,7 @@ ONLY_OF = {
     "latents": (("rig",), 2),
     "neurons": (("rig",), 100),
     "address": (tuple(ADDRESSES), None),
+    "stream": (("lsl",), None),
     "sample_rate": (("open-ephys",), None),
     "blank": (("open-ephys",), None),
     "lateness": (("open-ephys", "lsl"), 0.025),
@@ -70,8 +71,11 @@ Speed = Annotated[
     float,
     typer.Option(min=0, help="Pace of rig and replay: 2 is twice real time, 0 as fast as can be."),
 ]
-Stream = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Name of the stream to read, for --source lsl.")
+_STREAM = "Name of the stream to read, for --source lsl."
+Stream = Annotated[str | None, typer.Option(metavar="NAME", help=_STREAM)]
+StreamAgain = Annotated[
+    str | None,
+    typer.Option("--stream", metavar="NAME", help=_STREAM, show_default="as it began"),
 ]
 SampleRate = Annotated[
     float | None,

@@ -21,7 +21,7 @@ from evkf.live.recall import Player
 from evkf.live.run import Logger, open_session
 from evkf.live.status import Status, line
 from evkf.web.process import WebProcess, page_address
-from evkf.wiring import Sending, made_ready, open_loop, open_sinks, open_source, open_web
+from evkf.wiring import GATEWAYS, Sending, made_ready, open_loop, open_sinks, open_source, open_web
 
 END_S = 5.0
 """Seconds that the processes of a session have to end."""
@@ -163,7 +163,8 @@ def run(
         if report.bins
         else ""
     )
-    say.print(f"kept in {folder}: `evkf resume {folder}` goes on unless its stream has ended{then}")
+    ended = "" if plan.source in GATEWAYS else " unless its stream has ended"
+    say.print(f"kept in {folder}: `evkf resume {folder}` goes on{ended}{then}")
     if report.phase == Phase.FAILED:
         raise typer.Exit(FELL_SHORT)
     return report

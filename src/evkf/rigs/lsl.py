@@ -246,7 +246,11 @@ def check(info: Any, setup: Setup) -> bool:
         raise InputError(what, where, remedy)
     if info.channel_count() != len(setup.units):
         what = f"{info.channel_count()} channels, the model has {len(setup.units)} units"
-        raise InputError(what, where, "stream one channel a unit, in the model's order")
+        remedy = (
+            "stream one channel a unit, in the model's order, "
+            "or name another stream, or begin a session with a model of this one"
+        )
+        raise InputError(what, where, remedy)
     return True
 
 

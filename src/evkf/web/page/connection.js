@@ -33,6 +33,7 @@ export class Connection {
     this.waits = FIRST_MS;
     this.trouble = "Connecting…";
     this.farewell = null; // what the session said last
+    this.ended = false; // in good order
     this.needsToken = false;
     this.newest = -Infinity;
     this.passing = null;
@@ -89,7 +90,7 @@ export class Connection {
     if (before?.live === false && hello.live !== false) this.say("The session was resumed.", "good");
     else if (this.trouble !== null && before !== null) this.say("Connected again.", "good");
     this.trouble = this.farewell = null;
-    this.needsToken = false;
+    this.needsToken = this.ended = false;
     this.onHello(hello);
     this.tell();
   }
@@ -120,6 +121,7 @@ export class Connection {
 
   /** Why it was closed. A browser does not say why a socket was refused, so something else is asked for. */
   async diagnose(code, reason) {
+    if (code === DIED || (code === ENDED && reason)) this.ended = code === ENDED;
     if (code === DIED) this.farewell = `${this.died()} This page then goes on by itself.`;
     if (code === ENDED && reason) this.farewell = `${sentence(reason)} Waiting for it to be resumed…`;
     if (code === DIED || (code === ENDED && reason)) return this.farewell;
@@ -188,13 +190,18 @@ export class Connection {
   words() {
     const now = performance.now();
     if (this.passing && now < this.passing.until) return [this.passing.text, this.passing.tone];
-    if (this.trouble !== null) return [this.trouble, this.hello === null && !this.needsToken ? "wait" : "bad"];
+    if (this.trouble !== null) {
+      return [this.trouble, this.ended || (this.hello === null && !this.needsToken) ? "wait" : "bad"];
+    }
     const { hello, report } = this;
     if (report?.phase === "failed" || (hello.live === false && report?.phase !== "closed")) {
       return [this.died(), "bad"];
     }
     if (hello.live === false || report?.phase === "closed") return ["The session has ended; this is how it stood.", "wait"];
     if (report?.phase === "starting") return ["The session is starting.", "wait"];
+    if (report?.bins === 0 && report.phase === "ready") {
+      return ["No bins have come yet. Is the rig sending? The terminal says what the session waits for.", "wait"];
+    }
     const quiet = hello.mode === "view" ? 0 : now - this.newest;
     if (quiet > Math.max(QUIET_MS, 20e3 * hello.bin_width)) {
       return [`The stream has stopped: no bins for ${(quiet / 1000).toFixed(0)} s. Is the rig sending?`, "bad"];

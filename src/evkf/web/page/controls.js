@@ -173,7 +173,8 @@ export class Controls {
   async mark(event) {
     event.preventDefault();
     const text = get("mark-text").value.trim();
-    if (text && (await this.ask("mark", text, `“${text}” was marked.`))) get("mark-text").value = "";
+    if (!text) this.connection.say("Type what happened, then mark it.", "wait");
+    else if (await this.ask("mark", text, `“${text}” was marked.`)) get("mark-text").value = "";
   }
 
   pause() {

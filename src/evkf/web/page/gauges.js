@@ -141,7 +141,7 @@ export class Numbers {
     for (let latent = 0; latent < hello.latents; latent += 1) {
       show(`mean-${latent}`, last[latent], fixed(last[latent], 2));
     }
-    const mark = store.marks.at(-1);
+    const mark = store.marks.findLast((each) => each.seq <= seq);
     if (mark) show("event", mark.seq, `“${mark.text}” at bin ${mark.seq.toLocaleString("en")}`);
     if (report) this.tell(report);
     this.age(store);
@@ -162,13 +162,14 @@ export class Numbers {
     show("refused", report.refused, odd.length ? `${report.refused.toLocaleString("en")} refused${odd.join("")}` : undefined);
   }
 
-  age({ field }) {
+  age({ field, hello }) {
     if (!field) {
       document.getElementById("field-age").textContent = "the field is being computed";
       return;
     }
     const seconds = field.seconds_old + (performance.now() - field.received) / 1000;
-    show("field-age", field.bins, `at bin ${Number(field.bins).toLocaleString("en")}, ${seconds.toFixed(0)} s ago`);
+    const ago = hello.mode === "view" ? "" : `, ${seconds.toFixed(0)} s ago`;
+    show("field-age", field.bins, `at bin ${Number(field.bins).toLocaleString("en")}${ago}`);
   }
 }
 
@@ -191,9 +192,10 @@ export function tellState(report) {
     ? "Learning is frozen: the model stays as it is."
     : `The model learned after ${share} % of bins${since(report)}.`;
   const stimulation = report.stimulation ? ` Stimulation is ${report.stimulation}.` : "";
+  const begun = report.phase !== "ready" || report.bins > 0;
   show("phase", report.phase, report.phase);
   document.getElementById("phase").dataset.tone = { ready: "good", starting: "wait", closed: "wait" }[report.phase] ?? "bad";
-  document.getElementById("words").textContent = `${PHASES[report.phase] ?? ""}${why} ${learning}${stimulation}`;
+  document.getElementById("words").textContent = `${begun ? PHASES[report.phase] ?? "" : "No bins have come yet."}${why} ${learning}${stimulation}`;
   show("frozen", Boolean(report.frozen), report.frozen ? "frozen" : "learning");
   document.getElementById("frozen").dataset.tone = report.frozen ? "wait" : "good";
 }
