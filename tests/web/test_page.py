@@ -263,10 +263,10 @@ def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakeP
     says(page, "The stream has stopped: no bins for")
     fake.flowing = True
     says(page, "Live.")
-    fake.report = {"bins": 0}
+    fake.report = {"phase": "ready", "why": "", "bins": 0}
     says(page, "No bins have come yet. Is the rig sending?")
     assert page.text_content("#words").startswith("No bins have come yet.")
-    fake.report = {}
+    fake.report = {"phase": "ready", "why": ""}
     says(page, "Live.")
     fake.report = {"phase": "failed", "why": "the disk is gone"}
     says(page, "The engine has died: the disk is gone. Go on with “evkf resume out/day2”.")
