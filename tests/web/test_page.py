@@ -264,9 +264,11 @@ def test_what_is_wrong_with_the_session_is_said_in_words(page: Page, fake: FakeP
     fake.flowing = True
     says(page, "Live.")
     fake.report = {"phase": "ready", "why": "", "bins": 0}
-    says(page, "No bins have come yet. Is the rig sending?")
+    says(page, "Ready for the first bin.")
     assert page.text_content("#words").startswith("No bins have come yet.")
-    fake.report = {"phase": "ready", "why": ""}
+    fake.flowing = False
+    says(page, "No bins have come yet. Is the rig sending?")
+    fake.flowing, fake.report = True, {"phase": "ready", "why": ""}
     says(page, "Live.")
     fake.report = {"phase": "failed", "why": "the disk is gone"}
     says(page, "The engine has died: the disk is gone. Go on with “evkf resume out/day2”.")

@@ -191,7 +191,7 @@ export class Connection {
     const now = performance.now();
     if (this.passing && now < this.passing.until) return [this.passing.text, this.passing.tone];
     if (this.trouble !== null) {
-      return [this.trouble, this.ended || (this.hello === null && !this.needsToken) ? "wait" : "bad"];
+      return [this.trouble, !this.needsToken && (this.ended || this.hello === null) ? "wait" : "bad"];
     }
     const { hello, report } = this;
     if (report?.phase === "failed" || (hello.live === false && report?.phase !== "closed")) {
@@ -199,15 +199,16 @@ export class Connection {
     }
     if (hello.live === false || report?.phase === "closed") return ["The session has ended; this is how it stood.", "wait"];
     if (report?.phase === "starting") return ["The session is starting.", "wait"];
-    if (report?.bins === 0 && report.phase === "ready") {
-      return ["No bins have come yet. Is the rig sending? The terminal says what the session waits for.", "wait"];
-    }
-    const quiet = hello.mode === "view" ? 0 : now - this.newest;
+    const viewed = hello.mode === "view";
+    const none = !viewed && report?.bins === 0;
+    const quiet = viewed ? 0 : now - this.newest;
     if (quiet > Math.max(QUIET_MS, 20e3 * hello.bin_width)) {
+      if (none) return ["No bins have come yet. Is the rig sending? The terminal says what the session waits for.", "wait"];
       return [`The stream has stopped: no bins for ${(quiet / 1000).toFixed(0)} s. Is the rig sending?`, "bad"];
     }
     if (report?.phase === "degraded") return [`The disk refuses: nothing is acknowledged. ${report.why ?? ""}`, "bad"];
-    return [hello.mode === "view" ? "Shown from its journal." : "Live.", "good"];
+    if (none) return ["Ready for the first bin.", "good"];
+    return [viewed ? "Shown from its journal." : "Live.", "good"];
   }
 }
 
