@@ -45,7 +45,7 @@ class Player(threading.Thread):
             until = int(np.searchsorted(self.times, end))
             for at, unit in zip(self.times[done:until], self.units[done:until], strict=True):
                 self._emulator.spike(str(unit), int(at))
-            if done <= 20 < until:
+            if done <= 20 < until:  # once its rate is known
                 self._emulator.spike("stranger", end)
             self._emulator.continuous(sample, end - sample)
             done, sample = until, end

@@ -488,6 +488,10 @@ def test_what_was_marked_is_gone_when_numbers_begin_anew(browser: Any) -> None:
             server.send(pack({"kind": "bins", "first": 0, **marked}, server.source.bins(105, 5)))
             until(page, "evkf.store.seq === 4")
             assert page.evaluate("evkf.store.marks") == marked["marks"]
+            told = "words => document.getElementById('event').textContent === words"
+            until(page, told, "“after” at bin 1")
+            server.send(pack({"kind": "bins", "first": 0}, server.source.bins(0, 5)))
+            until(page, told, "none")
     finally:
         server.stop()
 

@@ -141,8 +141,8 @@ export class Numbers {
     for (let latent = 0; latent < hello.latents; latent += 1) {
       show(`mean-${latent}`, last[latent], fixed(last[latent], 2));
     }
-    const mark = store.marks.findLast((each) => each.seq <= seq);
-    if (mark) show("event", mark.seq, `“${mark.text}” at bin ${mark.seq.toLocaleString("en")}`);
+    const mark = store.marks.at(-1);
+    show("event", mark?.seq ?? -1, mark ? `“${mark.text}” at bin ${mark.seq.toLocaleString("en")}` : "none");
     if (report) this.tell(report);
     this.age(store);
   }
