@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from closing import close
 
+from evkf.analysis.forecasting import forecast, predictive_log_prob
+from evkf.analysis.metrics import affine_map, affine_r2
+from evkf.analysis.phase import fixed_points
 from evkf.dynamics import Lorenz, ResidualMLP, RingAttractor
 from evkf.families import GaussianBelief
 from evkf.filters import VariationalKalmanFilter, scan_filter
-from evkf.forecasting import forecast, predictive_log_prob
 from evkf.learning import Learner, warm_up
 from evkf.likelihoods import Poisson
-from evkf.metrics import affine_map, affine_r2
 from evkf.model import Model, simulate
-from evkf.phase import fixed_points
 
 BIN, NEURONS, LEARNED, HELD_OUT, WARM_UP, AHEAD = 0.01, 150, 8000, 1000, 1000, 10
 FILTER = VariationalKalmanFilter()

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from closing import close
 
-from evkf.baselines import wiener_features
 from evkf.data import Recording, open_recording
-from evkf.dimension import suggest_latents
-from evkf.halves import Pair, halve
-from evkf.units import fit_recording, infer
+from evkf.estimators.baselines import wiener_features
+from evkf.recordings.dimension import suggest_latents
+from evkf.recordings.halves import Pair, halve
+from evkf.recordings.units import fit_recording, infer
 
 TARGET, HIGHEST, LAGS, MIN_RATE, SEEDS = 0.72, 500.0, 3, 0.5, 3
 

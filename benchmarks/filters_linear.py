@@ -3,7 +3,7 @@
 Independent latents (0.99 times the last state, plus noise), all observed with noise. On two latents
 and 1000 bins OVS and SVMC must come within 5 %. Direct VJF has the optimum of eVKF without variance
 correction, and must have its RMSE, on 32 latents and 200 bins. eVKF is the Kalman filter here
-(`tests/filters/test_kalman.py`). Prints its figures and exits non-zero when one falls short.
+(`tests/filters/peers/test_kalman.py`). Prints its figures and exits non-zero when one falls short.
 
     python benchmarks/filters_linear.py [--quick] [--json FILE]
 """

@@ -22,6 +22,7 @@ from closing import close
 from streams import Streamed
 from vdp import FILTER, HELD_OUT, LEARNED, judge_dynamics, recording, start
 
+from evkf.analysis.metrics import mean_log_density
 from evkf.dynamics import ResidualMLP, ResidualRBF
 from evkf.families import DiagonalGaussian
 from evkf.filters import (
@@ -34,7 +35,6 @@ from evkf.filters import (
 )
 from evkf.learning import Learner
 from evkf.likelihoods import Likelihood
-from evkf.metrics import mean_log_density
 from evkf.model import Model
 from evkf.types import Belief
 

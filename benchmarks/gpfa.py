@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from closing import close
 
-from evkf.gpfa import GPFA
+from evkf.estimators.gpfa import GPFA
 
 TRIALS, NEURONS, LATENTS = 82, 146, 8
 TAUS = (3.0, 5.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0)

@@ -25,8 +25,8 @@ import numpy as np
 from closing import close
 from vdp import recording, start
 
+from evkf.data.storage import load_tree, save_tree
 from evkf.learning import CompiledLearner, Learner
-from evkf.storage import load_tree, save_tree
 
 MOST_EMPTY_CALLS, MOST_SLOWER = 80, 1.1
 

@@ -24,7 +24,6 @@ import numpy as np
 from bad_frames import named
 from closing import close
 
-from evkf.latency import low_latency
 from evkf.live.answers import Ack, Estimate, Flags, Refusal, decode_answer
 from evkf.live.disk import Disk
 from evkf.live.engine import Costs, Engine
@@ -36,6 +35,7 @@ from evkf.live.ports import Phase
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall
 from evkf.live.session import Session
+from evkf.numerics.latency import low_latency
 
 BINS, QUICK, TAPE = 200_000, 20_000, 2000
 SHARE, AHEAD = 0.01, 3

@@ -28,7 +28,6 @@ from bad_frames import SESSIONS, SMALL, Session, Verdict, expected, named, seale
 from closing import close
 from live_faults import PLAN, open_memory
 
-from evkf.latency import low_latency
 from evkf.live.disk import Disk
 from evkf.live.frames import Code, Decoder, End, Frame, FrameError, encode, encode_end
 from evkf.live.order import LARGEST_GAP, Counters
@@ -36,6 +35,7 @@ from evkf.live.plan import JOURNAL, build, parts
 from evkf.live.records import Kind
 from evkf.live.segments import read
 from evkf.live.session import QUARANTINE
+from evkf.numerics.latency import low_latency
 
 FULL, QUICK = 1_000_000, 100_000
 BETWEEN, FEWER = 50, 5

@@ -19,7 +19,6 @@ import numpy as np
 from closing import close
 from live_kit import Server
 
-from evkf.latency import low_latency
 from evkf.live.feed import Tape
 from evkf.live.frames import Decoder
 from evkf.live.plan import JOURNAL, Plan, keep_compiled
@@ -28,6 +27,7 @@ from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import replay
 from evkf.live.segments import read
 from evkf.live.zeromq import ZmqReader, ZmqSender
+from evkf.numerics.latency import low_latency
 
 KILLS, QUICK, TAPE, FIRST_S = 300, 3, 5000, 15.0
 PERIOD = 0.005

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from evkf.latency import low_latency
 from evkf.live.answers import Estimate, Flags
 from evkf.live.engine import Latent
 from evkf.live.frames import Decoder, End
@@ -23,6 +22,7 @@ from evkf.live.machine import real_time, rehearse
 from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.zeromq import ZmqSink, ZmqSource
+from evkf.numerics.latency import low_latency
 
 READY_S = 120.0
 """Seconds that a session may take to begin, compiling included."""

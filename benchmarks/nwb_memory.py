@@ -74,8 +74,8 @@ def stream(path: Path) -> dict[str, Any]:
     from evkf.filters import VariationalKalmanFilter
     from evkf.likelihoods import Poisson
     from evkf.model import Model
-    from evkf.session import filter_to_hdf5
-    from evkf.units import UnitModel
+    from evkf.recordings.sessions import filter_to_hdf5
+    from evkf.recordings.units import UnitModel
 
     C = np.random.default_rng(0).normal(size=(UNITS, LATENTS)) / 10
     likelihood = Poisson(C, np.full(UNITS, np.log(RATE)), bin_width=BIN_WIDTH)

@@ -48,15 +48,15 @@ assert not np.any(trace.info.status)
 """,
     "storage": """
 import numpy as np
-from evkf.storage import load_tree, save_tree
+from evkf.data.storage import load_tree, save_tree
 save_tree("tree.safetensors", {"a": np.arange(3.0)}, {"note": 1})
 tree, meta = load_tree("tree.safetensors", {"a": np.zeros(3)})
 assert tree["a"][2] == 2 and meta["note"] == 1
 """,
     "xarray": RECORDING
     + """
-from evkf.labelled import to_xarray
-from evkf.units import Inferred
+from evkf.recordings.labelled import to_xarray
+from evkf.recordings.units import Inferred
 ones = np.ones((20, 3))
 found = Inferred(np.zeros((20, 2)), np.zeros((20, 2, 2)), ones, ones, np.zeros(20))
 assert to_xarray(recording, found).rates.shape == (20, 3)
@@ -75,7 +75,7 @@ assert open_recording("counts.nwb").num_units == 3
 """,
     "cluster": """
 from pathlib import Path
-from evkf.experiments.runner import run_tasks, specification
+from evkf.reproduce.runner import run_tasks, specification
 def run(spec):
     return {"square": spec["seeds"][0] ** 2}
 if __name__ == "__main__":
@@ -98,7 +98,7 @@ assert sender.unacknowledged == 1
 sender.close()
 """,
     "lsl": """
-from evkf.installed import need
+from evkf.data.installed import need
 need("Lab Streaming Layer", "lsl", "pylsl")
 import pylsl
 from evkf.rigs.lsl_out import channels

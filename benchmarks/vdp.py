@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evkf.analysis.metrics import log_chamfer, mean_log_density, transition_kl
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import State, VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Gaussian, Likelihood, Poisson
-from evkf.metrics import log_chamfer, mean_log_density, transition_kl
 from evkf.model import Model, simulate
 
 BIN, LEARNED, HELD_OUT = 0.005, 3500, 500

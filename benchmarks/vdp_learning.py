@@ -17,11 +17,11 @@ import numpy as np
 from closing import close
 from vdp import BIN, FILTER, HELD_OUT, LEARNED, judge, readout, recording, start
 
+from evkf.analysis.forecasting import forecast
+from evkf.analysis.metrics import affine_r2, coverage
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import scan_filter
-from evkf.forecasting import forecast
 from evkf.learning import Learner, Monitor, Watched, scan_watched, warm_up
-from evkf.metrics import affine_r2, coverage
 from evkf.model import Model, simulate
 
 TARGETS = {

@@ -17,8 +17,8 @@ from scipy import stats
 from evkf import Model, VariationalKalmanFilter, scan_filter, simulate
 from evkf.dynamics import BetaDynamics, GammaDynamics, NaturalDynamics
 from evkf.families import ContinuousBernoulli
-from evkf.figures import BAND, ESTIMATE, STYLE, TRUTH
 from evkf.likelihoods import Gaussian, Poisson
+from evkf.plotting.style import BAND, ESTIMATE, STYLE, TRUTH
 
 QUICK = "--quick" in sys.argv
 BINS = 60 if QUICK else 300

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.latency import low_latency
+from evkf.cli.wiring import open_loop, open_source
 from evkf.live.answers import Estimate
 from evkf.live.control import Controller, input_weight
 from evkf.live.engine import Costs, Engine
@@ -20,7 +20,7 @@ from evkf.live.pipes import Callback
 from evkf.live.plan import Parts, Plan, fitted, parts
 from evkf.live.ports import Due
 from evkf.live.run import open_session
-from evkf.wiring import open_loop, open_source
+from evkf.numerics.latency import low_latency
 
 # ## The plan
 #
@@ -118,7 +118,7 @@ def draw(alone: np.ndarray, steered: np.ndarray) -> None:
     # Here, so that the processes of guard and rig, which import this file, need not load it.
     import matplotlib.pyplot as plt
 
-    from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
+    from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH
 
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9.6, 3.3), layout="constrained")

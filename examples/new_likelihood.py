@@ -15,11 +15,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from evkf import Model, VariationalKalmanFilter, scan_filter, simulate
-from evkf.checks import read_positive
 from evkf.dynamics import Linear
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 from evkf.likelihoods import Gaussian, ReadoutLikelihood
 from evkf.likelihoods.base import read_readout
+from evkf.numerics.checks import read_positive
+from evkf.plotting.style import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 
 QUICK = "--quick" in sys.argv
 BINS, CHANNELS = (100, 12) if QUICK else (600, 12)

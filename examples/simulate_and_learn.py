@@ -11,11 +11,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from evkf import EVKF, Model, simulate
+from evkf.analysis.metrics import affine_map, affine_r2
+from evkf.analysis.phase import grid, limit_cycle, velocity_field
 from evkf.dynamics import VanDerPol
-from evkf.figures import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 from evkf.likelihoods import Poisson
-from evkf.metrics import affine_map, affine_r2
-from evkf.phase import grid, limit_cycle, velocity_field
+from evkf.plotting.style import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95
 
 QUICK = "--quick" in sys.argv
 BIN, NEURONS = 0.01, 100

@@ -12,13 +12,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from evkf.analysis.decoding import decode, r2
+from evkf.analysis.spike_metrics import bits_per_spike
 from evkf.data import Results, open_recording, read_results, recording_to_nwb, write_nwb
-from evkf.decoding import decode, r2
-from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH
-from evkf.recording_figures import latent_paths, raster
-from evkf.simulation import simulate_recording
-from evkf.spike_metrics import bits_per_spike
-from evkf.units import fit_recording, infer
+from evkf.plotting.recordings import latent_paths, raster
+from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH
+from evkf.recordings.simulation import simulate_recording
+from evkf.recordings.units import fit_recording, infer
 
 QUICK = "--quick" in sys.argv
 TRIALS, BINS, PASSES = (8, 40, 2) if QUICK else (48, 75, None)
@@ -42,7 +42,7 @@ print(f"{recording.num_trials} trials, {recording.num_units} units, {recording.n
 #
 # Every third trial is held out. `fit_recording` learns readout, dynamics, noise and initial state
 # from the rest, and the model remembers its units. How many latents? Raise the number
-# while the bits per spike below go up, or ask `evkf.dimension.suggest_latents`.
+# while the bits per spike below go up, or ask `evkf.recordings.dimension.suggest_latents`.
 
 left_out = np.arange(recording.num_trials) % 3 == 2
 learned = recording.take(np.flatnonzero(~left_out))

@@ -10,7 +10,7 @@ import pytest
 from evkf import dynamics as dyn
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.covariance import as_covariance
+from evkf.analysis.smoothing import FixedLag, smooth
 from evkf.errors import EvkfError, InputError
 from evkf.filters import (
     CompiledStep,
@@ -23,7 +23,7 @@ from evkf.filters import (
 from evkf.learning import Learner, Monitor
 from evkf.learning.optimiser import adam
 from evkf.model import Model, simulate
-from evkf.smoothing import FixedLag, smooth
+from evkf.numerics.covariance import as_covariance
 from evkf.types import Status
 from tests.quick import quick_compilation  # noqa: F401
 

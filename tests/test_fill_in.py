@@ -8,7 +8,7 @@ import fill_in
 import pytest
 
 from evkf.errors import InputError
-from evkf.experiments.catalogue import EXPERIMENTS
+from evkf.reproduce.catalogue import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLD = (

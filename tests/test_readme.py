@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from evkf.cli import EXIT_CODES
+from evkf.cli.app import EXIT_CODES
 from tests.quick import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,14 +7,14 @@ stream of binned spikes in; a filtering distribution per bin, forecasts and the 
 import jax
 
 from evkf import dynamics, families, likelihoods
+from evkf.analysis.forecasting import forecast
+from evkf.analysis.smoothing import smooth
 from evkf.errors import EvkfError, InputError
-from evkf.estimator import EVKF
+from evkf.estimators.evkf import EVKF
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter, scan_sessions
-from evkf.forecasting import forecast
-from evkf.latency import low_latency
 from evkf.learning import CompiledLearner, Learner
 from evkf.model import Model, simulate
-from evkf.smoothing import smooth
+from evkf.numerics.latency import low_latency
 from evkf.types import Status
 
 __version__ = "1.0.0"

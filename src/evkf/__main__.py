@@ -1,5 +1,5 @@
 """`python -m evkf` is `evkf`."""
 
-from evkf.cli import main
+from evkf.cli.app import main
 
 main()

@@ -8,8 +8,6 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_whole, read_array, real_numbers
-from evkf.covariance import positive_root
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.families import (
@@ -23,6 +21,8 @@ from evkf.families import (
 from evkf.families.low_rank import standard
 from evkf.likelihoods import Likelihood
 from evkf.likelihoods.shapes import check_likelihood
+from evkf.numerics.checks import check_whole, read_array, real_numbers
+from evkf.numerics.covariance import positive_root
 from evkf.types import Belief, Input, Key, Vector
 
 

@@ -10,7 +10,7 @@ import pytest
 from evkf.data import Recording, read_arrays, stream_arrays, write_arrays
 from evkf.errors import InputError
 from tests.data.conftest import assert_same
-from tests.recordings import find
+from tests.real_recordings import find
 
 SUFFIXES = ["npz", "h5", "hdf5"]
 

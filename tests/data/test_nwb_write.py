@@ -24,7 +24,7 @@ from evkf.data import (
 )
 from evkf.data import _nwb_make as making
 from evkf.errors import InputError
-from evkf.units import check_units, fit_recording
+from evkf.recordings.units import check_units, fit_recording
 from tests.data import nwb_files
 
 

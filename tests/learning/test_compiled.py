@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from evkf.analysis.forecasting import forecast
 from evkf.errors import InputError
 from evkf.filters.compiled import LARGE, packing
-from evkf.forecasting import forecast
 from evkf.learning import Learner, Monitor, Watched, scan_watched
 from evkf.learning.compiled import CompiledLearner
 from tests.learning.cases import MODELS, T, recording

@@ -12,7 +12,7 @@ from evkf.dynamics import Linear, VanDerPol
 from evkf.learning import Learner, adam
 from evkf.learning.gauge import gauge, hold_gauge
 from evkf.model import Model
-from evkf.parts import free, split
+from evkf.parameters import free, split
 from tests.learning.cases import readout
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -13,7 +13,7 @@ from evkf.families import Gaussian as GaussianFamily
 from evkf.learning import Learner, adam
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
-from evkf.parts import PARTS, Thawed, split, thawed_vector
+from evkf.parameters import PARTS, Thawed, split, thawed_vector
 from tests.learning.cases import MODELS, pair, recording
 from tests.quick import fusing, quick_compilation  # noqa: F401
 

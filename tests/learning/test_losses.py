@@ -12,7 +12,7 @@ from evkf.learning import LOSSES, Learner, adam
 from evkf.learning.replay import Bins, Window
 from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
-from evkf.parts import free, split
+from evkf.parameters import free, split
 from tests.learning.cases import FILTER, KEY, seen
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -13,7 +13,7 @@ from evkf.learning import Learner, Monitor, Watched, scan_watched
 from evkf.learning.monitor import PERIOD, SETTLED, same_box
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
-from evkf.numerics import tree_where
+from evkf.numerics.linalg import tree_where
 from tests.quick import plain_compilation  # noqa: F401
 
 READOUT = Gaussian(np.random.default_rng(0).normal(size=(6, 2)), noise=0.1)

@@ -12,7 +12,7 @@ from evkf.families import GaussianBelief
 from evkf.learning.window import replay
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
-from evkf.parts import free, split
+from evkf.parameters import free, split
 from tests.learning import cases
 from tests.learning.cases import FILTER, KEY, MODELS, TRIAL, L, T, seen, watch
 from tests.oracles import kalman_loop

@@ -10,7 +10,7 @@ from scipy import stats
 
 from evkf import likelihoods as lik
 from evkf.likelihoods.poisson import log_softplus
-from evkf.quadrature import gauss_hermite
+from evkf.numerics.quadrature import gauss_hermite
 from tests.likelihoods.cases import (
     CASES,
     EVERY,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from evkf.data.storage import save_tree
 from evkf.errors import InputError
 from evkf.live.checkpoint import CheckpointWarning, load_newest, save
-from evkf.storage import save_tree
 from tests.live.disks import ForgetfulDisk
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from evkf.forecasting import forecast
+from evkf.analysis.forecasting import forecast
 from evkf.live.answers import Ack, Flags, Refusal, decode_answer
 from evkf.live.checkpoint import save
 from evkf.live.desk import Action, Ask

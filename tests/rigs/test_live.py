@@ -10,6 +10,7 @@ import pylsl
 from open_ephys_emulator import Emulator
 from rig_peers import WAIT_S
 
+from evkf.cli.wiring import open_sinks, open_source
 from evkf.live.engine import Costs, Engine
 from evkf.live.frames import Decoder, Frame
 from evkf.live.plan import JOURNAL, Parts, Plan, build, parts
@@ -18,7 +19,6 @@ from evkf.live.recall import Player as Recalled
 from evkf.live.records import Kind, decode
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.segments import read
-from evkf.wiring import open_sinks, open_source
 from tests.quick import quick_compilation  # noqa: F401
 
 RATE, BIN, N = 30_000, 600, 4

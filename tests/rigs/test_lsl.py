@@ -14,8 +14,8 @@ import pylsl
 import pytest
 from rig_peers import WAIT_S, gateway
 
+from evkf.data.installed import need
 from evkf.errors import InputError
-from evkf.installed import need
 from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode
 from evkf.rigs.clock import SECOND

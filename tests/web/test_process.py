@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from evkf.cli.wiring import open_source, open_web
 from evkf.live.answers import Ack, Estimate, Refusal, decode_answer
 from evkf.live.desk import Desk
 from evkf.live.engine import Costs, Engine
@@ -25,7 +26,6 @@ from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import Logger, open_session
 from evkf.live.segments import read
 from evkf.web.access import Tls
-from evkf.wiring import open_source, open_web
 from tests.quick import quick_compilation  # noqa: F401
 from tests.web.kit import (
     PATIENCE_S,

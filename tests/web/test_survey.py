@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from evkf.analysis.phase import fixed_points, limit_cycle, velocity_field
 from evkf.dynamics import Driven, ResidualMLP
 from evkf.learning import LearnerState
 from evkf.live.checkpoint import save
 from evkf.live.plan import CHECKPOINTS, Parts, Plan, parts
 from evkf.live.rig import rig_counts, rig_model, start_model
-from evkf.phase import fixed_points, limit_cycle, velocity_field
 from evkf.web.background import Reader
 from evkf.web.packing import unpack
 from evkf.web.survey import STRETCH, visited, worth

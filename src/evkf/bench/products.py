@@ -18,8 +18,8 @@ from scipy.linalg import get_lapack_funcs
 from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.bench.steps import Cell, build
 from evkf.errors import EvkfError
-from evkf.latency import low_latency
 from evkf.model import simulate
+from evkf.numerics.latency import low_latency
 
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0

@@ -13,7 +13,7 @@ from rich.table import Table
 from evkf.bench.core import Figure
 from evkf.bench.low_rank import RANK
 from evkf.bench.sizes import AT_CHANNELS, AT_LATENTS, series
-from evkf.figures import ESTIMATE, MUTED, STYLE, TRUTH, styled
+from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH, styled
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}
 BELOW = 0.4

@@ -17,7 +17,7 @@ from evkf.bench.core import Figure, Part, Say
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import Filter, VariationalKalmanFilter
-from evkf.filters.sessions import Session, _scan_many, scan_checked
+from evkf.filters.batched import Session, _scan_many, scan_checked
 from evkf.likelihoods import Poisson
 from evkf.model import Model
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from evkf.checks import check_known
+from evkf.data.installed import need
 from evkf.data.recording import Columns, Recording
 from evkf.errors import InputError
-from evkf.installed import need
+from evkf.numerics.checks import check_known
 
 TRIALS, INVALID = "intervals/trials", "intervals/invalid_times"
 MODULE = "evkf"

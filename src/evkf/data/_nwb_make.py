@@ -12,9 +12,9 @@ import numpy as np
 
 from evkf.data._nwb_file import MODULE, nwb_module
 from evkf.data.files import replacing
+from evkf.data.installed import version
 from evkf.data.recording import Recording
 from evkf.errors import InputError
-from evkf.installed import version
 
 
 @contextmanager

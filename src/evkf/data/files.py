@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from evkf.data.installed import need
 from evkf.errors import InputError
-from evkf.installed import need
 
 KINDS = "biufcSU"
 """Kinds of numbers and text that both formats hold without pickle."""

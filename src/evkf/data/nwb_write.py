@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int
 
 from evkf.data._nwb_file import MODULE, clock, find_trials, nwb_module, open_nwb
 from evkf.data._nwb_make import add_trials, as_column, finished, make_series, new_file
+from evkf.data.installed import version
 from evkf.data.nwb import warn
 from evkf.data.recording import Recording
 from evkf.errors import InputError
-from evkf.installed import version
 
 PREDICTION, SOURCE_TIMES, MARKS = "prediction_", "source_times", "marks"
 TRIAL, FRESH = "trial", "fresh"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.checks import check_known
 from evkf.data._nwb_file import Query
 from evkf.data.arrays import HDF5, load_arrays, read_arrays, stream_arrays
 from evkf.data.kilosort import read_kilosort
@@ -16,6 +15,7 @@ from evkf.data.nwb import read_nwb
 from evkf.data.nwb_stream import stream_nwb
 from evkf.data.recording import Recording
 from evkf.errors import InputError
+from evkf.numerics.checks import check_known
 
 BIN_WIDTH = 0.02
 """Seconds, where neither file nor caller says."""
@@ -159,7 +159,9 @@ def _rebinned(recording: Recording, bin_width: float | None, signals: bool) -> R
 
 def _unknown(path: Path) -> InputError:
     if path.suffix == ".safetensors":
-        remedy = "pass a recording; --model takes models, and `evkf.units.UnitModel.load`"
+        remedy = (
+            "pass a recording; --model takes models, and `evkf.recordings.units.UnitModel.load`"
+        )
         return InputError("a model, not a recording", str(path), remedy)
     remedy = "end it in .nwb, .npz, .h5, .hdf5 or .csv, or pass the folder that Kilosort wrote"
     return InputError(f"a file named {path.name!r}", str(path), remedy)

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_array
-from evkf.covariance import Covariance
 from evkf.errors import InputError
 from evkf.families import Family, Gaussian, GaussianBelief
+from evkf.numerics.checks import read_array
+from evkf.numerics.covariance import Covariance
 from evkf.types import Belief, Input, Matrix, Vector
 
 

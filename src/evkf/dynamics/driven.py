@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.covariance import Covariance
 from evkf.dynamics.base import GaussianDynamics, read_input_weight
 from evkf.errors import InputError
+from evkf.numerics.covariance import Covariance
 from evkf.types import Input, Vector
 
 

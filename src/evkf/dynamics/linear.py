@@ -5,9 +5,9 @@ from typing import ClassVar
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_array
-from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics, read_input_weight, read_square
+from evkf.numerics.checks import read_array
+from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Matrix, Vector
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_whole
-from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
 from evkf.errors import InputError
+from evkf.numerics.checks import check_whole
+from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 STEEPNESS, EXTENT = 1.0, 2.0

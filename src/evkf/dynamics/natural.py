@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from evkf.checks import read_positive
 from evkf.dynamics.base import Dynamics
 from evkf.errors import InputError
 from evkf.families import Beta, Family, Gamma
+from evkf.numerics.checks import read_positive
 from evkf.types import Belief, Input, Scalar, Vector
 
 FLOOR = 1e-4

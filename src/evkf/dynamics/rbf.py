@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_whole
-from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics
+from evkf.numerics.checks import check_whole
+from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 EXTENT, OVERLAP = 2.0, 1.5

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_array, read_positive
-from evkf.covariance import Covariance, as_covariance
 from evkf.dynamics.base import GaussianDynamics, read_input_weight, read_square
+from evkf.numerics.checks import read_array, read_positive
+from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Matrix, Scalar, Vector
 
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from evkf.checks import check_whole
 from evkf.errors import InputError
+from evkf.numerics.checks import check_whole
 from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
 MAX_TENSOR_DIM = 10

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from evkf.families.symmetric import Symmetric
-from evkf.special import Real, softplus
+from evkf.numerics.special import Real, softplus
 from evkf.types import Belief, Key
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from evkf.draws import log_gamma_draw
 from evkf.families.base import Univariate
-from evkf.special import (
+from evkf.numerics.gamma_draws import log_gamma_draw
+from evkf.numerics.special import (
     bregman,
     digamma_rise,
     log_gap,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from evkf.families.symmetric import Symmetric
-from evkf.special import Real, log_uniform
+from evkf.numerics.special import Real, log_uniform
 from evkf.types import Belief, Key
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Nodes, Univariate
-from evkf.special import log_gap
+from evkf.numerics.special import log_gap
 from evkf.types import Belief, Key, Nat, Vector
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from evkf.draws import log_gamma_draw
 from evkf.families.base import Univariate
-from evkf.special import bregman, log_gap, relative_entropy, stirling
+from evkf.numerics.gamma_draws import log_gamma_draw
+from evkf.numerics.special import bregman, log_gap, relative_entropy, stirling
 from evkf.types import Belief, Key, Nat, Vector
 
 _LOG_2PI = math.log(2 * math.pi)

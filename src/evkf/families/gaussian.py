@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Family, Nodes
-from evkf.numerics import cholesky, inverse_lower, solve_lower, symmetrize
+from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower, symmetrize
 from evkf.types import Key, Matrix, Scalar, Vector
 
 MAX_TILT = 2.0

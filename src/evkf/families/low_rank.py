@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from evkf.checks import check_whole
 from evkf.families.base import Family, Nodes
 from evkf.families.gaussian import Gaussian, GaussianBelief, GaussianMean, GaussianNat, cubature
-from evkf.numerics import cholesky, solve_lower
+from evkf.numerics.checks import check_whole
+from evkf.numerics.linalg import cholesky, solve_lower
 from evkf.types import Key, Matrix, Scalar, Vector
 
 Factor = Float[Array, "L R"]

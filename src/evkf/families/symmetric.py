@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Univariate
-from evkf.special import Real, bregman
+from evkf.numerics.special import Real, bregman
 from evkf.types import Nat, Vector
 
 
@@ -29,7 +29,7 @@ class Symmetric(Univariate):
     @staticmethod
     @abstractmethod
     def cumulant(nat: Real, order: int) -> Real:
-        """The derivative of $A$ of order 0 to 3, as a ladder of `evkf.special`."""
+        """The derivative of $A$ of order 0 to 3, as a ladder of `evkf.numerics.special`."""
 
     def each_log_partition(self, nat: Float[Array, "L K"]) -> Vector:
         return self.cumulant(nat[:, 0], 0)

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from evkf.checks import real_numbers
 from evkf.errors import InputError
 from evkf.model import Model, read_inputs
-from evkf.numerics import shapes, tree_where
+from evkf.numerics.checks import real_numbers
+from evkf.numerics.linalg import shapes, tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from evkf.errors import InputError
 from evkf.filters.base import Filter, Info, State
 from evkf.model import Model
-from evkf.numerics import shapes
+from evkf.numerics.linalg import shapes
 from evkf.types import Input, Key, Mask, Observation
 
 Carry = Float[Array, " D"]

@@ -19,14 +19,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from evkf.covariance import DiagonalCovariance
 from evkf.dynamics import GaussianDynamics
 from evkf.families import Gaussian, GaussianBelief
 from evkf.filters.base import Filter, Info, State
-from evkf.filters.evkf import VariationalKalmanFilter
+from evkf.filters.evkf.filter import VariationalKalmanFilter
 from evkf.likelihoods import ReadoutLikelihood
 from evkf.likelihoods.base import Site
 from evkf.model import Model
+from evkf.numerics.covariance import DiagonalCovariance
 from evkf.types import Status
 
 MOST = 16

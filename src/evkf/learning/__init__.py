@@ -14,7 +14,7 @@ from evkf.learning.monitor import (
 from evkf.learning.optimiser import adam
 from evkf.learning.pretrain import fit_states, pretrain
 from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
-from evkf.learning.warmup import warm_up
+from evkf.learning.warm_up import warm_up
 
 __all__ = [
     "LOSSES",

@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.checks import real_numbers
+from evkf.analysis.forecasting import expected_observation, forecast
 from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
-from evkf.forecasting import expected_observation, forecast
 from evkf.learning.learner import Learner, no_step
 from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model
-from evkf.numerics import shapes
+from evkf.numerics.checks import real_numbers
+from evkf.numerics.linalg import shapes
 from evkf.types import Input, Key
 
 

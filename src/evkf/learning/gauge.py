@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from evkf.dynamics import Driven, GaussianDynamics
 from evkf.model import Model
-from evkf.numerics import cholesky, solve_lower
-from evkf.parts import Free
+from evkf.numerics.linalg import cholesky, solve_lower
+from evkf.parameters import Free
 
 
 def gauge(learned: Free) -> Float[Array, "L N"]:

@@ -15,21 +15,21 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_choice, check_positive, check_positive_whole, check_whole
 from evkf.errors import InputError
 from evkf.families import LowRankGaussian
 from evkf.filters import Info, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
-from evkf.filters.evkf import check_variational
-from evkf.filters.learned import visit
+from evkf.filters.evkf.filter import check_variational
+from evkf.filters.peers.learned import visit
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.optimiser import RISE, adam
 from evkf.learning.replay import Bins, Window, empty, forget, newest, push, refresh, windows
 from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.model import Model, read_inputs
-from evkf.numerics import tree_where
-from evkf.parts import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
+from evkf.numerics.checks import check_choice, check_positive, check_positive_whole, check_whole
+from evkf.numerics.linalg import tree_where
+from evkf.parameters import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
 from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = adam(warm_up=RISE)

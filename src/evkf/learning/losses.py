@@ -19,13 +19,13 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from evkf.expectations.products import product_ell
 from evkf.families import Gaussian, Product, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning.replay import Bins, Window
 from evkf.learning.window import replay, state_ell
 from evkf.model import Model
-from evkf.numerics import inverse_positive, tree_where
-from evkf.product_expectations import product_ell
+from evkf.numerics.linalg import inverse_positive, tree_where
 from evkf.types import Belief, Key, Nat, Scalar
 
 Replayed = tuple[Scalar, Belief]

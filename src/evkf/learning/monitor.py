@@ -24,11 +24,11 @@ from evkf.errors import InputError
 from evkf.families import Gaussian
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
-from evkf.filters.evkf import check_variational
+from evkf.filters.evkf.filter import check_variational
 from evkf.learning.learner import Learner
 from evkf.learning.state import LearnerState, LearnInfo
 from evkf.model import Model, read_inputs
-from evkf.numerics import tree_where
+from evkf.numerics.linalg import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
 MEMORY = 200

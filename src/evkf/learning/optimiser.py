@@ -7,7 +7,7 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
-from evkf.checks import check_positive
+from evkf.numerics.checks import check_positive
 
 RISE = 30
 """Steps in which the rate of a stream rises: it begins with few bins to learn from."""

@@ -14,7 +14,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
-from evkf.checks import check_positive, check_positive_whole, read_array
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.filters.base import read_fresh, read_observations
@@ -23,8 +22,9 @@ from evkf.learning.optimiser import adam
 from evkf.learning.replay import Ring, windows
 from evkf.learning.state import LearnerState
 from evkf.model import Model, read_inputs
-from evkf.numerics import tree_where
-from evkf.parts import bound_noise, free, split
+from evkf.numerics.checks import check_positive, check_positive_whole, read_array
+from evkf.numerics.linalg import tree_where
+from evkf.parameters import bound_noise, free, split
 from evkf.types import Belief, Key, Scalar
 
 MIN_STD = 1e-3

@@ -10,7 +10,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.filters import Info, State
 from evkf.learning.replay import Ring
 from evkf.model import Model
-from evkf.parts import Free, Thawed
+from evkf.parameters import Free, Thawed
 from evkf.types import Belief, Count, Key, Scalar
 
 

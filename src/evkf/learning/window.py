@@ -17,16 +17,16 @@ from jaxtyping import Array, Float
 
 from evkf import likelihoods as lik
 from evkf.dynamics import GaussianDynamics
-from evkf.expectations import PACK, rooted, whitened
+from evkf.expectations.dispatch import PACK, rooted, whitened
+from evkf.expectations.products import product_ell
+from evkf.expectations.sites import site
 from evkf.families import Gaussian, GaussianBelief, Product, Univariate
 from evkf.filters import State, VariationalKalmanFilter
-from evkf.filters.predict import push_forward
+from evkf.filters.evkf.predict import push_forward
 from evkf.learning.replay import Bins, Window
 from evkf.likelihoods.base import Site, safe
 from evkf.model import Model
-from evkf.numerics import cholesky, inverse_positive, tree_where, unpack
-from evkf.product_expectations import product_ell
-from evkf.sites import site
+from evkf.numerics.linalg import cholesky, inverse_positive, tree_where, unpack
 from evkf.types import Belief, Input, Key, Mask, Matrix, Observation, Scalar, Vector
 
 Ell = tuple[Scalar, Vector, Matrix]

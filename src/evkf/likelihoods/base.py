@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import real_numbers
 from evkf.errors import InputError
+from evkf.numerics.checks import real_numbers
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 Channels = Float[Array, " N"]

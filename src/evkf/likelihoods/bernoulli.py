@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_positive
 from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout, refuse
+from evkf.numerics.checks import read_positive
 from evkf.types import Key, Scalar
 
 

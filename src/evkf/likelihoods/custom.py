@@ -11,9 +11,9 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
-from evkf.checks import check_whole, read_array
 from evkf.errors import InputError
 from evkf.likelihoods.base import ChannelCov, Channels, Likelihood
+from evkf.numerics.checks import check_whole, read_array
 from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_positive
-from evkf.covariance import Covariance, DiagonalCovariance, as_covariance
 from evkf.likelihoods.base import ChannelCov, Channels, Likelihood, read_readout, safe
-from evkf.numerics import cholesky, solve_lower
+from evkf.numerics.checks import read_positive
+from evkf.numerics.covariance import Covariance, DiagonalCovariance, as_covariance
+from evkf.numerics.linalg import cholesky, solve_lower
 from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 

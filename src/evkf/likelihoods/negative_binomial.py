@@ -9,7 +9,6 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from evkf.checks import read_positive
 from evkf.likelihoods.base import (
     Channels,
     ReadoutLikelihood,
@@ -17,6 +16,7 @@ from evkf.likelihoods.base import (
     rates_sample,
     read_readout,
 )
+from evkf.numerics.checks import read_positive
 from evkf.types import Key, Scalar
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from evkf.errors import InputError
 from evkf.likelihoods.base import Likelihood, ReadoutLikelihood, Site
 from evkf.likelihoods.custom import Custom, Joint
-from evkf.quadrature import LEVELS
+from evkf.numerics.quadrature import LEVELS
 
 
 def check_likelihood(likelihood: Likelihood, dim: int) -> None:

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 from scipy.special import ndtri, stdtrit
 
-from evkf.checks import read_positive
 from evkf.likelihoods.base import Channels, ReadoutLikelihood, read_readout
+from evkf.numerics.checks import read_positive
 from evkf.types import Key, Scalar
 
 

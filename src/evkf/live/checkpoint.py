@@ -1,6 +1,6 @@
 """Checkpoints of a live session: what is known after a bin, in files that are whole or not there.
 
-They are trees of arrays as `evkf.storage` writes them, which needs the extra "storage", with a
+They are trees of arrays as `evkf.data.storage` writes them, which needs the extra "storage", with a
 digest of all they hold.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from evkf.checks import check_whole
+from evkf.data.storage import load_tree, read_meta, save_tree
 from evkf.errors import InputError
 from evkf.live.disk import DISK, Disk
-from evkf.storage import load_tree, read_meta, save_tree
+from evkf.numerics.checks import check_whole
 
 _NAME = re.compile(r"(\d{12})\.safetensors")
 _UNFINISHED = "unfinished.safetensors"
@@ -49,7 +49,7 @@ def save(
     Args:
         folder: Where to, made if it is not there.
         bin: Number of the bin it was made after.
-        state: A tree of arrays of the types that `evkf.storage` knows.
+        state: A tree of arrays of the types that `evkf.data.storage` knows.
         metadata: What else to keep.
         disk: To use.
         keep: How many to keep, with this one.
@@ -88,7 +88,7 @@ def load_newest(folder: str | Path, like: PyTree, at_most: int | None = None) ->
 
     Args:
         folder: Where they are.
-        like: A tree of the same structure as was saved, see `evkf.storage.load_tree`.
+        like: A tree of the same structure as was saved, see `evkf.data.storage.load_tree`.
         at_most: None made after a later bin than this is looked at.
 
     Returns:

@@ -17,7 +17,7 @@ from evkf.live.plan import JOURNAL, Parts, Plan, build
 from evkf.live.recall import Player, Progress, records
 from evkf.live.records import Bin, Kind, decode
 from evkf.live.segments import Record
-from evkf.units import Inferred
+from evkf.recordings.units import Inferred
 
 
 class Exported(NamedTuple):

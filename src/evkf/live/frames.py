@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.live.messages import CHECKSUM, LARGEST, Code, FrameError, bytes_of, seal, sound
+from evkf.numerics.checks import check_whole
 
 MAGIC, VERSION = b"eVKF", 1
 BIN, END = 1, 2

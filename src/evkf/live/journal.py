@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.live.disk import DISK, Disk
 from evkf.live.segments import FIRST_KIND, HEADER_BYTES, Found, frame, recover
 from evkf.live.tail import Batch, Hole, Tail, Waiting, take_batch
+from evkf.numerics.checks import check_whole
 
 Policy = Literal["process-crash", "power-loss"]
 """What durable records survive: for the first the kernel has them, for the second the disk."""

@@ -4,8 +4,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Any, NamedTuple
 
-from evkf.checks import check_whole
 from evkf.errors import EvkfError, InputError
+from evkf.numerics.checks import check_whole
 
 LARGEST_GAP = 10_000
 """Bins that may be missing in a row."""

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from evkf.data.files import replacing
+from evkf.data.installed import versions
 from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
-from evkf.installed import versions
 from evkf.learning import Learner
 from evkf.live.disk import DISK
 from evkf.live.engine import Costs, Engine
@@ -24,7 +24,7 @@ from evkf.live.machine import rehearse
 from evkf.live.ports import Settings
 from evkf.live.rig import rig_model, start_model
 from evkf.model import Model
-from evkf.units import UnitModel
+from evkf.recordings.units import UnitModel
 
 PLAN, MODEL = "session.json", "model.safetensors"
 JOURNAL, CHECKPOINTS, LOG = "journal", "checkpoints", "session.log"

@@ -8,7 +8,7 @@ import numpy as np
 from evkf.dynamics import Driven, GaussianDynamics, ResidualMLP
 from evkf.live.limits import Limits
 from evkf.model import Model, simulate
-from evkf.simulation import driven_neurons
+from evkf.recordings.simulation import driven_neurons
 
 TAPE_S, TAPE_CELLS = 120.0, 60_000_000
 """Seconds of spikes that the rig makes, and how many numbers that may be."""

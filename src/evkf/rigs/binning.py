@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from evkf.checks import check_whole
 from evkf.errors import InputError
 from evkf.live.frames import Frame
+from evkf.numerics.checks import check_whole
 
 QUIET_S = 2.0
 """A source of which nothing was seen for longer has not been silent, it was away."""

@@ -17,11 +17,11 @@ import numpy as np
 
 from evkf.dynamics import Dynamics, GaussianDynamics
 from evkf.errors import EvkfError
-from evkf.latency import low_latency
 from evkf.live.checkpoint import load_newest
 from evkf.live.pipes import ROOM
 from evkf.live.plan import CHECKPOINTS, Plan, parts
 from evkf.live.rig import rig_model
+from evkf.numerics.latency import low_latency
 from evkf.web.packing import finite, pack
 from evkf.web.survey import Rest, field, rest, visited, worth
 

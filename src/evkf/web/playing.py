@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from evkf.data.storage import read_meta
 from evkf.errors import InputError
 from evkf.live.answers import Flags
 from evkf.live.desk import Action, Ask
@@ -20,7 +21,6 @@ from evkf.live.plan import CHECKPOINTS
 from evkf.live.ports import Due, Phase, Report
 from evkf.live.records import Bin, Kind, Step, decode
 from evkf.live.segments import Record
-from evkf.storage import read_meta
 from evkf.web.following import BEHIND
 from evkf.web.reel import MOST, Reel, Screen
 from evkf.web.rows import UNSEEN, of_step, seen

@@ -7,12 +7,12 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from evkf.analysis.phase import fixed_points, grid, limit_cycle, velocity_field
 from evkf.dynamics import Dynamics, GaussianDynamics, Linear
 from evkf.filters import State, scan_filter
 from evkf.learning import Learner, LearnerState
 from evkf.learning.monitor import same_box
 from evkf.model import Model
-from evkf.phase import fixed_points, grid, limit_cycle, velocity_field
 
 SIDE = 20
 """Points of a side of the grid."""

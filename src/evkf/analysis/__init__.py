@@ -1,0 +1,1 @@
+"""Smoothing, forecasts, phase portraits, metrics and decoding of what a filter infers."""

@@ -1,0 +1,368 @@
+"""Looking ahead: what the next bins will bring, and how well that was foretold."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
+
+from evkf import families as fam
+from evkf import likelihoods as lik
+from evkf.errors import InputError
+from evkf.expectations.products import can_tilt, tilt
+from evkf.expectations.sites import choose_level
+from evkf.families.base import MAX_TENSOR_DIM
+from evkf.families.low_rank import readout_var
+from evkf.filters import Filter, State, VariationalKalmanFilter
+from evkf.filters.base import read_bin
+from evkf.likelihoods.base import Channels
+from evkf.model import Model, draw_path, read_inputs
+from evkf.numerics.checks import check_even, check_whole
+from evkf.numerics.linalg import tree_where
+from evkf.numerics.quadrature import LEVELS, gauss_hermite
+from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
+
+GAUSSIANS = (fam.Gaussian, fam.LowRankGaussian, fam.DiagonalGaussian)
+
+
+class Forecast(NamedTuple):
+    """Beliefs about the next H bins, the nearest first.
+
+    Attributes:
+        belief: Predicted beliefs in the model's family, with a leading axis of length H.
+        mean: Their means.
+        cov: Their covariances.
+        rate: The expected observation of every channel; for counts, the expected count of a bin,
+            not of a second.
+        status: Bits of `evkf.Status` of every prediction.
+    """
+
+    belief: Belief
+    mean: Float[Array, "H L"]
+    cov: Float[Array, "H L L"]
+    rate: Float[Array, "H N"]
+    status: Int[Array, " H"]
+
+
+def forecast(
+    filter: Filter,
+    model: Model,
+    belief: Belief,
+    horizon: int,
+    us: ArrayLike | None = None,
+) -> Forecast:
+    """Predict states and observations 1 to `horizon` bins ahead, by predicting bin after bin.
+
+    Moments are matched in every bin, whatever the filter's own rule: far ahead the belief is wide,
+    and a tangent at its mean says nothing of what becomes of it. It can be compiled; then only the
+    shape of the inputs is checked.
+
+    Args:
+        filter: Any filter. Of a `VariationalKalmanFilter` the settings but the rule are used; what
+            others believe is carried on in the same way, with its default settings.
+        model: The model.
+        belief: The filtering belief of the last bin.
+        horizon: How many bins to look ahead.
+        us: Inputs of these bins, (horizon, inputs).
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]], bin_width=0.01))
+        >>> ahead = forecast(VariationalKalmanFilter(), model, model.prior, 3)
+        >>> ahead.cov[:, 0, 0].round(4)
+        Array([0.35  , 0.1875, 0.1469], dtype=float32)
+        >>> ahead.rate.shape
+        (3, 1)
+    """
+    _check_belief(model, belief)
+    if isinstance(model.family, fam.Univariate | fam.Product) and model.family.dim > MAX_TENSOR_DIM:
+        what = f"a forecast of {model.family.dim} latents, by 2^{model.family.dim} nodes"
+        raise InputError(what, "model", "draw futures with sample_forecast instead")
+    own = filter if isinstance(filter, VariationalKalmanFilter) else VariationalKalmanFilter()
+    own = replace(own, rule="moment_matching", correct=None)
+    return _forecast(own, model, belief, _future_inputs(model, us, horizon))
+
+
+@jax.jit
+def _forecast(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    belief: Belief,
+    us: Float[Array, "H U"],
+) -> Forecast:
+    def body(belief: Belief, u: Input) -> tuple[Belief, tuple[Any, ...]]:
+        new, _, capped, failed = filter.predict(model, State(belief), u=u)
+        status = jnp.where(capped, int(Status.CAPPED), 0)
+        status = status + jnp.where(failed, int(Status.FELL_BACK), 0)
+        return new, (new, status)
+
+    _, (beliefs, status) = lax.scan(body, belief, us)
+    return Forecast(
+        beliefs,
+        jax.vmap(model.family.mean)(beliefs),
+        jax.vmap(model.family.cov)(beliefs),
+        jax.vmap(partial(expected_observation, model))(beliefs),
+        status,
+    )
+
+
+def expected_observation(model: Model, belief: Belief) -> Channels:
+    """$E_q[E[y|z]]$ of every channel.
+
+    In closed form for means that are linear or exponential in the readout; for any other readout
+    of a Gaussian belief by Gauss–Hermite, and else by the nodes of the family, which are exact only
+    for the first moments of z.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[2.0]]))
+        >>> round(float(expected_observation(model, model.prior)[0]), 4)
+        7.3891
+    """
+    return _expected(model.family, model.likelihood, belief)
+
+
+def observation_variance(model: Model, belief: Belief) -> Channels:
+    """$\\operatorname{Var} y = E_q[\\operatorname{Var}(y|z)] + \\operatorname{Var}_q E[y|z]$ of
+    every channel.
+
+    Of a `ReadoutLikelihood` under Gaussian beliefs: in closed form for means that are exponential
+    in the readout, else by Gauss–Hermite.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))  # prior N(0, 1)
+        >>> round(float(observation_variance(model, model.prior)[0]), 3)  # e^½ + e (e - 1)
+        6.319
+    """
+    family, likelihood = model.family, model.likelihood
+    readout = isinstance(likelihood, lik.ReadoutLikelihood)
+    if not (readout and isinstance(family, GAUSSIANS)):
+        what = f"{type(likelihood).__name__} observations of a {type(family).__name__} state"
+        remedy = "use a likelihood with a linear readout, such as Poisson, and Gaussian states"
+        raise InputError(what, "model", remedy)
+    a, v = _readout_moments(family, likelihood, belief)
+    mean, most = _expected(family, likelihood, belief), jnp.finfo(a.dtype).max
+    if not _exponential(likelihood):
+        second = _quadrature(likelihood, lambda x: _second_moment(likelihood, x), a, v)
+        return jnp.clip(second - mean**2, 0, most)
+    v = jnp.minimum(v, 80)  # beyond it single precision has no exponential
+    spread = jnp.expm1(v)
+    if isinstance(likelihood, lik.NegativeBinomial):
+        spread = spread + jnp.exp(v - likelihood.log_dispersion)
+    return jnp.minimum(mean + mean**2 * spread, most)
+
+
+def _second_moment(likelihood: lik.ReadoutLikelihood, a: Channels) -> Channels:
+    return likelihood.each_var(a) + likelihood.each_mean(a) ** 2
+
+
+@partial(jax.jit, static_argnames="variance")
+def expected_counts(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    beliefs: Belief,
+    fresh: Bool[Array, " T"],
+    variance: bool = False,
+) -> tuple[Float[Array, "T N"], Float[Array, "T N"], Float[Array, "T N"] | None]:
+    """Expected observations at the beliefs of bins, and at what those before foretold.
+
+    Args:
+        filter: What predicts.
+        model: The model.
+        beliefs: One a bin.
+        fresh: True where a trial begins, which is foretold from the initial state.
+        variance: Whether to tell the variances of what was foretold too.
+    """
+    none = jnp.zeros(model.dynamics.num_inputs)
+
+    def each(bins: tuple[Any, ...]) -> tuple[Array, Array, Array | None]:
+        now, before, begins = bins
+        before = tree_where(begins, model.prior, before)
+        ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
+        spread = observation_variance(model, ahead) if variance else None
+        return expected_observation(model, now), expected_observation(model, ahead), spread
+
+    before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
+    return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
+
+
+def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) -> Channels:
+    if isinstance(likelihood, lik.Joint):
+        parts = [_expected(family, part, belief) for part in likelihood.parts]
+        return jnp.concatenate(parts)
+    if isinstance(likelihood, lik.Gaussian | lik.StudentT):
+        return likelihood.mean(family.mean(belief))
+    if isinstance(likelihood, lik.ReadoutLikelihood):
+        exponential = _exponential(likelihood)
+        if exponential and can_tilt(family):
+            log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
+            return likelihood.each_mean(likelihood.b + log_gain)
+        if isinstance(family, GAUSSIANS):
+            a, v = _readout_moments(family, likelihood, belief)
+            if exponential:
+                return likelihood.each_mean(a + 0.5 * v)
+            return _quadrature(likelihood, likelihood.each_mean, a, v)
+    points, weights = family.nodes(belief)
+    return weights @ jax.vmap(likelihood.mean)(points)
+
+
+def _exponential(likelihood: lik.ReadoutLikelihood) -> bool:
+    """Whether means are exponential in the readout."""
+    return isinstance(likelihood, lik.NegativeBinomial) or (
+        isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
+    )
+
+
+def _readout_moments(
+    family: fam.Family, likelihood: lik.ReadoutLikelihood, belief: Belief
+) -> tuple[Channels, Channels]:
+    """Mean and variance of every readout."""
+    C, a = likelihood.C, likelihood.readout(family.mean(belief))
+    if isinstance(family, fam.LowRankGaussian):
+        return a, readout_var(C, belief.diagonal, C @ belief.factor)
+    # Not below zero, where rounding of an ill-conditioned covariance can take it.
+    return a, jnp.maximum(jnp.sum((C @ family.cov(belief)) * C, axis=-1), 0)
+
+
+def _quadrature(
+    likelihood: lik.ReadoutLikelihood,
+    each: Callable[[Channels], Channels],
+    a: Channels,
+    v: Channels,
+) -> Channels:
+    def with_nodes(num: int) -> Channels:
+        nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
+        return weights @ jax.vmap(each)(a + jnp.sqrt(v) * nodes[:, None])
+
+    level = choose_level(likelihood, v)
+    return lax.switch(level, [partial(with_nodes, num) for num in LEVELS])
+
+
+def sample_forecast(
+    model: Model,
+    belief: Belief,
+    horizon: int,
+    key: Key,
+    num_samples: int,
+    us: ArrayLike | None = None,
+) -> tuple[Float[Array, "S H L"], Float[Array, "S H N"]]:
+    """Draw futures from the model: states and observations 1 to `horizon` bins ahead.
+
+    Unlike `forecast` this keeps the shape of the distribution, and how bins hang together.
+
+    Args:
+        model: The model.
+        belief: The filtering belief of the last bin, from which every future starts.
+        horizon: How many bins to look ahead.
+        key: Randomness.
+        num_samples: How many futures.
+        us: Inputs of these bins, (horizon, inputs), the same in all futures.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> zs, ys = sample_forecast(model, model.prior, 5, jax.random.key(0), 100)
+        >>> zs.shape, ys.shape
+        ((100, 5, 2), (100, 5, 1))
+    """
+    _check_belief(model, belief)
+    check_whole(num_samples, 1, "num_samples")
+    return _sample(model, belief, _future_inputs(model, us, horizon), key, num_samples)
+
+
+@partial(jax.jit, static_argnames="num")
+def _sample(
+    model: Model, belief: Belief, us: Float[Array, "H U"], key: Key, num: int
+) -> tuple[Array, Array]:
+    def future(z: Vector, key: Key) -> tuple[Array, Array]:
+        return draw_path(model, jax.random.split(key, len(us)), us, z)
+
+    start_key, run_key = jax.random.split(key)
+    starts = model.family.sample(belief, start_key, num)
+    return jax.vmap(future)(starts, jax.random.split(run_key, num))
+
+
+def predictive_log_prob(
+    model: Model,
+    belief: Belief,
+    y: Observation,
+    mask: Mask | None,
+    key: Key,
+    num_samples: int,
+) -> Scalar:
+    """Estimate $\\log p(y) = \\log E_q[p(y|z)]$, the score of a forecast in nats.
+
+    The mean of the likelihood over samples of z, in antithetic pairs where the family is Gaussian.
+    Its logarithm is too low by half the relative variance of that mean: many samples are needed
+    where observations tell much more than the belief.
+
+    Args:
+        model: The model.
+        belief: What was believed about the bin before it was observed.
+        y: What was observed.
+        mask: Which channels were; None means all.
+        key: Randomness.
+        num_samples: How many samples, an even number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[0.1]]))
+        >>> y, key = jnp.ones(1), jax.random.key(0)
+        >>> round(float(predictive_log_prob(model, model.prior, y, None, key, 1000)), 2)
+        -1.0
+    """
+    _check_belief(model, belief)
+    y, mask = read_bin(model, y, mask)
+    check_even(num_samples, "num_samples")
+    return _log_prob(model, belief, y, mask, key, num_samples)
+
+
+@partial(jax.jit, static_argnames="num")
+def _log_prob(
+    model: Model, belief: Belief, y: Observation, mask: Mask, key: Key, num: int
+) -> Scalar:
+    family = model.family
+    if isinstance(family, GAUSSIANS):
+        half = family.sample(belief, key, num // 2)
+        samples = jnp.concatenate([half, 2 * family.mean(belief) - half])
+    else:
+        samples = family.sample(belief, key, num)
+    terms = jax.vmap(lambda z: model.likelihood.log_prob(z, y, mask))(samples)
+    return jax.nn.logsumexp(terms) - math.log(num)
+
+
+def _check_belief(model: Model, belief: Belief) -> None:
+    def shapes(tree: Belief) -> tuple[Any, ...]:
+        return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+    if shapes(belief) != shapes(model.prior):
+        raise InputError(
+            f"no {type(model.family).__name__} belief over {model.family.dim} dimensions",
+            "belief",
+            "pass the belief of a filter's state, or model.prior",
+        )
+
+
+def _future_inputs(model: Model, us: ArrayLike | None, horizon: int) -> Float[Array, "H U"]:
+    check_whole(horizon, 1, "horizon")
+    if not isinstance(us, Tracer):
+        return read_inputs(model, us, horizon)
+    size = model.dynamics.num_inputs
+    if us.shape != (horizon, size):
+        raise InputError(f"inputs of shape {us.shape}", "us", f"pass shape ({horizon}, {size})")
+    return us

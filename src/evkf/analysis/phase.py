@@ -1,0 +1,369 @@
+"""What dynamics do without noise: flow, fixed points, slow points and limit cycles.
+
+All look at the one-bin map $z \\mapsto f_\\theta(z, u)$ of dynamics with additive Gaussian noise,
+known or learned, under an input that does not change.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Complex, Float
+from numpy.typing import ArrayLike
+
+from evkf.dynamics import Dynamics, GaussianDynamics
+from evkf.errors import InputError
+from evkf.numerics.checks import read_array, read_positive, real_numbers
+from evkf.types import Input, Matrix, Scalar, Vector
+
+NUM_STEPS = 100
+"""Steps of the search for fixed points."""
+AT_REST = 1e-5
+"""Largest speed at a fixed point, as a share of the median speed at the starts."""
+SAME = 1e-3
+"""Fixed points closer than this share of the longest side of the starts' box are one."""
+RECURS = 1e-2
+"""How well a cycle must return, as a share of its longest side."""
+RETURNS = 3
+"""How often it must, at least."""
+
+
+class FixedPoints(NamedTuple):
+    """Points where the state rests, or nearly.
+
+    Attributes:
+        points: Where they are.
+        eigenvalues: Of the Jacobian of the one-bin map there, largest modulus first.
+        stable: Whether all eigenvalues are inside the unit circle.
+        speed: $|f(z) - z|$, how far the state still moves in a bin.
+    """
+
+    points: Float[np.ndarray, "K L"]
+    eigenvalues: Complex[np.ndarray, "K L"]
+    stable: Bool[np.ndarray, " K"]
+    speed: Float[np.ndarray, " K"]
+
+
+class LimitCycle(NamedTuple):
+    """A closed orbit.
+
+    Attributes:
+        period: In bins; not a whole number.
+        points: One turn, a point a bin.
+        multipliers: Floquet multipliers, the eigenvalues of the Jacobian of one turn: first the one
+            nearest 1, which is the motion along the cycle, then the others, largest modulus first.
+        stable: Whether all but the first are inside the unit circle.
+    """
+
+    period: float
+    points: Float[np.ndarray, "n L"]
+    multipliers: Complex[np.ndarray, " L"]
+    stable: bool
+
+
+def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num num 2"]:
+    """Points of the plane, rows by the second coordinate as plotting libraries want them.
+
+    Args:
+        low: Lowest coordinate, a number or one for each of the two.
+        high: Highest coordinate, likewise.
+        num: Points a side.
+
+    Example:
+        >>> grid(-1, [1, 3], 3)[:, 0]
+        array([[-1., -1.],
+               [-1.,  1.],
+               [-1.,  3.]])
+    """
+    ends = [(low, "low"), (high, "high")]
+    (left, bottom), (right, top) = (np.broadcast_to(_read_pair(*end), 2) for end in ends)
+    sides = np.linspace(left, right, num), np.linspace(bottom, top, num)
+    return np.stack(np.meshgrid(*sides), -1)
+
+
+def velocity_field(
+    dynamics: Dynamics, points: ArrayLike, u: ArrayLike | None = None, bin_width: float = 1.0
+) -> Float[np.ndarray, "... L"]:
+    """$(f(z, u) - z) / \\Delta$ at every point.
+
+    Args:
+        dynamics: Dynamics with additive Gaussian noise.
+        points: Where to look, (..., latents).
+        u: A constant input; zero when left out.
+        bin_width: $\\Delta$; with the default the velocity is per bin.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> field = velocity_field(VanDerPol(), grid(-2, 2, 20), bin_width=0.005)
+        >>> field.shape
+        (20, 20, 2)
+    """
+    flow = _read_dynamics(dynamics)
+    where = _read_points(flow, points, "points")
+    width = read_positive(bin_width, (), "bin_width")
+    moves = _moves(flow, where.reshape(-1, flow.dim), _read_input(flow, u))
+    return np.asarray(moves.reshape(where.shape) / width)
+
+
+def fixed_points(
+    dynamics: Dynamics,
+    starts: ArrayLike,
+    u: ArrayLike | None = None,
+    margin: float | None = None,
+) -> FixedPoints:
+    """Find where $f(z, u) = z$, by damped Newton steps from many starts.
+
+    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts; and of
+    learned dynamics only those where states have been. Those closer to one another than 1/1000 of
+    the longest side of the starts' box are one.
+
+    Args:
+        dynamics: Dynamics with additive Gaussian noise.
+        starts: Where to start from, (starts, latents); states that the dynamics were learned on, or
+            a grid.
+        u: A constant input; zero when left out.
+        margin: How far outside the box around the starts a point may lie. Learned dynamics mean
+            little far from the data. When left out, half the longest side of the box; or any
+            distance, if all starts are one point.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> found = fixed_points(VanDerPol(), grid(-2, 2, 5).reshape(-1, 2))
+        >>> len(found.points), bool(found.stable[0])
+        (1, False)
+    """
+    flow, begin, u = _read_search(dynamics, starts, u)
+    ends, speed, rest = _search(flow, begin, u, AT_REST)
+    low, high = begin.min(0), begin.max(0)
+    side = np.max(high - low)
+    if margin is None:
+        margin = 0.5 * side if side > 0 else np.inf
+    near = np.all((ends >= low - margin) & (ends <= high + margin), axis=-1)
+    kept: list[int] = []
+    for k in np.argsort(speed):
+        if not (rest[k] and near[k]):
+            continue
+        if all(np.linalg.norm(ends[k] - ends[j]) > SAME * side for j in kept):
+            kept.append(k)
+    return _describe(flow, ends[kept], speed[kept], u)
+
+
+def slow_points(
+    dynamics: Dynamics, starts: ArrayLike, u: ArrayLike | None = None, tolerance: float = 1e-3
+) -> FixedPoints:
+    """Follow the speed $|f(z, u) - z|$ down from every start, and keep the ends that are slow.
+
+    For fixed points that are no single points but a line, a ring or a sheet: all ends are returned,
+    none merged; of learned dynamics only those where states have been. Along such a set an
+    eigenvalue is 1, so that `stable` says little there.
+
+    Args:
+        dynamics: Dynamics with additive Gaussian noise.
+        starts: Where to start from, (starts, latents).
+        u: A constant input; zero when left out.
+        tolerance: Largest speed to keep, as a share of the median speed at the starts.
+
+    Example:
+        >>> from evkf.dynamics import RingAttractor
+        >>> ring = slow_points(RingAttractor(), [[1.5, 0.0], [0.0, 2.0]])
+        >>> ring.points.round(2) + 0.0
+        array([[1., 0.],
+               [0., 1.]], dtype=float32)
+    """
+    flow, begin, u = _read_search(dynamics, starts, u)
+    ends, speed, slow = _search(flow, begin, u, float(read_positive(tolerance, (), "tolerance")))
+    return _describe(flow, ends[slow], speed[slow], u)
+
+
+def limit_cycle(
+    dynamics: Dynamics, start: ArrayLike, u: ArrayLike | None = None, max_bins: int = 20_000
+) -> LimitCycle | None:
+    """Run the dynamics without noise, and see whether they settle into a cycle.
+
+    The first half of the run is left to settle in. In the rest, returns to a plane through its
+    centre, across its longest axis, must repeat to 1% of its size, three times or more. A cycle
+    should have some twenty bins or more, since returns are interpolated between bins.
+
+    Args:
+        dynamics: Dynamics with additive Gaussian noise, of two latents or more.
+        start: The first state, (latents,); not a fixed point.
+        u: A constant input; zero when left out.
+        max_bins: Length of the run; six times the period at least.
+
+    Returns:
+        The cycle, or None where the run comes to rest, diverges or does not repeat itself.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> cycle = limit_cycle(VanDerPol(), [1.0, 0.0], max_bins=4000)
+        >>> cycle.points.shape, cycle.stable
+        ((152, 2), True)
+    """
+    flow = _read_dynamics(dynamics)
+    if flow.dim < 2:
+        raise InputError(f"{flow.dim} latent", "dynamics", "cycles need two latents or more")
+    if max_bins < 2:
+        raise InputError(f"max_bins = {max_bins}", "max_bins", "run for some periods of a cycle")
+    drive = _read_input(flow, u)
+    run = np.asarray(_run(flow, read_array(start, (flow.dim,), "start"), drive, max_bins))
+    if not np.all(np.isfinite(run)):
+        return None
+    tail = run[max_bins // 2 :].astype(float)
+    size = np.max(np.ptp(tail, axis=0))
+    rounding = 100 * np.finfo(run.dtype).eps * np.max(np.abs(tail))
+    if size <= max(1e-3 * np.max(np.ptp(run, axis=0)), rounding):
+        return None
+    times, places = _crossings(tail)
+    turns = _recurrence(places, RECURS * size)
+    if turns is None:
+        return None
+    count = (len(times) - 1) // turns
+    period = float(times[count * turns] - times[0]) / count
+    whole, first = int(period), int(times[0]) + 1
+    points = run[max_bins // 2 :][first : first + whole + 1]
+    jacobians = np.asarray(_jacobians(flow, jnp.asarray(points), drive), float)
+    multipliers = _multipliers(jacobians, period - whole)
+    stable = bool(np.all(np.abs(multipliers[1:]) < 1))
+    return LimitCycle(period, points[: round(period)], multipliers, stable)
+
+
+def _crossings(orbit: Float[np.ndarray, "T L"]) -> tuple[np.ndarray, np.ndarray]:
+    """Times and places at which an orbit passes upwards through a plane through its centre."""
+    centred = orbit - orbit.mean(0)
+    axis = np.linalg.svd(centred, full_matrices=False)[2][0]
+    height = centred @ axis
+    before = np.flatnonzero((height[:-1] < 0) & (height[1:] >= 0))
+    share = height[before] / (height[before] - height[before + 1])
+    places = orbit[before] + share[:, None] * (orbit[before + 1] - orbit[before])
+    return before + share, places
+
+
+def _recurrence(places: Float[np.ndarray, "n L"], tolerance: float) -> int | None:
+    """After how many crossings the places repeat, all through."""
+    index = np.arange(len(places))
+    for turns in range(1, (len(places) - 1) // RETURNS + 1):
+        miss = np.linalg.norm(places - places[index % turns], axis=-1)
+        if np.max(miss) <= tolerance:
+            return turns
+    return None
+
+
+def _multipliers(jacobians: Float[np.ndarray, "n L L"], share: float) -> np.ndarray:
+    """Eigenvalues of a turn of all bins but the last, and of that a share."""
+    product = np.eye(jacobians.shape[-1])
+    for jacobian in jacobians[:-1]:
+        product = jacobian @ product
+    product = (1 - share) * product + share * jacobians[-1] @ product
+    values = np.linalg.eigvals(product).astype(complex)
+    trivial = np.argmin(np.abs(values - 1))
+    others = np.delete(values, trivial)
+    return np.concatenate([values[[trivial]], others[np.argsort(-np.abs(others))]])
+
+
+def _search(
+    flow: GaussianDynamics, begin: np.ndarray, u: Input, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ends, their speeds, and which are slow: beside the starts, or to rounding."""
+    starts = jnp.asarray(begin)
+    ends = _descend(flow, starts, u)
+    usual, speed = (
+        np.linalg.norm(np.asarray(_moves(flow, points, u)), axis=-1) for points in (starts, ends)
+    )
+    found = np.asarray(ends)
+    rounding = 4 * np.finfo(found.dtype).eps * np.linalg.norm(found, axis=-1)
+    slow = speed <= np.maximum(tolerance * np.median(usual), rounding)
+    # Outside of where states have been, learned dynamics rest at what is an edge of the map alone.
+    return found, speed, slow & np.asarray(jax.vmap(flow.covers)(ends))
+
+
+def _describe(
+    flow: GaussianDynamics, points: np.ndarray, speed: np.ndarray, u: Input
+) -> FixedPoints:
+    values = np.linalg.eigvals(np.asarray(_jacobians(flow, jnp.asarray(points), u)))
+    order = np.argsort(-np.abs(values), axis=-1)
+    values = np.take_along_axis(values, order, -1).astype(complex)
+    return FixedPoints(points, values, np.all(np.abs(values) < 1, axis=-1), speed)
+
+
+@jax.jit
+def _moves(flow: GaussianDynamics, points: Float[Array, "K L"], u: Input) -> Float[Array, "K L"]:
+    return jax.vmap(lambda z: flow.mean(z, u) - z)(points)
+
+
+@jax.jit
+def _jacobians(
+    flow: GaussianDynamics, points: Float[Array, "K L"], u: Input
+) -> Float[Array, "K L L"]:
+    return jax.vmap(jax.jacfwd(lambda z: flow.mean(z, u)))(points)
+
+
+@partial(jax.jit, static_argnames="num_bins")
+def _run(flow: GaussianDynamics, start: Vector, u: Input, num_bins: int) -> Float[Array, "T L"]:
+    def body(z: Vector, _: None) -> tuple[Vector, Vector]:
+        return flow.mean(z, u), z
+
+    return lax.scan(body, start, length=num_bins)[1]
+
+
+@jax.jit
+def _descend(flow: GaussianDynamics, starts: Float[Array, "K L"], u: Input) -> Float[Array, "K L"]:
+    """Levenberg–Marquardt steps on $|f(z) - z|^2$."""
+
+    def move(z: Vector) -> Vector:
+        return flow.mean(z, u) - z
+
+    def step(_: Array, carry: tuple[Vector, Scalar]) -> tuple[Vector, Scalar]:
+        z, damping = carry
+        residual, jacobian = move(z), jax.jacfwd(move)(z)
+        curvature: Matrix = jacobian.T @ jacobian
+        ridge = damping * jnp.trace(curvature) * jnp.eye(len(z), dtype=z.dtype)
+        new = z - jnp.linalg.solve(curvature + ridge, jacobian.T @ residual)
+        better = jnp.sum(move(new) ** 2) < jnp.sum(residual**2)
+        damping = jnp.clip(damping * jnp.where(better, 0.1, 10), jnp.finfo(z.dtype).eps, 1e8)
+        return jnp.where(better, new, z), damping
+
+    def descend(start: Vector) -> Vector:
+        return lax.fori_loop(0, NUM_STEPS, step, (start, jnp.full((), 1e-2, start.dtype)))[0]
+
+    return jax.vmap(descend)(starts)
+
+
+def _read_search(
+    dynamics: Dynamics, starts: ArrayLike, u: ArrayLike | None
+) -> tuple[GaussianDynamics, np.ndarray, Input]:
+    flow = _read_dynamics(dynamics)
+    begin = np.asarray(_read_points(flow, starts, "starts"))
+    if begin.ndim != 2 or len(begin) == 0:
+        raise InputError(
+            f"starts of shape {begin.shape}", "starts", f"pass shape (starts, {flow.dim})"
+        )
+    return flow, begin, _read_input(flow, u)
+
+
+def _read_dynamics(dynamics: Dynamics) -> GaussianDynamics:
+    if not isinstance(dynamics, GaussianDynamics):
+        raise InputError(
+            f"{type(dynamics).__name__} has no noise-free map",
+            "dynamics",
+            "pass dynamics with additive Gaussian noise, such as model_.dynamics of an EVKF",
+        )
+    return dynamics
+
+
+def _read_points(flow: GaussianDynamics, points: ArrayLike, where: str) -> Float[Array, "... L"]:
+    shape = np.shape(points)
+    return read_array(points, (*shape[:-1], flow.dim), where)
+
+
+def _read_pair(value: ArrayLike, where: str) -> np.ndarray:
+    array = real_numbers(value, where)
+    if array.shape not in ((), (2,)):
+        raise InputError(f"{where} of shape {array.shape}", where, "pass a number or two")
+    return array
+
+
+def _read_input(flow: GaussianDynamics, u: ArrayLike | None) -> Input:
+    return read_array(np.zeros(flow.num_inputs) if u is None else u, (flow.num_inputs,), "u")

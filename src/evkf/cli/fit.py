@@ -1,0 +1,158 @@
+"""The command that fits a model to a recording."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from evkf.cli.console import (
+    Config,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    check_free,
+    claim,
+    config_file,
+    console,
+    counted,
+    emit,
+    json_target,
+    note,
+    write_config,
+)
+from evkf.cli.console import progress_bar as bar
+from evkf.cli.options import (
+    Align,
+    BinWidth,
+    File,
+    Group,
+    LeaveOut,
+    MinRate,
+    Reading,
+    Trials,
+    Units,
+    Window,
+    check_ending,
+    result,
+)
+from evkf.errors import InputError
+from evkf.learning.warm_up import KINDS
+from evkf.numerics.checks import first_of
+from evkf.recordings.dimension import Difference, possible_latents, suggest_latents
+from evkf.recordings.splits import halved
+from evkf.recordings.units import fit_recording, passes_for
+
+LIKELIHOODS = tuple(KINDS)
+
+
+def fit(
+    file: File,
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")],
+    latents: Annotated[
+        int | None, typer.Option(min=1, help="Latent dimensions.", show_default="suggested")
+    ] = None,
+    likelihood: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(LIKELIHOODS)}.")
+    ] = "poisson",
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the dynamics.")] = 64,
+    passes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
+    ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Leave out the held-out trials of `evkf score`.")
+    ] = False,
+    bin_width: BinWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
+    leave_out: LeaveOut = None,
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Learn a model of a recording: readout, dynamics, noise and initial state.
+
+    Without --latents, numbers of latent dimensions are fitted to four fifths of the trials, with
+    fewer passes, and scored on the others; the smallest within one standard error of the best is
+    taken. The options behind the
+    model are written beside it, to MODEL.config.json.
+
+    \b
+    Examples:
+      evkf fit day1.nwb --out model.safetensors --align move_onset_time --window -0.25 0.45
+      evkf fit day1.nwb --out model.safetensors --align start_time --held-out
+      evkf fit counts.npz --out model.safetensors --latents 8 --likelihood negative_binomial
+      evkf fit day1.nwb --config fit.toml
+    """
+    options = dict(locals())
+    check_ending(out, (".safetensors",))
+    if likelihood not in LIKELIHOODS:
+        remedy = f"choose among {', '.join(LIKELIHOODS)}"
+        raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
+    outputs = [out, config_file(out)]
+    check_free([*outputs, *json_target(json_file, file, *outputs)], force)
+    say = console(quiet, json_file)
+    reading = Reading.of(options)
+    recording = reading.read(say, file, signals=likelihood == "gaussian")
+    silent = recording.units["id"][~recording.observed.any(axis=0)]
+    if held_out:
+        blocks, judged = halved(recording)
+        recording = blocks.take(np.flatnonzero(~judged))
+    if len(silent) and likelihood != "gaussian":
+        have, them = ("has", "it") if len(silent) == 1 else ("have", "them")
+        share = f"{len(silent)} of {counted(recording.num_units, 'unit')} ({first_of(silent)})"
+        note(say, f"{share} {have} no spikes in these trials; --min-rate 0.1 leaves {them} out")
+    scores: dict[int, float] = {}
+    behind: dict[int, Difference] = {}
+    if latents is None:
+        tried = ", ".join(map(str, possible_latents(recording)))
+        say.print(f"trying {tried} latents on held-out trials; --latents N goes straight to one")
+        say.print("latents  held-out nats per bin")
+        few = None if passes is None else max(passes // 4, 1)
+        latents, scores, behind = suggest_latents(
+            recording,
+            likelihood=likelihood,
+            hidden=hidden,
+            passes=few,
+            seed=seed,
+            progress=lambda number, found: say.print(f"{number:7d}  {found:.4f}"),
+        )
+        best = max(scores, key=lambda number: scores[number])
+        for number, short in behind.items():
+            if number != best:
+                error = f" ± {short.error:.4f}" if short.error else ""
+                say.print(f"{number} falls short of {best} by {short.mean:.4f}{error} nats per bin")
+        near = "" if latents == best else f", within one standard error of the best, {best}"
+        say.print(f"taking {latents} latents{near}")
+    passes = passes_for(recording) if passes is None else passes
+    with bar(say, "fitting") as tell:
+        model = fit_recording(
+            recording,
+            latents,
+            likelihood,
+            hidden=hidden,
+            passes=passes,
+            seed=seed,
+            progress=tell,
+        )
+    found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
+    resolved = result("fit", options | found)
+    claim(outputs, force)
+    model._replace(fitted={**(model.fitted or {}), **reading.remembered(file)}).save(out)
+    write_config(out, resolved)
+    size = f"{counted(recording.num_units, 'unit')}, {counted(recording.num_trials, 'trial')}, "
+    size += f"{counted(recording.num_bins, 'bin')} of {recording.bin_width * 1e3:g} ms"
+    if window is not None:
+        size += f", {reading.trials_are}"
+    say.print(f"{counted(latents, 'latent')} of {size}: {out}")
+    tried_scores = {str(k): x for k, x in scores.items()}
+    tried_behind = {str(k): short._asdict() for k, short in behind.items()}
+    emit(json_file, resolved | {"scores": tried_scores, "behind": tried_behind})

@@ -1,0 +1,122 @@
+"""The command that judges a model on a recording in numbers."""
+
+from rich.table import Column, Table
+
+from evkf.cli.console import (
+    Config,
+    ForceJson,
+    Json,
+    Quiet,
+    Seed,
+    check_free,
+    console,
+    emit,
+    json_target,
+)
+from evkf.cli.console import progress_bar as bar
+from evkf.cli.options import (
+    Align,
+    Behaviour,
+    Condition,
+    File,
+    Group,
+    LeaveOut,
+    MinRate,
+    ModelFile,
+    ModelWidth,
+    Reading,
+    Trials,
+    Units,
+    Window,
+    check_spikes,
+    load_model,
+    result,
+)
+from evkf.recordings.scoring import score_recording
+from evkf.recordings.splits import halved
+from evkf.recordings.units import check_units, trials_seen
+
+
+def score(
+    file: File,
+    model_file: ModelFile,
+    condition: Condition = None,
+    behaviour: Behaviour = None,
+    bin_width: ModelWidth = None,
+    align: Align = None,
+    window: Window = None,
+    min_rate: MinRate = 0.0,
+    group: Group = None,
+    units: Units = None,
+    trials: Trials = None,
+    leave_out: LeaveOut = None,
+    seed: Seed = 0,
+    force: ForceJson = False,
+    quiet: Quiet = False,
+    json_file: Json = None,
+    config: Config = None,
+) -> None:
+    """Score a model on half of the trials, beside baselines that learn from the others.
+
+    Bits per spike are of counts one bin ahead, and of held-out units, a quarter, from the others
+    (co-smoothing); R² is of condition averages, and of behaviour decoded from rates and from
+    latents. Baselines are the same filter with a random walk for dynamics, GPFA, a linear system,
+    causal smoothing, a Wiener filter and, with --condition, the average of the condition. Held-out
+    trials that the model was fitted to are counted and reported: fit it with --held-out, or to
+    another recording.
+
+    \b
+    Examples:
+      evkf score day2.nwb --model model.safetensors
+      evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
+    """
+    options = dict(locals())
+    check_free(json_target(json_file, file, model_file), force)
+    say = console(quiet, json_file)
+    model = load_model(model_file)
+    check_spikes(model, model_file)
+    reading = Reading.of(options, model.bin_width)
+    recording = reading.read(say, file)
+    check_units(model, recording)
+    blocks, judged = halved(recording)
+    seen = {
+        "judged_trials": int(judged.sum()),
+        "fitted_trials": int(trials_seen(model, blocks)[judged].sum()),
+    }
+    reading.note_trials(say, model, file)
+    say.print("scoring the model and its baselines, one by one")
+    with bar(say, "scored") as tell:
+        rows = score_recording(model, recording, condition, behaviour, seed, tell)
+    shown = headings(condition, behaviour)
+    method = Column("method", no_wrap=True)
+    table = Table(method, *shown.values(), box=None, pad_edge=False)
+    for row in rows:
+        cells = (getattr(row, name) for name in shown)
+        table.add_row(row.method, *("—" if x is None else f"{x:.3f}" for x in cells))
+    say.print(table)
+    say.print(f"judged on {seen['judged_trials']} of {blocks.num_trials} trials")
+    if seen["fitted_trials"]:
+        share = f"{seen['fitted_trials']} of the {seen['judged_trials']} held-out trials"
+        say.print(f"fitted to {share}: the row of eVKF is of what it has seen")
+    scores = [row._asdict() for row in rows]
+    resolved = options | {"bin_width": reading.bin_width}
+    emit(json_file, result("score", resolved, **seen, scores=scores))
+
+
+def headings(condition: str | None, behaviour: str | None) -> dict[str, str]:
+    """Of the columns of `Score` that there is something to show in, for lines of 80 characters.
+
+    Example:
+        >>> list(headings(None, "hand_vel"))
+        ['one_step', 'co_smoothing', 'rates_r2', 'latents_r2']
+    """
+    shown = {
+        "one_step": "one bin\nahead,\nbits/spike",
+        "co_smoothing": "held-out\nunits,\nbits/spike",
+    }
+    if condition is not None:
+        shown["psth"] = f"{condition}\naverages,\nR²"
+    if behaviour is not None:
+        name = behaviour.rpartition("/")[2]
+        shown |= {f"{part}_r2": f"{name}\nR² from\n{part}" for part in ("rates", "latents")}
+    return shown

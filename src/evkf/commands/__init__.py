@@ -1,1 +1,0 @@
-"""The commands of `evkf`, one module each, and the options and output they share."""

@@ -1,0 +1,248 @@
+"""Trees of arrays in files: bit for bit, without pickle, and never half written.
+
+One `.safetensors` file holds the leaves under their paths in the tree, and in its metadata, under
+the key "evkf", a header in JSON: format, schema, version of evkf, kind of tree, paths with shapes
+and types, the caller's own `meta`, and a digest of all that.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from evkf.data.installed import need, version
+from evkf.errors import InputError
+
+FORMAT, SCHEMA = "evkf-tree", 1
+
+DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
+"""What a leaf may hold, in the byte order of the machine, and how safetensors call it."""
+
+Header = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+
+
+def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
+    """Write a tree of arrays to a file, in place of one that is there.
+
+    A file is complete or not there: it is written beside its place and moved when it is on disk.
+
+    Args:
+        path: Where to, a name that ends in .safetensors.
+        tree: Arrays of float32, float64, int32, uint32 or bool, in any structure that JAX knows.
+        meta: What else to keep: anything that JSON gives back as it was.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_tree(f"{folder}/tree.safetensors", {"a": jnp.ones(2)}, {"animal": "m1"})
+        ...     tree, meta = load_tree(f"{folder}/tree.safetensors", {"a": jnp.zeros(2)})
+        >>> tree["a"], meta
+        (Array([1., 1.], dtype=float32), {'animal': 'm1'})
+    """
+    place = Path(path)
+    if place.suffix != ".safetensors":
+        raise InputError(f"a file named {place.name!r}", str(path), "end it in .safetensors")
+    arrays = {name: _read_leaf(leaf, name) for name, leaf in _named(tree).items()}
+    header = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "version": version(),
+        "kind": type(tree).__name__,
+        "leaves": _leaves(arrays),
+        "meta": _read_meta(meta),
+    }
+    if not place.parent.is_dir():
+        raise InputError(f"no folder {place.parent}", str(path), "make it first")
+    _replace(place, _serialise(header, arrays))
+
+
+def load_tree(path: str | os.PathLike, like: PyTree) -> tuple[PyTree, dict]:
+    """Read a tree of arrays from a file.
+
+    Args:
+        path: What `save_tree` wrote.
+        like: A tree of the same structure, such as a fresh state; also of shapes alone, as
+            `jax.eval_shape` gives them. What is not an array is taken from here. Where it has
+            NumPy arrays, such are returned, else arrays of JAX.
+
+    Returns:
+        The tree, and the `meta` it was saved with.
+
+    Example:
+        >>> load_tree("nowhere.safetensors", {})
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: no such file (in nowhere.safetensors): check the name
+    """
+    header, arrays = _read(path)
+    wanted = _named(like)
+    for name in [*wanted, *arrays]:
+        have, want = (_describe(found.get(name)) for found in (arrays, wanted))
+        if have != want:
+            raise InputError(
+                f"leaf {name!r} is {have} in this file (of kind {header['kind']}), "
+                f"but {want} in what is to be filled",
+                str(path),
+                "load it into a tree made with the settings and the precision it was saved with",
+            )
+    filled = [
+        arrays[name] if isinstance(leaf, np.ndarray) else jnp.asarray(arrays[name])
+        for name, leaf in wanted.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), filled), header["meta"]
+
+
+def read_meta(path: str | os.PathLike) -> dict:
+    """The `meta` that a tree was saved with.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_tree(f"{folder}/tree.safetensors", (), {"animal": "m1"})
+        ...     read_meta(f"{folder}/tree.safetensors")
+        {'animal': 'm1'}
+    """
+    return _read(path)[0]["meta"]
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """Leaves under their paths, in their order."""
+    return {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _read_leaf(leaf: Any, name: str) -> np.ndarray:
+    fits = isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype in map(np.dtype, DTYPES)
+    if not fits:
+        kind = getattr(leaf, "dtype", type(leaf).__name__)
+        remedy = f"save arrays of {', '.join(DTYPES)}; of a random key its jax.random.key_data"
+        raise InputError(f"leaf {name!r} of type {kind}", "tree", remedy)
+    return np.asarray(leaf, order="C")
+
+
+def _read_meta(meta: dict) -> dict:
+    try:
+        same = json.loads(json.dumps(meta, allow_nan=False)) == meta
+    except (TypeError, ValueError):
+        same = False
+    if not same or not isinstance(meta, dict):
+        remedy = "keep to dictionaries with text as keys, lists, text, finite numbers, booleans"
+        raise InputError("something that JSON does not give back as it was", "meta", remedy)
+    return meta
+
+
+def _leaves(arrays: Arrays) -> dict[str, dict]:
+    return {
+        name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+        for name, array in arrays.items()
+    }
+
+
+def _describe(leaf: Any) -> str:
+    if leaf is None:
+        return "missing"
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
+def _digest(header: Header, arrays: Arrays) -> str:
+    kept = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(_bytes(arrays[name]))
+    return digest.hexdigest()
+
+
+def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
+    """The parts of a file, one after the other.
+
+    Not by the package that reads them: it keeps all of Python waiting while it copies, and a
+    session that is saved has bins to filter.
+    """
+    need("storage", "storage", "safetensors")
+    text = json.dumps({**header, "sha256": _digest(header, arrays)})
+    said: dict[str, Any] = {"__metadata__": {"evkf": text}}
+    ordered, end = list(DTYPES), 0
+    names = sorted(arrays, key=lambda name: ordered.index(str(arrays[name].dtype)))
+    for name in names:
+        array, begin, end = arrays[name], end, end + arrays[name].nbytes
+        kind = DTYPES[str(array.dtype)]
+        said[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [begin, end]}
+    head = json.dumps(said).encode()
+    head += b" " * (-len(head) % 8)
+    return [struct.pack("<Q", len(head)), head, *(_bytes(arrays[name]) for name in names)]
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """What an array holds, low bytes first, without a copy where it does."""
+    low = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return low.reshape(-1).view(np.uint8).data
+
+
+def _replace(place: Path, parts: list[bytes | memoryview]) -> None:
+    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, place)
+    finally:
+        part.unlink(missing_ok=True)
+    if os.name == "posix":
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
+    """Header and leaves of a file."""
+    where = str(path)
+    if not Path(path).is_file():
+        raise InputError("no such file", where, "check the name")
+    header, arrays = _read_file(path)
+    if not (isinstance(header, dict) and header.get("format") == FORMAT):
+        raise InputError(f"no file of format {FORMAT!r}", where, "load what evkf has saved")
+    schema, writer = header.get("schema"), header.get("version")
+    if schema != SCHEMA:
+        raise InputError(
+            f"schema {schema!r}, written by evkf {writer}; this is evkf {version()}, which knows "
+            f"schema {SCHEMA}",
+            where,
+            "load it with that version",
+        )
+    whole = header.get("leaves") == _leaves(arrays)
+    if not whole or header.get("sha256") != _digest(header, arrays):
+        raise _damaged(where, "its contents are not what was written")
+    return header, arrays
+
+
+def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
+    need("storage", "storage", "safetensors")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            text = (file.metadata() or {}).get("evkf", "null")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(text)
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(str(path), str(error)) from error
+    return header, arrays
+
+
+def _damaged(where: str, how: str) -> InputError:
+    remedy = "pass a file that `evkf fit` or `save` wrote; if it is one, copy it again"
+    return InputError(f"no .safetensors file, or a damaged one: {how}", where, remedy)

@@ -1,0 +1,270 @@
+"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as pure functions.
+
+$$x_l \\sim GP(0, k_l), \\qquad y_t = Cx_t + d + \\epsilon_t, \\qquad \\epsilon_t \\sim N(0, R),$$
+
+with $R$ diagonal and $k_l(s, t) = (1 - \\nu)e^{-(s - t)^2 / 2\\tau_l^2} + \\nu\\delta_{st}$.
+All that a bin says about its state is $w_t = Q^\\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
+$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\\top$ of these numbers in a short
+trial is a corner of that in a long one, and so is its Cholesky factor $\\Lambda$. One factorisation
+for the longest trial serves trials of all lengths, exactly: with $A = \\Lambda^{-1}FK$ and
+$z = \\Lambda^{-1}w$, the states of a trial have mean $A^\\top z$ and covariance $K - A^\\top A$,
+summed over the rows of its own bins. No kernel is inverted on the way.
+
+Trials come filled up to one length, with a mask of the bins that they have. Time and memory grow
+with the cube and the square of latents times bins.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower
+from evkf.types import Scalar
+
+NUGGET = 1e-3
+"""$\\nu$, the share of a state's variance that is not smooth."""
+
+STEPS, FRACTIONS = 2, (1.0, 0.25)
+"""Of the timescales in every M step: scoring steps, and the fractions of each that are tried."""
+
+NARROW, WIDE = 0.1, 1e4
+"""Bounds of the timescales, in bins: beyond them, a state is white or constant."""
+
+RATIO = 0.7
+"""Trials are grouped for the timescales; the shortest of a group has this share of the longest."""
+
+
+class Params(NamedTuple):
+    """All that is learned.
+
+    Attributes:
+        C: Loadings.
+        d: Offsets.
+        R: Private variances.
+        log_tau: Logarithms of the timescales, in bins.
+    """
+
+    C: Float[Array, "N L"]
+    d: Float[Array, " N"]
+    R: Float[Array, " N"]
+    log_tau: Float[Array, " L"]
+
+
+class Posterior(NamedTuple):
+    """States of all trials given their own bins.
+
+    Attributes:
+        means: Their means; beyond the end of a trial, extrapolated.
+        gain: $A$, from which covariances follow.
+        kernels: Prior covariances of every latent over time.
+        log_lik: Marginal log-likelihood of all trials.
+    """
+
+    means: Float[Array, "I T L"]
+    gain: Float[Array, "T L T L"]
+    kernels: Float[Array, "L T T"]
+    log_lik: Scalar
+
+
+class Group(NamedTuple):
+    """Trials from the `first` on, before the `last`, the longest of which has `bins` bins."""
+
+    first: int
+    last: int
+    bins: int
+
+
+def group_lengths(lengths: Sequence[int]) -> tuple[Group, ...]:
+    """Groups of trials of like lengths, from which the timescales are learned.
+
+    Within a group states are extrapolated to the end of the longest. That is EM still, with a few
+    more hidden states, and takes a few matrices where every length would take its own.
+
+    Args:
+        lengths: Bins of every trial, in ascending order.
+
+    Example:
+        >>> group_lengths([5, 9, 10, 10])
+        (Group(first=1, last=4, bins=10), Group(first=0, last=1, bins=5))
+    """
+    groups: list[Group] = []
+    last = len(lengths)
+    while last:
+        bins = lengths[last - 1]
+        first = next(i for i, length in enumerate(lengths) if length >= RATIO * bins)
+        groups.append(Group(first, last, bins))
+        last = first
+    return tuple(groups)
+
+
+def log_lik(params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Scalar:
+    """Marginal log-likelihood of all trials, in nats.
+
+    Example:
+        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> round(float(log_lik(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))), 2)
+        -7.3
+    """
+    return _whiten(params, ys, seen)[0]
+
+
+def posterior(params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Posterior:
+    """States of all trials given their own bins.
+
+    Example:
+        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> found = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
+        >>> [round(mean, 2) for mean in found.means[0, :, 0].tolist()]
+        [0.83, 0.83]
+    """
+    total, kernels, read, root, z = _whiten(params, ys, seen)
+    size = root.shape[0]
+    gain = solve_lower(root, read.reshape(size, size)).reshape(read.shape)
+    return Posterior(jnp.einsum("isa,satl->itl", z, gain), gain, kernels, total)
+
+
+def covariances(found: Posterior, seen: Bool[Array, " T"]) -> Float[Array, "T L L"]:
+    """Covariances of the states of one trial, bin by bin.
+
+    Example:
+        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> found = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
+        >>> covariances(found, jnp.ones(2, bool)).shape
+        (2, 1, 1)
+    """
+    rows = jnp.where(seen[:, None, None, None], found.gain, 0)
+    identity = jnp.eye(rows.shape[-1], dtype=rows.dtype)
+    return identity - jnp.einsum("satl,satk->tlk", rows, found.gain)
+
+
+@partial(jax.jit, static_argnames="groups")
+def em_step(
+    params: Params,
+    ys: Float[Array, "I T N"],
+    seen: Bool[Array, "I T"],
+    floor: Float[Array, " N"],
+    groups: tuple[Group, ...],
+) -> tuple[Params, Scalar]:
+    """One iteration of EM, and the log-likelihood before it.
+
+    Args:
+        params: Where to go on from.
+        ys: Observations.
+        seen: True where a trial has a bin; trials in ascending order of length.
+        floor: Least private variances.
+        groups: Of the trials.
+    """
+    found = posterior(params, ys, seen)
+    C, d, R = _regress(found, ys, seen, floor)
+    log_tau = _timescales(params.log_tau, found, seen, groups)
+    return Params(C, d, R, log_tau), found.log_lik
+
+
+def _kernel(log_tau: Scalar, bins: int) -> Float[Array, "T T"]:
+    lag = jnp.arange(bins, dtype=log_tau.dtype)
+    lag = lag[:, None] - lag
+    smooth = jnp.exp(-0.5 * (lag * jnp.exp(-log_tau)) ** 2)
+    return (1 - NUGGET) * smooth + NUGGET * jnp.eye(bins, dtype=log_tau.dtype)
+
+
+def _whiten(
+    params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
+) -> tuple[Scalar, Array, Array, Array, Array]:
+    """The log-likelihood, and $K$, $FK$, $\\Lambda$ and $z$."""
+    C, d, R, log_tau = params
+    trials, bins, neurons = ys.shape
+    size = bins * len(log_tau)
+    scale = jnp.sqrt(R)
+    basis, factor = jnp.linalg.qr(C / scale[:, None])
+    rest = jnp.where(seen[..., None], (ys - d) / scale, 0)
+    told = rest @ basis
+    kernels = jax.vmap(_kernel, in_axes=(0, None))(log_tau, bins)
+    read = jnp.einsum("al,lst->satl", factor, kernels)
+    cov = jnp.einsum("satl,bl->satb", read, factor).reshape(size, size)
+    root = cholesky(cov + jnp.eye(size, dtype=cov.dtype))
+    z = solve_lower(root, told.reshape(trials, size).T).T.reshape(told.shape)
+    z = jnp.where(seen[..., None], z, 0)
+    log_det = 2 * jnp.log(jnp.diagonal(root)).reshape(bins, -1).sum(axis=1)
+    each = neurons * jnp.log(2 * jnp.pi) + jnp.sum(jnp.log(R)) + log_det
+    square = jnp.sum(rest**2) - jnp.sum(told**2) + jnp.sum(z**2)
+    return -0.5 * (jnp.sum(seen @ each) + square), kernels, read, root, z
+
+
+def _regress(
+    found: Posterior,
+    ys: Float[Array, "I T N"],
+    seen: Bool[Array, "I T"],
+    floor: Float[Array, " N"],
+) -> tuple[Array, Array, Array]:
+    """Loadings, offsets and private variances that the states found explain the most with."""
+    latents = found.means.shape[-1]
+    marks = seen.astype(ys.dtype)
+    num = jnp.sum(marks)
+    together = marks.T @ marks
+    rows = (found.gain * together[:, None, :, None]).reshape(-1, latents)
+    spread = num * jnp.eye(latents, dtype=ys.dtype) - rows.T @ found.gain.reshape(-1, latents)
+    states = jnp.concatenate([found.means, jnp.ones_like(found.means[..., :1])], axis=-1)
+    states = (states * marks[..., None]).reshape(-1, latents + 1)
+    values = (ys * marks[..., None]).reshape(-1, len(floor))
+    moments = (states.T @ states).at[:latents, :latents].add(spread)
+    weights = jnp.linalg.solve(moments, states.T @ values).T
+    C, d = weights[:, :-1], weights[:, -1]
+    off = values - states @ weights.T
+    R = (jnp.sum(off**2, axis=0) + jnp.sum((C @ spread) * C, axis=1)) / num
+    return C, d, jnp.maximum(R, floor)
+
+
+def _timescales(
+    log_tau: Float[Array, " L"],
+    found: Posterior,
+    seen: Bool[Array, "I T"],
+    groups: tuple[Group, ...],
+) -> Float[Array, " L"]:
+    """A few scoring steps up the expected log-density of every latent, none of them downhill."""
+    bins, latents = seen.shape[1], len(log_tau)
+    rows = jnp.moveaxis(found.gain, 3, 0).reshape(latents, -1, bins)
+    moments = []
+    for first, last, high in groups:
+        means = found.means[first:last, :high]
+        weight = jnp.repeat(jnp.sum(seen[first:last], axis=0), latents)
+        cut = rows[:, :, :high]
+        moments.append(
+            (last - first) * found.kernels[:, :high, :high]
+            + jnp.einsum("itl,isl->lts", means, means)
+            - jnp.einsum("lrt,lrs->lts", cut * weight[:, None], cut)
+        )
+
+    def density(u: Scalar, moments: list[Array]) -> tuple[Scalar, Scalar, Scalar]:
+        """Expected log-density of one latent, its slope, and the Fisher information."""
+        kernel, change = jax.jvp(partial(_kernel, bins=bins), (u,), (jnp.ones_like(u),))
+        root = cholesky(kernel)
+        inverse, log_diag = inverse_lower(root), jnp.log(jnp.diagonal(root))
+        turned = inverse @ change @ inverse.T
+        value = slope = fisher = jnp.zeros_like(u)
+        for (first, last, high), moment in zip(groups, moments, strict=True):
+            corner, part = inverse[:high, :high], turned[:high, :high]
+            white = corner @ moment @ corner.T
+            num = last - first
+            value -= num * jnp.sum(log_diag[:high]) + 0.5 * jnp.trace(white)
+            slope += 0.5 * (jnp.sum(part * white) - num * jnp.trace(part))
+            fisher += 0.5 * num * jnp.sum(part**2)
+        return value, slope, fisher
+
+    def climb(u: Scalar, moments: list[Array]) -> Scalar:
+        def step(_: int, u: Scalar) -> Scalar:
+            value, slope, fisher = density(u, moments)
+            move = jnp.clip(slope / jnp.maximum(fisher, 1e-9), -1, 1)
+            tries = u + jnp.asarray(FRACTIONS, u.dtype) * move
+            tries = jnp.clip(tries, jnp.log(NARROW), jnp.log(WIDE))
+            values = jax.vmap(density, in_axes=(0, None))(tries, moments)[0]
+            best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
+            return jnp.where(values[best] > value, tries[best], u)
+
+        return lax.fori_loop(0, STEPS, step, u)
+
+    return jax.vmap(climb)(log_tau, moments)

@@ -1,0 +1,1 @@
+"""The expected log-likelihood for every pair of family and likelihood."""

@@ -1,1 +1,0 @@
-"""The tables and figures of the paper, one module each."""

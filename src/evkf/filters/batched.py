@@ -1,0 +1,338 @@
+"""Many sessions at once: of different lengths, under one model.
+
+Sessions of about the same length are laid side by side in one scan and filled up at the end with
+bins that are not observed, in which a session's state stands still. On a CPU this pays for few
+latents; with more, every core takes one session after another. Numbers of bins and of sessions are
+filled up to one of few sizes, so that others seldom mean another compilation.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.filters import lean
+from evkf.filters.base import (
+    Filter,
+    Info,
+    State,
+    Trace,
+    check_filter,
+    check_observations,
+    check_state,
+    read_key,
+)
+from evkf.model import Model, read_inputs
+from evkf.numerics.linalg import tree_where
+from evkf.types import Input, Key, Mask, Observation
+
+SHORTEST = 64
+"""Bins that sessions are filled up to at least."""
+
+MOST_WORK = 2
+"""Bins filtered for every bin given, at most, by sessions of different lengths side by side."""
+
+
+FEW_LATENTS, MANY_LATENTS = 3, 24
+"""Up to so many latents a CPU is faster side by side; from more on XLA shares a single step out
+among the cores.
+"""
+
+
+class Session(NamedTuple):
+    """What was observed, checked: observations, zero where masked; masks; inputs."""
+
+    ys: Float[np.ndarray, "T N"]
+    masks: Bool[np.ndarray, "T N"]
+    us: Float[np.ndarray, "T U"]
+
+
+def scan_sessions(
+    filter: Filter,
+    model: Model,
+    ys: Sequence[ArrayLike],
+    masks: Sequence[ArrayLike | None] | None = None,
+    us: Sequence[ArrayLike] | None = None,
+    states: Sequence[State] | None = None,
+    key: Key | None = None,
+    firsts: Sequence[int] | None = None,
+) -> list[tuple[State, Trace]]:
+    """Filter many sessions at once: for each, what `scan_filter` gives of it alone.
+
+    Sessions know nothing of one another; also a filter that learns, learns from each alone.
+
+    Args:
+        filter: Any filter.
+        model: The model of all sessions.
+        ys: Observations of every session, (bins, channels), the bins as many as it has.
+        masks: True where observed, for every session as in `scan_filter`; None for all of one.
+        us: Inputs of every session, (bins, inputs).
+        states: Where every session goes on from; `filter.init(model)` when left out.
+        key: Randomness, for filters that sample; that of session i is that of `scan_filter` with
+            the key `jax.random.fold_in(key, i)`.
+        firsts: The index of the first bin of every session, as in `scan_filter`; 0 when left out.
+
+    Returns:
+        For every session its last state, and the beliefs and infos of exactly its bins, as NumPy
+        arrays.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
+        >>> days = [np.ones((40, 2)), np.zeros((55, 2)), np.ones((9, 2))]
+        >>> found = scan_sessions(VariationalKalmanFilter(), model, days)
+        >>> [trace.belief.mean.shape for _, trace in found]
+        [(40, 2), (55, 2), (9, 2)]
+    """
+    check_filter(filter)
+    if not isinstance(ys, Sequence) and np.ndim(ys) != 3:
+        what = f"observations of type {type(ys).__name__}"
+        if isinstance(ys, np.ndarray | jax.Array):
+            what = f"observations of shape {ys.shape}"
+        raise InputError(what, "ys", "pass a list of sessions, each (bins, channels)")
+    num = len(ys)
+    if not num:
+        raise InputError("no sessions", "ys", "pass the observations of one or more")
+    for name, given in (("masks", masks), ("us", us), ("states", states), ("firsts", firsts)):
+        if given is not None and len(given) != num:
+            what = f"{len(given)} {name} for {num} sessions"
+            raise InputError(what, name, "pass one for every session")
+    none = [None] * num
+    each = zip(ys, none if masks is None else masks, none if us is None else us, strict=True)
+    sessions = [read_session(model, *given, index) for index, given in enumerate(each)]
+    if states is not None:
+        like = filter.init(model)
+        states = [check_state(state, like, f"states[{i}]") for i, state in enumerate(states)]
+    keys = None
+    if key is not None:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(read_key(key, ""), jnp.arange(num))
+    begin = np.zeros(num, int) if firsts is None else np.asarray(firsts)
+    return scan_checked(filter, model, sessions, begin, states, keys)
+
+
+def read_session(
+    model: Model, ys: ArrayLike, masks: ArrayLike | None, us: ArrayLike | None, index: int | None
+) -> Session:
+    """Check a session against the model; what is wrong is said to be in that of the index.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> session = read_session(model, [[1], [0], [2]], [True, False, True], None, index=3)
+        >>> session.masks.tolist()
+        [[True], [False], [True]]
+    """
+    try:
+        observed, seen = check_observations(model, ys, masks)
+        return Session(observed, seen, np.asarray(read_inputs(model, us, len(observed))))
+    except InputError as error:
+        if index is None:
+            raise
+        name, bracket, cell = error.where.partition("[")
+        where = f"{name}[{index}]{bracket}{cell}"
+        raise InputError(error.what, where, error.remedy) from None
+
+
+def scan_checked(
+    filter: Filter,
+    model: Model,
+    sessions: Sequence[Session],
+    firsts: Int[np.ndarray, " S"],
+    states: Sequence[State] | None = None,
+    keys: Array | None = None,
+) -> list[tuple[State, Trace]]:
+    """`scan_sessions` of what was checked, with a key for every session."""
+    if states is None:
+        states = [filter.init(model)] * len(sessions)
+    scan = _side_by_side if side_by_side_pays(model) else _one_by_one
+    found = dict(scan(filter, model, sessions, firsts, states, keys))
+    return [found[i] for i in range(len(sessions))]
+
+
+def side_by_side_pays(model: Model) -> bool:
+    """Whether one scan of many sessions is faster than many of one.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> side_by_side_pays(Model(VanDerPol(), Poisson([[1.0, 0.0]])))
+        True
+    """
+    return jax.default_backend() != "cpu" or model.family.dim <= FEW_LATENTS
+
+
+def _one_by_one(
+    filter: Filter,
+    model: Model,
+    sessions: Sequence[Session],
+    firsts: Int[np.ndarray, " S"],
+    states: Sequence[State],
+    keys: Array | None,
+) -> Iterator[tuple[int, tuple[State, Trace]]]:
+    x64 = jnp.result_type(float) == jnp.float64
+
+    def scan(i: int) -> tuple[int, tuple[State, Trace]]:
+        # What the caller set for its own thread holds for the others too.
+        with jax.enable_x64(x64):
+            return i, scan_one(i)
+
+    def scan_one(i: int) -> tuple[State, Trace]:
+        num = len(sessions[i].ys)
+        num_bins = filled(max(num, SHORTEST))
+        bins = [_lay_side_by_side([array], num_bins, 1)[:, 0] for array in sessions[i]]
+        own = None if keys is None else keys[i]
+        last, trace = jax.device_get(
+            _scan_one(filter, model, *bins, num, firsts[i], states[i], own)
+        )
+        return last, _cut(trace, slice(num))
+
+    num_threads = (os.cpu_count() or 1) if model.family.dim <= MANY_LATENTS else 1
+    with ThreadPoolExecutor(num_threads) as pool:
+        yield from pool.map(scan, range(len(sessions)))
+
+
+def _side_by_side(
+    filter: Filter,
+    model: Model,
+    sessions: Sequence[Session],
+    firsts: Int[np.ndarray, " S"],
+    states: Sequence[State],
+    keys: Array | None,
+) -> Iterator[tuple[int, tuple[State, Trace]]]:
+    lengths = np.array([len(session.ys) for session in sessions])
+    for group in group_lengths(lengths):
+        num_bins, num = filled(max(lengths[group[0]], SHORTEST)), filled(len(group))
+        # the places of sessions that are not there are taken by the first, of which nothing is kept
+        rows = np.array([*group, *group[:1] * (num - len(group))])
+        own = np.where(np.arange(num) < len(group), lengths[rows], 0)
+        columns = zip(*(sessions[i] for i in group), strict=True)
+        bins = [_lay_side_by_side(arrays, num_bins, num) for arrays in columns]
+        given = jax.device_get([states[i] for i in rows])
+        begin = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
+        own_keys = None if keys is None else keys[rows]
+        done = _scan_many(filter, model, *bins, own, firsts[rows], begin, own_keys)
+        last, trace = jax.device_get(done)
+        for column, i in enumerate(group):
+            yield i, (_cut(last, column), _cut(trace, slice(lengths[i]), column))
+
+
+def _step(
+    filter: Filter,
+    model: Model,
+    state: State,
+    y: Observation,
+    mask: Mask,
+    u: Input,
+    left: Array,
+    t: Array,
+    key: Key | None,
+) -> tuple[State, Info]:
+    """A step of a session, whose state stands still once no bins are left."""
+    own = None if key is None else jax.random.fold_in(key, t)
+    new, info = filter.step(model, state, y, mask, own, u)
+    return tree_where(left > 0, new, state), info
+
+
+@jax.jit
+def _scan_one(
+    filter: Filter,
+    model: Model,
+    ys: Float[Array, "T N"],
+    masks: Bool[Array, "T N"],
+    us: Float[Array, "T U"],
+    length: Int[Array, ""],
+    first: Int[Array, ""],
+    state: State,
+    key: Key | None,
+) -> tuple[State, Trace]:
+    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
+        state, past = carry
+        state, info = _step(filter, model, state, *bins, length - past, first + past, key)
+        return (state, past + 1), Trace(state.belief, info)
+
+    (state, _), trace = jax.lax.scan(body, (state, jnp.zeros_like(length)), (ys, masks, us))
+    return state, trace
+
+
+@jax.jit
+def _scan_many(
+    filter: Filter,
+    model: Model,
+    ys: Float[Array, "T B N"],
+    masks: Bool[Array, "T B N"],
+    us: Float[Array, "T B U"],
+    lengths: Int[Array, " B"],
+    firsts: Int[Array, " B"],
+    states: State,
+    keys: Array | None,
+) -> tuple[State, Trace]:
+    step = partial(_step, filter, model)
+
+    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
+        states, past = carry
+        if quick:
+            new, infos = lean.step_many(filter, model, states, *bins[:2])
+            states = jax.vmap(tree_where)(lengths > past, new, states)
+        else:
+            states, infos = jax.vmap(step)(states, *bins, lengths - past, firsts + past, keys)
+        return (states, past + 1), Trace(states.belief, infos)
+
+    quick = jax.default_backend() == "gpu" and lean.applies(filter, model, len(lengths))
+    start = states, jnp.zeros_like(lengths[0])
+    (states, _), trace = jax.lax.scan(body, start, (ys, masks, us))
+    return states, trace
+
+
+def group_lengths(lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
+    """Which sessions are laid side by side, the longest first: few groups, little filled up.
+
+    Example:
+        >>> group_lengths([500, 90, 30_000, 480])
+        [[2], [0, 3, 1]]
+    """
+    groups: list[list[int]] = []
+    size, work = 0, 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        given = work + max(int(lengths[i]), SHORTEST)
+        if groups and size * (len(groups[-1]) + 1) <= MOST_WORK * given:
+            groups[-1].append(i)
+            work = given
+        else:
+            groups.append([i])
+            work = max(int(lengths[i]), SHORTEST)
+            size = filled(work)
+    return groups
+
+
+def filled(num: int) -> int:
+    """The size that a number is filled up to, at most a quarter more: four between n and 2n.
+
+    Example:
+        >>> [filled(num) for num in (1, 7, 9, 65, 1000, 1025)]
+        [1, 7, 10, 80, 1024, 1280]
+    """
+    step = 1 << max(int(num - 1).bit_length() - 3, 0)
+    return -(-int(num) // step) * step
+
+
+def _lay_side_by_side(arrays: Sequence[np.ndarray], num_bins: int, num: int) -> np.ndarray:
+    """Time first, then sessions; zero where there is none."""
+    whole = np.zeros((num_bins, num, *arrays[0].shape[1:]), arrays[0].dtype)
+    for column, array in enumerate(arrays):
+        whole[: len(array), column] = array
+    return whole
+
+
+def _cut(tree: Any, *index: int | slice) -> Any:
+    return jax.tree.map(lambda leaf: np.array(leaf[(*index, ...)]), tree)

@@ -1,0 +1,1 @@
+"""The exponential family variational Kalman filter: prediction, updates, and the filter itself."""

@@ -1,0 +1,284 @@
+"""The variational prediction $\\bar\\lambda = E_q[\\lambda_\\theta(z)]$ and its variance
+correction.
+
+Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated
+variance.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from evkf.dynamics import Dynamics, GaussianDynamics
+from evkf.errors import InputError
+from evkf.families import (
+    DiagonalGaussian,
+    Gaussian,
+    GaussianBelief,
+    LowRankBelief,
+    LowRankGaussian,
+    Nodes,
+)
+from evkf.families.gaussian import cubature
+from evkf.model import Model
+from evkf.numerics.covariance import DiagonalCovariance
+from evkf.numerics.linalg import (
+    any_true,
+    cholesky,
+    diagonal,
+    factorisable,
+    symmetrize,
+    total,
+    tree_where,
+)
+from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
+
+RULES = ("cubature", "monte_carlo", "moment_matching")
+
+MAX_STD = 1e4
+"""Bound on mean and standard deviation of a Gaussian prediction, if none is given."""
+
+PATTERNS = 16
+"""Sign patterns for latents that are independent in a belief of low rank; a power of two."""
+
+
+class AdditiveCross(NamedTuple):
+    """What $E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$ needs when the noise is additive and
+    Gaussian.
+    """
+
+    mean: Vector
+    """$E[f]$ over the nodes."""
+    spread: Scalar
+    """$\\text{tr}(Q^{-1} \\text{Cov} f)$ over the nodes."""
+
+
+class NaturalCross(NamedTuple):
+    """The same for any family: $\\langle E[\\lambda_\\theta], \\mu \\rangle -
+    E[A(\\lambda_\\theta)]$.
+    """
+
+    nat: Nat
+    log_partition: Scalar
+
+
+class Prediction(NamedTuple):
+    """The belief before the observation, and what the bounds need to know of how it was made."""
+
+    belief: Belief
+    cross: AdditiveCross | NaturalCross
+    capped: Bool[Array, ""]
+    failed: Bool[Array, ""]
+
+
+def predict(
+    model: Model,
+    belief: Belief,
+    u: Input,
+    key: Key,
+    rule: str,
+    num_samples: int,
+    correct: bool,
+    max_std: float,
+) -> Prediction:
+    """Push a belief through the dynamics.
+
+    Without correction the mean of natural parameters is taken, which loses the variance the belief
+    had. With it, mean and covariance follow the law of total variance, the dynamics linearised:
+    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean. (For
+    Gamma this keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment
+    matching averages mean parameters, and so propagates the variance by itself.
+    """
+    if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
+        new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
+        mean, cov, capped = cap(*new, max_std)
+        new = GaussianBelief(mean, cov)
+    elif isinstance(model.family, LowRankGaussian):
+        dynamics = _check_low_rank(model.dynamics, rule)
+        new, cross = push_low_rank(dynamics, belief, u, rule, correct)
+        new, capped = _cap_low_rank(new, max_std)
+    else:
+        new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
+    if isinstance(new, GaussianBelief):
+        new = GaussianBelief(new.mean, factorisable(new.cov))
+    failed = _has_nan(new)
+    new = tree_where(failed, belief, new)
+    return Prediction(new, cross, capped & ~failed, failed)
+
+
+def _check_low_rank(dynamics: Dynamics, rule: str) -> GaussianDynamics:
+    if not isinstance(dynamics, GaussianDynamics):
+        raise InputError(
+            f"{type(dynamics).__name__} of LowRankGaussian states",
+            "dynamics",
+            "use dynamics with additive Gaussian noise (GaussianDynamics), or Gaussian states",
+        )
+    if not isinstance(dynamics.noise, DiagonalCovariance):
+        raise InputError(
+            f"{type(dynamics).__name__} with a full noise matrix",
+            "LowRankGaussian",
+            "pass one variance per latent, or use Gaussian states",
+        )
+    if rule == "monte_carlo":
+        raise InputError(
+            "rule='monte_carlo' for LowRankGaussian states",
+            "rule",
+            "use 'cubature' or 'moment_matching'",
+        )
+    return dynamics
+
+
+def _samples(points: Float[Array, "S L"]) -> Nodes:
+    return Nodes(points, jnp.full(len(points), 1 / len(points), points.dtype))
+
+
+def push_forward(
+    dynamics: GaussianDynamics,
+    belief: GaussianBelief,
+    u: Input,
+    key: Key,
+    rule: str,
+    num_samples: int,
+    correct: bool,
+) -> tuple[GaussianBelief, AdditiveCross]:
+    """The prediction under additive Gaussian noise, as it is: neither capped nor checked."""
+    noise, root = dynamics.noise, cholesky(belief.cov)
+    if rule == "monte_carlo":
+        standard = jax.random.normal(key, (num_samples, len(root)), root.dtype)
+        nodes = _samples(belief.mean + standard @ root.T)
+    else:
+        nodes = cubature(belief.mean, root)
+    images = jax.vmap(dynamics.mean, in_axes=(0, None))(nodes.points, u)
+    mean = nodes.weights @ images
+    deviations = (images - mean) * jnp.sqrt(nodes.weights)[:, None]
+    spread = total(noise.whiten(deviations.T) ** 2)
+    cov = noise.matrix()
+    if rule == "moment_matching":
+        cov = cov + deviations.T @ deviations
+    elif correct:
+        # The image of a root, not of P: the sum stays positive definite in floating point.
+        _, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)
+        moved = jax.vmap(push)(root.T)
+        cov = cov + moved.T @ moved
+    return GaussianBelief(mean, cov), AdditiveCross(mean, spread)
+
+
+def push_low_rank(
+    dynamics: GaussianDynamics, belief: LowRankBelief, u: Input, rule: str, correct: bool
+) -> tuple[LowRankBelief, AdditiveCross]:
+    """The prediction of a belief with covariance $D + UU^\\top$, as `push_forward`.
+
+    Points lie along the columns of U and along sign patterns of $\\sqrt D$. The patterns are rows
+    of a Hadamard matrix, so that sums over them give the diagonal of $MDM^\\top$ but for products
+    of latents that are `PATTERNS` apart; its other entries are dropped.
+    """
+    mean, diagonal, factor = belief
+    size, rank = factor.shape
+    patterns = _hadamard(min(PATTERNS, 1 << (size - 1).bit_length()))
+    signs = jnp.asarray(patterns[:, np.arange(size) % len(patterns)], mean.dtype)
+    rows = jnp.concatenate([factor.T, jnp.sqrt(diagonal) * signs / math.sqrt(len(patterns))])
+    reach = math.sqrt(len(rows))
+    step = jax.vmap(lambda z: dynamics.mean(z, u))
+    high, low = step(mean + reach * rows), step(mean - reach * rows)
+    new = 0.5 * (jnp.mean(high, axis=0) + jnp.mean(low, axis=0))
+    noise = dynamics.noise
+    off = jnp.concatenate([high, low]) - new
+    spread = jnp.sum(noise.whiten(off.T) ** 2) / len(off)
+    cross = AdditiveCross(new, spread)
+    if not correct and rule != "moment_matching":
+        return LowRankBelief(new, noise.var(), jnp.zeros_like(factor)), cross
+    if rule == "moment_matching":
+        moved = (high - low) / (2 * reach)
+    else:
+        moved = jax.vmap(jax.linearize(lambda z: dynamics.mean(z, u), mean)[1])(rows)
+    own = noise.var() + jnp.sum(moved[rank:] ** 2, axis=0)
+    return LowRankBelief(new, own, moved[:rank].T), cross
+
+
+def _hadamard(size: int) -> np.ndarray:
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+def _cap_low_rank(belief: LowRankBelief, max_std: float) -> tuple[LowRankBelief, Bool[Array, ""]]:
+    mean, diagonal, factor = belief
+    std = jnp.sqrt(diagonal + jnp.sum(factor**2, axis=1))
+    shrink = jnp.where(std > max_std, max_std / std, 1)
+    capped = jnp.any(std > max_std) | jnp.any(jnp.abs(mean) > max_std)
+    finite = jnp.isfinite(std)
+    factor = jnp.where(finite[:, None], factor * shrink[:, None], 0)
+    diagonal = jnp.where(finite, diagonal * shrink**2, max_std**2)
+    return LowRankBelief(jnp.clip(mean, -max_std, max_std), diagonal, factor), capped
+
+
+def _general(
+    model: Model,
+    belief: Belief,
+    u: Input,
+    key: Key,
+    rule: str,
+    num_samples: int,
+    correct: bool,
+    max_std: float,
+) -> tuple[Belief, NaturalCross, Bool[Array, ""]]:
+    family = model.family
+    can_explode = isinstance(family, Gaussian | DiagonalGaussian)
+    if rule == "monte_carlo":
+        nodes = _samples(family.sample(belief, key, num_samples))
+    else:
+        nodes = family.nodes(belief)
+
+    def average(trees: Nat) -> Nat:
+        return jax.tree.map(lambda leaf: jnp.tensordot(nodes.weights, leaf, 1), trees)
+
+    conditionals = jax.vmap(model.transition, in_axes=(0, None))(nodes.points, u)
+    nats = jax.vmap(family.nat)(conditionals)
+    nat = average(nats)
+    cross = NaturalCross(nat, average(jax.vmap(family.log_partition)(nats)))
+    if rule == "moment_matching" or not correct:
+        if rule == "moment_matching":
+            nat = family.to_nat(average(jax.vmap(family.to_mean)(nats)))
+        new = family.from_nat(nat)
+        if not can_explode:
+            return new, cross, jnp.asarray(False)
+        mean, cov, capped = cap(family.mean(new), family.cov(new), max_std)
+        return tree_where(capped, family.from_moments(mean, cov), new), cross, capped
+
+    def mean_of(z: Vector) -> Vector:
+        return family.mean(model.transition(z, u))
+
+    jacobian = jax.jacfwd(mean_of)(family.mean(belief))
+    mean = average(jax.vmap(family.mean)(conditionals))
+    cov: Matrix = average(jax.vmap(family.cov)(conditionals))
+    cov = cov + symmetrize(jacobian @ family.cov(belief) @ jacobian.T)
+    capped = jnp.asarray(False)
+    if can_explode:
+        mean, cov, capped = cap(mean, cov, max_std)
+    return family.from_moments(mean, cov), cross, capped
+
+
+def _has_nan(tree: Belief) -> Bool[Array, ""]:
+    return any_true(jnp.isnan(ravel_pytree(tree)[0]))
+
+
+def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
+    """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
+
+    A latent whose variance overflowed loses its correlations.
+    """
+    var = diagonal(cov)
+    over = var > max_std**2
+    shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
+    gone = jnp.isinf(var)
+    lost = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(gone, max_std**2, 0)
+    known = jnp.where(gone[:, None] | gone | jnp.isinf(cov), 0, cov)
+    shrunk = known * shrink[:, None] * shrink + lost
+    capped = any_true(over | (jnp.abs(mean) > max_std))
+    return jnp.clip(mean, -max_std, max_std), shrunk, capped

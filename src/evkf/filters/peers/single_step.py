@@ -1,0 +1,109 @@
+"""What methods share that skip the prediction and climb the single-step bound $M_t$.
+
+$M_t = E_q[\\log p(y_t|z_t)] + E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})] + H(q)$, with
+$z_{t-1} \\sim q_{t-1}$ independent of $z_t \\sim q$. Paper: section:cvkf:single_step.
+"""
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from evkf.dynamics import GaussianDynamics
+from evkf.errors import InputError
+from evkf.families import ContinuousBernoulli, DiagonalGaussian, Family
+from evkf.families.base import MAX_TENSOR_DIM
+from evkf.filters.base import Info
+from evkf.filters.evkf.predict import MAX_STD, Prediction, predict
+from evkf.model import Model
+from evkf.numerics.covariance import DiagonalCovariance
+from evkf.numerics.linalg import tree_where
+from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
+
+MANY = 1024
+"""Samples of $q_{t-1}$ that a prediction averages over where a grid would be too large."""
+
+
+def check_model(model: Model, where: str) -> None:
+    """Refuse beliefs that the method is not written for, and noise that they cannot hold."""
+    family, dynamics = model.family, model.dynamics
+    diagonal = f"Model(..., family=DiagonalGaussian({family.dim}))"
+    if isinstance(dynamics, GaussianDynamics):
+        if not isinstance(dynamics.noise, DiagonalCovariance):
+            raise InputError(
+                f"{type(dynamics).__name__} with a full noise matrix",
+                where,
+                f"pass one variance per latent, and {diagonal}: beliefs are diagonal",
+            )
+        if not isinstance(family, DiagonalGaussian):
+            raise InputError(f"{type(family).__name__} beliefs", where, f"pass {diagonal}")
+    elif not isinstance(family, ContinuousBernoulli):
+        raise InputError(
+            f"{type(family).__name__} states",
+            where,
+            "use VariationalKalmanFilter or ParticleFilter",
+        )
+
+
+def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
+    """A belief in numbers that may take any value: $(m, \\log s)$, or $\\text{arsinh} \\lambda$.
+
+    The inverse hyperbolic sine is the logarithm of large parameters, which a continuous Bernoulli
+    has wherever it saturates, and smooth through zero.
+    """
+    if isinstance(family, ContinuousBernoulli):
+        return jnp.arcsinh(belief.T)
+    return jnp.stack([family.mean(belief), 0.5 * jnp.log(family.var(belief))])
+
+
+def from_free(family: Family, free: Float[Array, "R L"]) -> Belief:
+    """The belief with these free numbers."""
+    if isinstance(family, ContinuousBernoulli):
+        return jnp.sinh(free.T)
+    assert isinstance(family, DiagonalGaussian)
+    return family.each_from_moments(free[0], jnp.exp(2 * free[1]))
+
+
+def conditional(model: Model, z: Vector, u: Input) -> PyTree:
+    """What `log_conditional` needs to know of $p(z_t|z_{t-1} = z)$."""
+    dynamics = model.dynamics
+    return dynamics.mean(z, u) if isinstance(dynamics, GaussianDynamics) else model.transition(z, u)
+
+
+def log_conditional(model: Model, given: PyTree, z: Vector) -> Scalar:
+    """$\\log p(z_t = z|z_{t-1})$."""
+    if not isinstance(model.dynamics, GaussianDynamics):
+        return model.family.log_prob(given, z)
+    noise = model.dynamics.noise
+    white = noise.whiten(z - given)
+    return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
+
+
+def averaged(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
+    """The maximiser of $M_t$ where nothing is observed: the mean of the natural parameters.
+
+    Over more continuous Bernoulli latents than a grid can serve, it is a mean over samples.
+    """
+    can_tensor = isinstance(model.family, DiagonalGaussian) or model.family.dim <= MAX_TENSOR_DIM
+    rule = "cubature" if can_tensor else "monte_carlo"
+    return predict(model, belief, u, key, rule, MANY, False, MAX_STD)
+
+
+def settle(
+    prediction: Prediction,
+    belief: Belief,
+    bound: Scalar,
+    sound: Bool[Array, ""],
+    mask: Mask,
+    evaluations: Count | int,
+) -> tuple[Belief, Info]:
+    """The update if it is sound and something was seen, else the prediction."""
+    seen = jnp.any(mask)
+    keep = sound & seen
+    elbo = jnp.where(keep, bound, jnp.where(seen, jnp.nan, 0)).astype(bound.dtype)
+    fell = (seen & ~sound) | prediction.failed
+    status = jnp.where(fell, int(Status.FELL_BACK), 0)
+    status = status + jnp.where(prediction.capped & ~keep, int(Status.CAPPED), 0)
+    unknown = jnp.full((), jnp.nan, elbo.dtype)
+    info = Info(elbo, unknown, jnp.asarray(evaluations, jnp.int32), unknown, status)
+    return tree_where(keep, belief, prediction.belief), info

@@ -1,0 +1,162 @@
+"""Covariances as unconstrained parameters, so that gradient steps can never leave the cone."""
+
+from abc import abstractmethod
+from typing import Self
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from evkf.errors import InputError
+from evkf.numerics.checks import real_numbers
+from evkf.numerics.linalg import diagonal, solve_lower, total
+from evkf.types import Matrix, Scalar, Vector
+
+
+class Covariance(eqx.Module):
+    """A positive definite matrix with its Cholesky factor at hand."""
+
+    @abstractmethod
+    def root(self) -> Matrix:
+        """Lower Cholesky factor."""
+
+    @abstractmethod
+    def matrix(self) -> Matrix:
+        """The matrix itself."""
+
+    @abstractmethod
+    def var(self) -> Vector:
+        """Its diagonal."""
+
+    @abstractmethod
+    def log_det_root(self) -> Scalar:
+        """Log-determinant of the Cholesky factor, half that of the matrix."""
+
+    @abstractmethod
+    def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
+        """The inverse Cholesky factor times a vector or the columns of a matrix."""
+
+    @abstractmethod
+    def relative_trace(self, other: Matrix) -> Scalar:
+        """Trace of the inverse times another covariance."""
+
+    @abstractmethod
+    def widened(self, log_factor: Scalar) -> Self:
+        """With all standard deviations larger by a factor, given by its logarithm."""
+
+
+class DiagonalCovariance(Covariance):
+    """Independent components, parameterised by log standard deviations."""
+
+    log_std: Vector
+
+    def root(self) -> Matrix:
+        return jnp.diag(jnp.exp(self.log_std))
+
+    def matrix(self) -> Matrix:
+        return jnp.diag(self.var())
+
+    def var(self) -> Vector:
+        return jnp.exp(2 * self.log_std)
+
+    def log_det_root(self) -> Scalar:
+        return total(self.log_std)
+
+    def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
+        return (columns.T * jnp.exp(-self.log_std)).T
+
+    def relative_trace(self, other: Matrix) -> Scalar:
+        return total(diagonal(other) * jnp.exp(-2 * self.log_std))
+
+    def widened(self, log_factor: Scalar) -> Self:
+        return type(self)(self.log_std + log_factor)
+
+
+class FullCovariance(Covariance):
+    """Any covariance, parameterised by its Cholesky factor with the diagonal in logarithms."""
+
+    log_diagonal: Vector
+    lower: Float[Array, "L L"]
+
+    def root(self) -> Matrix:
+        return jnp.tril(self.lower, -1) + jnp.diag(jnp.exp(self.log_diagonal))
+
+    def matrix(self) -> Matrix:
+        root = self.root()
+        return root @ root.T
+
+    def var(self) -> Vector:
+        return jnp.sum(self.root() ** 2, axis=-1)
+
+    def log_det_root(self) -> Scalar:
+        return total(self.log_diagonal)
+
+    def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
+        return solve_lower(self.root(), columns)
+
+    def relative_trace(self, other: Matrix) -> Scalar:
+        return jnp.trace(self.whiten(self.whiten(other).T))
+
+    def widened(self, log_factor: Scalar) -> Self:
+        return type(self)(self.log_diagonal + log_factor, self.lower * jnp.exp(log_factor))
+
+
+def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Covariance:
+    """Read a covariance: a variance for all, a vector of variances, or a full matrix.
+
+    Args:
+        value: A positive number, (dim,) positive numbers, a (dim, dim) positive definite matrix, or
+            a `Covariance` already.
+        dim: The number of components.
+        where: What to call the argument in an error.
+
+    Example:
+        >>> as_covariance(0.01, 2, "noise").var()
+        Array([0.01, 0.01], dtype=float32)
+    """
+    if isinstance(value, Covariance):
+        if value.var().shape != (dim,):
+            raise InputError(
+                f"covariance of {value.var().shape[0]} components for {dim}",
+                where,
+                f"pass one of {dim} dimensions",
+            )
+        return value
+    array = real_numbers(value, where)
+    dtype = jnp.result_type(float)
+    if array.shape in ((), (dim,)):
+        if not np.all(np.isfinite(array)) or np.any(array <= 0):
+            raise InputError(
+                f"variances must be positive and finite, got {array.tolist()}",
+                where,
+                "pass variances (not standard deviations or logarithms) above zero",
+            )
+        return DiagonalCovariance(jnp.asarray(0.5 * np.log(np.broadcast_to(array, dim)), dtype))
+    if array.shape != (dim, dim):
+        raise InputError(
+            f"covariance of shape {array.shape}",
+            where,
+            f"pass a number, {dim} variances, or a ({dim}, {dim}) matrix",
+        )
+    root = positive_root(array, where)
+    return FullCovariance(
+        jnp.asarray(np.log(np.diagonal(root)), dtype), jnp.asarray(np.tril(root, -1), dtype)
+    )
+
+
+def positive_root(matrix: np.ndarray, where: str) -> np.ndarray:
+    """Cholesky factor of a user's matrix, or an error that says how it fails to be a covariance."""
+    if not np.all(np.isfinite(matrix)):
+        raise InputError("covariance with NaN or infinite entries", where, "pass finite numbers")
+    if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-8 * np.abs(matrix).max()):
+        raise InputError("covariance is not symmetric", where, "pass 0.5 * (P + P.T)")
+    smallest = np.linalg.eigvalsh(matrix)[0]
+    if smallest <= 0:
+        raise InputError(
+            f"covariance is not positive definite (smallest eigenvalue {smallest:.3g})",
+            where,
+            "add a small multiple of the identity, or check the matrix",
+        )
+    return np.linalg.cholesky(matrix)

@@ -1,0 +1,114 @@
+"""Figures that show whether predicted counts can be trusted."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+from scipy.stats import binom
+
+from evkf.analysis.spike_metrics import Dispersion, dispersion_hint, over_dispersed
+from evkf.errors import InputError
+from evkf.plotting.style import BAND, ESTIMATE, TRUTH, new_axes, styled
+
+__all__ = ["calibration", "dispersion_check", "new_axes"]
+
+OVER = "#d55e00"
+BAND_LEVEL = 0.95
+TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 2, 5)).ravel().tolist()
+FINE_TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 1.5, 2, 3, 5, 7)).ravel().tolist()
+"""Of logarithmic axes; few enough to read."""
+LINE = 56
+"""Letters of a line above the axes."""
+
+
+@styled
+def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> Axes:
+    """Histogram of `evkf.analysis.spike_metrics.pit` with the 95 % band of uniform values.
+
+    The band takes the values to be independent; of bins that hang together it is too narrow.
+
+    Example:
+        >>> ax = calibration(new_axes(), np.random.default_rng(0).uniform(size=1000), bins=10)
+        >>> len(ax.patches)
+        10
+    """
+    known = np.asarray(values, float).ravel()
+    known = known[np.isfinite(known)]
+    if not len(known) or known.min() < 0 or known.max() > 1:
+        raise InputError("nothing, or values beyond [0, 1]", "values", "pass what pit returns")
+    shares, edges = np.histogram(known, bins, (0, 1))
+    low, high = np.array(binom.interval(BAND_LEVEL, len(known), 1 / bins)) * bins / len(known)
+    ax.bar(edges[:-1], shares * bins / len(known), 1 / bins, align="edge", color=BAND, ec="w", lw=1)
+    name = f"uniform, {BAND_LEVEL:.0%}"
+    ax.fill_between([0, 1], low, high, color=TRUTH, alpha=0.2, lw=0, zorder=2, label=name)
+    ax.axhline(1, color=TRUTH, lw=0.9, zorder=3)
+    top = max(shares.max() * bins / len(known), high, 1.2)
+    ax.set(xlim=(0, 1), ylim=(0, 1.12 * top), xlabel="predicted probability of fewer spikes (PIT)")
+    ax.set(ylabel="density", title="Calibration of predictions")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, handlelength=1.2)
+    return ax
+
+
+@styled
+def dispersion_check(
+    ax: Axes,
+    found: Dispersion,
+    rates: Float[np.ndarray, " N"],
+    likelihood: str = "Poisson",
+    units: Sequence | np.ndarray | None = None,
+) -> Axes:
+    """Dispersion of every unit against its rate, with a hint what to make of it.
+
+    Args:
+        ax: Axes to draw into.
+        found: What `evkf.analysis.spike_metrics.dispersion` returned.
+        rates: Mean rate of every unit, in spikes per second.
+        likelihood: As for `evkf.analysis.spike_metrics.dispersion_hint`.
+        units: As for `evkf.analysis.spike_metrics.dispersion_hint`.
+
+    Example:
+        >>> found = Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+        >>> dispersion_check(new_axes(), found, np.array([5.0, 20.0])).get_ylabel()
+        'variance / expected variance'
+    """
+    x, y = np.asarray(rates, float), found.value
+    if x.shape != y.shape:
+        raise InputError(f"rates of shape {x.shape}", "rates", f"pass {len(y)} numbers")
+    known = np.isfinite(y) & (x > 0) & (y > 0)
+    over = over_dispersed(found) & known
+    ax.axhline(1, color=TRUTH, lw=0.9, zorder=1)
+    kinds = (
+        (known & ~over, "o", ESTIMATE, "no more than expected"),
+        (over, "^", OVER, "more than expected"),
+    )
+    for which, marker, colour, name in kinds:
+        ax.errorbar(
+            x[which],
+            y[which],
+            found.error[which],
+            fmt=marker,
+            color=colour,
+            label=f"{name}, ± standard error" if which.any() else None,
+            ms=4,
+            mew=0,
+            elinewidth=0.6,
+        )
+    ax.set(xscale="log", yscale="log", xlabel="mean rate (spikes/s)")
+    low, high = (y[known].min(), y[known].max()) if known.any() else (1.0, 1.0)
+    ax.set_ylim(min(0.7 * low, 0.55), 1.15 * max(high, 1.4))
+    for axis in (ax.xaxis, ax.yaxis):
+        ticks = TICKS if axis is ax.xaxis else FINE_TICKS
+        axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+        axis.set_major_formatter("{x:g}")
+    ax.set_ylabel("variance / expected variance")
+    # above the axes, where no error bar runs through it
+    parts = dispersion_hint(found, likelihood, units).replace(": ", ":\n").splitlines()
+    hint = [line for part in parts for line in wrap(part, LINE)]
+    ax.text(0, 1.02, "\n".join(hint), transform=ax.transAxes, color=TRUTH, va="bottom")
+    ax.set_title("Dispersion of units", pad=6 + 11 * len(hint))
+    if known.any():
+        ax.legend(loc="best", handlelength=1)
+    return ax

@@ -1,0 +1,393 @@
+"""Figures of recordings: every function draws into axes it is given, and returns them.
+
+Make axes by `new_axes` or any other way; the style is that of `evkf.plotting.style`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from evkf.analysis.decoding import integrate
+from evkf.analysis.spike_metrics import smooth_trials
+from evkf.errors import InputError
+from evkf.numerics.ragged import Lengths, aligned, read_bins, slices
+from evkf.plotting.checks import calibration, dispersion_check
+from evkf.plotting.colours import Colours, Labels, by_condition, by_direction
+from evkf.plotting.style import BAND, MUTED, TRUTH, new_axes, styled
+
+__all__ = [
+    "aligned_rates",
+    "by_condition",
+    "by_direction",
+    "calibration",
+    "decoded_paths",
+    "dispersion_check",
+    "hand_paths",
+    "latent_paths",
+    "legend",
+    "new_axes",
+    "raster",
+    "reaches",
+]
+
+SEEN = (0, (3, 1.5))
+"""Dashes of what was measured, beside what a model makes of it."""
+PATHS = {"decoded": "-", "true path": SEEN}
+SD_S = 0.04
+"""Of the kernel that smooths spikes beside inferred rates."""
+RATES = {"inferred": "-", f"spikes (SD {1e3 * SD_S:g} ms)": SEEN}
+"""Kinds of lines, for `legend`."""
+LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
+"""Rates under spikes: never so dark that a spike would be lost."""
+MOST = 0.9
+"""Quantile of units whose highest rates fit into the scale."""
+NAMED = 12
+"""Conditions that a legend has room for."""
+
+
+@styled
+def raster(
+    ax: Axes,
+    counts: Shaped[np.ndarray, "T N"],
+    rates: Float[np.ndarray, "T N"],
+    bin_width: float,
+    start: float = 0.0,
+    units: Sequence | np.ndarray | None = None,
+    event: str | None = None,
+) -> Axes:
+    """Spike counts of one stretch over the rates inferred from them.
+
+    The scale of rates ends where those of the busiest tenth of the units begin, so that these do
+    not take all of it. Units stand in the order in which they are given. Spikes of a bin are spread
+    evenly over it: the times of spikes within a bin are not known here.
+
+    Args:
+        ax: Axes to draw into.
+        counts: Spikes of every bin and unit, (bins, units).
+        rates: Spikes per second.
+        bin_width: In seconds.
+        start: When the first bin begins, in seconds.
+        units: Their ids, for the axis; numbers from zero when left out.
+        event: What `start` is counted from, which a line marks; the session when left out.
+
+    Example:
+        >>> counts = np.array([[1, 0], [0, 2]])
+        >>> ax = raster(new_axes(), counts, counts / 0.02, 0.02)
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('time (s)', 'unit')
+    """
+    y, seen = read_bins(counts, "counts").astype(int), read_bins(rates, "rates")
+    bins, num = y.shape
+    ids = np.arange(num) if units is None else np.asarray(units)
+    if ids.shape != (num,):
+        raise InputError(f"units of shape {ids.shape}", "units", f"pass an id for each of {num}")
+    top = float(np.quantile(seen.max(axis=0), MOST))
+    image = ax.imshow(
+        seen.T,
+        LIGHT,
+        vmin=0,
+        vmax=max(top, 1e-9),
+        aspect="auto",
+        origin="lower",
+        extent=(start, start + bins * bin_width, -0.5, num - 0.5),
+    )
+    bin_of, unit = np.nonzero(y)
+    many = y[bin_of, unit]
+    nth = np.concatenate([(np.arange(n) + 0.5) / n for n in many]) if len(many) else np.zeros(0)
+    times = start + bin_width * (np.repeat(bin_of, many) + nth)
+    at = np.repeat(unit, many)
+    ax.vlines(times, at - 0.4, at + 0.4, color=TRUTH, lw=0.9)
+    if event is not None and start <= 0 <= start + bins * bin_width:
+        ax.axvline(0, color=MUTED, lw=0.9, ls=(0, (4, 3)))
+    bar = ax.figure.colorbar(
+        image,
+        ax=ax,
+        pad=0.015,
+        aspect=30,
+        label="inferred rate (spikes/s)",
+        extend="max" if seen.max() > top else "neither",
+    )
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(length=0)
+    named = _named_rows(ids)
+    ax.set_yticks(named, [str(ids[row]) for row in named])
+    width = f"{1e3 * bin_width:g} ms"
+    ax.set(xlabel="time (s)" if event is None else f"time from {event} (s)", ylabel="unit")
+    ax.set_title(f"Spikes in bins of {width}, and inferred rates")
+    return ax
+
+
+def _named_rows(ids: np.ndarray) -> list[int]:
+    """Rows that an axis has names for: units of round numbers, if ids are numbers in order."""
+    ticks = MaxNLocator(8, integer=True)
+    if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
+        rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
+        if len(rows) > 1:
+            return rows.tolist()
+    return sorted({int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)})
+
+
+@styled
+def latent_paths(
+    ax: Axes,
+    states: Float[np.ndarray, "T L"],
+    lengths: Lengths,
+    conditions: Labels,
+    dimensions: tuple[int, int] = (0, 1),
+    colours: Colours | None = None,
+) -> Axes:
+    """Two latent dimensions of single trials, coloured by condition; a dot where each begins.
+
+    Args:
+        ax: Axes to draw into.
+        states: Latents of every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        dimensions: Which to draw.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
+
+    Example:
+        >>> states = np.random.default_rng(0).normal(size=(20, 2)).cumsum(axis=0)
+        >>> len(latent_paths(new_axes(), states, (10, 10), ["left", "right"]).lines)
+        4
+    """
+    x = read_bins(states, "states")
+    pair = list(dimensions)
+    chosen = by_condition(conditions, len(lengths)) if colours is None else colours
+    for trial, label in zip(slices(lengths, len(x)), np.asarray(conditions), strict=True):
+        path = x[trial][:, pair]
+        ax.plot(*path.T, color=chosen[label.item()], lw=0.7, alpha=0.55)
+        ax.plot(*path[0], "o", color=chosen[label.item()], ms=2.6, mew=0)
+    ax.set(xlabel=f"{_axis(pair[0])} (a.u.)", ylabel=f"{_axis(pair[1])} (a.u.)")
+    of = f" ({_axis(pair[0])}, {_axis(pair[1])} of {x.shape[1]})" if x.shape[1] > 2 else ""
+    ax.set_title(f"Single trials, dots at their start{of}")
+    if colours is None:
+        legend(ax, chosen)
+    return ax
+
+
+def _axis(dimension: int) -> str:
+    return f"$z_{{{dimension + 1}}}$"
+
+
+@styled
+def hand_paths(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """Reaches of single trials, coloured by condition; a dot where each ends.
+
+    Args:
+        ax: Axes to draw into.
+        positions: Of the hand, in every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        unit: Of the positions, for labels.
+        colours: Of the conditions; those of `by_direction` when left out.
+
+    Example:
+        >>> path = np.arange(20.0).reshape(10, 2)
+        >>> len(hand_paths(new_axes(), path, (5, 5), ["up", "down"]).lines)
+        4
+    """
+    path = read_bins(positions, "positions")
+    chosen = by_direction(path, lengths, conditions) if colours is None else colours
+    for trial, label in zip(slices(lengths, len(path)), np.asarray(conditions), strict=True):
+        ax.plot(*path[trial].T, color=chosen[label.item()], lw=0.8, alpha=0.75)
+        ax.plot(*path[trial][-1], "o", color=chosen[label.item()], ms=3, mew=0)
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Reaches, dots at their end")
+    return ax
+
+
+@styled
+def reaches(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    velocities: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    bin_width: float,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """True reaches, and decoded ones: decoded velocities summed up from where each trial began.
+
+    Args:
+        ax: Axes to draw into.
+        positions: True positions.
+        velocities: Decoded ones, in units of the positions per second.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        bin_width: In seconds.
+        unit: Of the positions, for labels.
+        colours: As for `decoded_paths`.
+
+    Example:
+        >>> velocities = np.tile([1.0, 2.0], (10, 1))
+        >>> ax = reaches(new_axes(), 0.1 * velocities.cumsum(axis=0), velocities, (10,), ["a"], 0.1)
+        >>> ax.get_xlabel()
+        'x (mm)'
+    """
+    truth = read_bins(positions, "positions")
+    starts = truth[[trial.start for trial in slices(lengths, len(truth))]]
+    decoded = integrate(velocities, bin_width, lengths, starts)
+    decoded_paths(ax, truth, decoded, lengths, conditions, unit, colours)
+    ax.set_title("Reaches from decoded velocity")
+    return ax
+
+
+@styled
+def decoded_paths(
+    ax: Axes,
+    positions: Float[np.ndarray, "T 2"],
+    decoded: Float[np.ndarray, "T 2"],
+    lengths: Lengths,
+    conditions: Labels,
+    unit: str = "mm",
+    colours: Colours | None = None,
+) -> Axes:
+    """True positions, dashed with a dot where each trial begins, and decoded ones.
+
+    Args:
+        ax: Axes to draw into.
+        positions: True positions.
+        decoded: Decoded ones.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        unit: Of the positions, for labels.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
+
+    Example:
+        >>> path = np.arange(20.0).reshape(10, 2)
+        >>> len(decoded_paths(new_axes(), path, path + 1, (5, 5), ["up", "down"]).lines)
+        5
+    """
+    truth, guess = read_bins(positions, "positions"), read_bins(decoded, "decoded")
+    if guess.shape != truth.shape:
+        what = f"decoded positions of shape {guess.shape}"
+        raise InputError(what, "decoded", f"pass shape {truth.shape}, that of the true ones")
+    trials = slices(lengths, len(truth))
+    chosen = by_condition(conditions, len(trials)) if colours is None else colours
+    for trial, label in zip(trials, np.asarray(conditions), strict=True):
+        own = chosen[label.item()]
+        ax.plot(*truth[trial].T, color=own, lw=0.9, ls=SEEN, alpha=0.7, zorder=1)
+        ax.plot(*guess[trial].T, color=own, lw=0.9, alpha=0.85, zorder=2)
+    starts = truth[[trial.start for trial in trials]]
+    ax.plot(*starts.T, "o", color=TRUTH, ms=2.2, mew=0, zorder=3)
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.set(xlabel=f"x ({unit})", ylabel=f"y ({unit})", title="Decoded positions")
+    if colours is None:
+        legend(ax, chosen, lines=PATHS)
+    return ax
+
+
+@styled
+def aligned_rates(
+    ax: Axes,
+    rates: Float[np.ndarray, " T"],
+    lengths: Lengths,
+    conditions: Labels,
+    bin_width: float,
+    events: Float[np.ndarray, " K"] | Sequence[float],
+    event: str = "event",
+    colours: Colours | None = None,
+    spikes: Float[np.ndarray, " T"] | None = None,
+) -> Axes:
+    """Rates of one unit aligned to an event: single trials thin, condition averages thick.
+
+    An average is drawn where at least half of the trials of its condition are. Averages of smoothed
+    spikes, dashed, show what the rates miss.
+
+    Args:
+        ax: Axes to draw into.
+        rates: Spikes per second of every bin.
+        lengths: Bins of every trial.
+        conditions: Of every trial.
+        bin_width: In seconds.
+        events: When it happened in every trial, in seconds from the start of the trial.
+        event: What it is called.
+        colours: Of the conditions, without a legend; chosen, with one, when left out.
+        spikes: How many there were per second of every bin, NaN where that was not observed.
+
+    Example:
+        >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, [0.1, 0.12], "go")
+        >>> ax.get_xlabel()
+        'time from go (s)'
+    """
+    values = read_bins(np.asarray(rates)[:, None], "rates")[:, 0]
+    trials, when = slices(lengths, len(values)), np.asarray(events, float)
+    if when.shape != (len(trials),) or not np.isfinite(when).all():
+        what = f"events of shape {when.shape}, or not finite"
+        raise InputError(what, "events", f"pass seconds for each of the {len(trials)} trials")
+    if spikes is not None and np.shape(spikes) != values.shape:
+        what = f"spikes of shape {np.shape(spikes)}"
+        raise InputError(what, "spikes", f"pass shape {values.shape}, that of the rates")
+    labels = np.asarray(conditions)
+    chosen = by_condition(conditions, len(trials)) if colours is None else colours
+    shifts = np.round(when / bin_width).astype(int)
+    first, grid = aligned(values, trials, shifts)
+    times = bin_width * (first + np.arange(grid.shape[1]) + 0.5)
+    ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
+    for label, colour in chosen.items():
+        own = grid[labels == label]
+        ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
+        ax.plot(times, _average(own), color=colour, lw=2)
+    if spikes is not None:
+        known, sd = np.isfinite(spikes)[:, None], SD_S / bin_width
+        smooth = smooth_trials(np.asarray(spikes, float)[:, None], lengths, sd, known)
+        _, seen = aligned(np.where(known, smooth, np.nan)[:, 0], trials, shifts)
+        for label, colour in chosen.items():
+            ax.plot(times, _average(seen[labels == label]), color=colour, lw=1, ls=SEEN)
+    ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
+    ax.set_title("Single trials and averages")
+    if colours is None:
+        legend(ax, chosen, lines={} if spikes is None else RATES)
+    return ax
+
+
+def _average(rows: np.ndarray) -> np.ndarray:
+    """Means over trials, NaN where fewer than half of them are."""
+    there = np.isfinite(rows).sum(axis=0)
+    mean = np.nansum(rows, axis=0) / np.maximum(there, 1)
+    return np.where((2 * there >= len(rows)) & (there > 0), mean, np.nan)
+
+
+@styled
+def legend(
+    ax: Axes,
+    colours: Colours,
+    title: str | None = None,
+    lines: Mapping[str, Any] | None = None,
+) -> Axes:
+    """Name the conditions beside the axes, if there are more than one and not too many.
+
+    Args:
+        ax: Axes drawn into.
+        colours: Of the conditions.
+        title: What they are conditions of.
+        lines: Styles of lines by what they show, such as `PATHS` or `RATES`.
+    """
+    named = dict(colours) if 1 < len(colours) <= NAMED else {}
+    handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in named.items()]
+    for name, style in (lines or {}).items():
+        handles.append(Line2D([], [], color=TRUTH, lw=1.2, ls=style, label=name))
+    if handles:
+        ax.legend(
+            handles=handles,
+            title=title if named else None,
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            handlelength=1.8 if lines else 1,
+        )
+    return ax

@@ -1,0 +1,348 @@
+"""The demonstration: spikes in, out come the latent state that drives them and its dynamics.
+
+Neurons fire at rates set by a Van der Pol oscillator that nobody observes. Nothing is told: the
+readout is found from the first seconds, then dynamics, noise and readout are learned while the
+spikes stream. Paper: fig:vdp_dynamics and table:vdp, its Poisson case, with the readout of the
+first author's public generator.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from evkf.analysis.forecasting import forecast
+from evkf.analysis.metrics import affine_map, affine_r2, coverage
+from evkf.analysis.phase import grid, velocity_field
+from evkf.dynamics import GaussianDynamics, ResidualMLP, VanDerPol
+from evkf.filters import Info, VariationalKalmanFilter
+from evkf.learning import CompiledLearner, Learner, warm_up
+from evkf.likelihoods import Poisson
+from evkf.model import Model, simulate
+from evkf.plotting.style import Field, learning_figure
+from evkf.types import Status
+
+BIN_WIDTH = 0.005
+"""Seconds."""
+WARM_UP = 400
+"""Bins from which the first readout is found."""
+AHEAD = 5
+"""Bins of the forecasts drawn."""
+
+OnBin = Callable[[int, float, Float[np.ndarray, " L"]], None]
+
+
+class Recording(NamedTuple):
+    """A simulated experiment, time first."""
+
+    model: Model
+    states: Float[np.ndarray, "T L"]
+    counts: Float[np.ndarray, "T N"]
+    bin_width: float = BIN_WIDTH
+    readout_known: bool = False
+    """Whether estimates are in the coordinates of the truth."""
+
+
+class Estimate(NamedTuple):
+    """What was made of a recording, and how long it took.
+
+    Attributes:
+        mean: Filtering means, in coordinates of the learner's own.
+        cov: Filtering covariances.
+        info: Diagnostics of the steps.
+        seconds: From a bin's counts on the host to its estimate on the host; empty if not known.
+        learn_seconds: Learning, after the estimate.
+        compile_s: Warm-up and compilation.
+        early: The model soon after the warm-up.
+        late: The model after the last bin.
+    """
+
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
+    info: Info
+    seconds: Float[np.ndarray, " T"]
+    learn_seconds: Float[np.ndarray, " T"]
+    compile_s: float
+    early: Model
+    late: Model
+
+
+class Aligned(NamedTuple):
+    """An estimate in the coordinates of the truth, by the best affine map."""
+
+    weight: Float[np.ndarray, "L L"]
+    offset: Float[np.ndarray, " L"]
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
+
+
+def record(num_bins: int, num_neurons: int, seed: int) -> Recording:
+    """Simulate Poisson neurons with random preferred directions in the plane of the oscillator."""
+    rng = np.random.default_rng(seed)
+    C = rng.normal(size=(num_neurons, 2))
+    C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
+    b = np.log(25 + 25 * rng.random(num_neurons))
+    dynamics = VanDerPol(gamma=1.5, tau=(0.1, 0.1), dt=BIN_WIDTH, noise=0.1**2)
+    model = Model(dynamics, Poisson(C, b, bin_width=BIN_WIDTH))
+    states, counts = simulate(model, jax.random.key(seed), num_bins)
+    return Recording(model, np.asarray(states), np.asarray(counts))
+
+
+def warm_up_bins(num_bins: int) -> int:
+    """Bins of a recording that the warm-up takes."""
+    return min(WARM_UP, num_bins // 4)
+
+
+def stream(
+    counts: Float[np.ndarray, "T N"],
+    seed: int = 0,
+    realtime: bool = False,
+    on_bin: OnBin | None = None,
+) -> Estimate:
+    """Infer and learn from spikes alone, one bin after the other.
+
+    Args:
+        counts: Spike counts, (bins, neurons).
+        seed: Of the weights learning starts from.
+        realtime: Whether to hand over a bin only when it would be complete in the experiment.
+        on_bin: Called after every bin with its index, the seconds until its estimate, and the mean.
+    """
+    begin = time.perf_counter()
+    first = warm_up_bins(len(counts))
+    likelihood = warm_up(counts[:first], 2, "poisson", BIN_WIDTH)
+    start = Model(ResidualMLP(2, 0.05, jax.random.key(seed)), likelihood)
+    learner = Learner(parts=("dynamics", "noise", "readout"), ring=max(64, min(4096, len(counts))))
+    live = CompiledLearner(learner, start)
+    compile_s = time.perf_counter() - begin
+    said, seconds, learn_seconds, early = [], [], [], start
+    begin = time.perf_counter() - first * BIN_WIDTH
+    for t, y in enumerate(counts):
+        if realtime:
+            time.sleep(max(0.0, begin + (t + 1) * BIN_WIDTH - time.perf_counter()))
+        before = time.perf_counter()
+        said.append(jax.device_get(live.observe(y)))
+        between = time.perf_counter()
+        jax.block_until_ready(live.learn())
+        seconds.append(between - before)
+        learn_seconds.append(time.perf_counter() - between)
+        if t == first:
+            early = live.state.model
+        if on_bin is not None:
+            on_bin(t, seconds[-1], np.asarray(live.belief(said[-1]).mean))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *said)
+    belief, info = jax.vmap(live.belief)(stacked), jax.vmap(live.info)(stacked)
+    mean, cov, info = jax.tree.map(np.asarray, (belief.mean, belief.cov, info))
+    times = (np.array(seconds), np.array(learn_seconds))
+    return Estimate(mean, cov, info, *times, compile_s, early, live.state.model)
+
+
+def align(recording: Recording, estimate: Estimate) -> Aligned:
+    """Bring an estimate into the coordinates of the truth, by the second half of the bins."""
+    if recording.readout_known:
+        dim = estimate.mean.shape[1]
+        return Aligned(np.eye(dim), np.zeros(dim), estimate.mean, estimate.cov)
+    half = len(estimate.mean) // 2
+    weight, offset = affine_map(estimate.mean[half:], recording.states[half:])
+    cov = np.einsum("li,tlk,kj->tij", weight, estimate.cov, weight)
+    return Aligned(weight, offset, estimate.mean @ weight + offset, cov)
+
+
+def forecasts(
+    model: Model, estimate: Estimate, aligned: Aligned, bins: range
+) -> Float[np.ndarray, "B H L"]:
+    """Where a model sees the state go in the next bins, in the coordinates of the truth."""
+    filter = VariationalKalmanFilter()
+
+    @jax.jit
+    def ahead(mean: jax.Array, cov: jax.Array) -> jax.Array:
+        belief = model.family.from_moments(mean, cov)
+        return forecast(filter, model, belief, AHEAD).mean
+
+    means, covs = jnp.asarray(estimate.mean), jnp.asarray(estimate.cov)
+    paths = jnp.stack([jnp.vstack([means[t], ahead(means[t], covs[t])]) for t in bins])
+    return np.asarray(paths) @ aligned.weight + aligned.offset
+
+
+def stretches(num_bins: int) -> tuple[range, range]:
+    """The bins whose forecasts are compared: just after the warm-up, and the last ones."""
+    first, num = warm_up_bins(num_bins), min(200, num_bins // 8)
+    return range(first, first + num), range(num_bins - AHEAD - num, num_bins - AHEAD)
+
+
+def forecast_error(paths: Float[np.ndarray, "B H L"], states: np.ndarray, bins: range) -> float:
+    """Root mean square error `AHEAD` bins ahead."""
+    truth = states[bins.start + AHEAD : bins.stop + AHEAD]
+    return float(np.sqrt(np.mean((paths[:, -1] - truth) ** 2)))
+
+
+def summarise(recording: Recording, estimate: Estimate) -> dict:
+    """Accuracy and calibration, which depend on the seed alone, and timing, which does not."""
+    num_bins, num_neurons = recording.counts.shape
+    aligned, last = align(recording, estimate), slice(3 * num_bins // 4, None)
+    error = aligned.mean[last] - recording.states[last]
+    statuses = Counter(str(Status(int(status)).name) for status in estimate.info.status)
+    early, late = stretches(num_bins)
+    ahead = {
+        name: forecast_error(forecasts(model, estimate, aligned, bins), recording.states, bins)
+        for name, model, bins in (
+            ("start", estimate.early, early),
+            ("end", estimate.late, late),
+        )
+    }
+    finite = all(np.all(np.isfinite(x)) for x in (estimate.mean, estimate.cov))
+    return {
+        "bins": num_bins,
+        "neurons": num_neurons,
+        "spikes": int(recording.counts.sum()),
+        "finite": bool(finite),
+        "r2": affine_r2(estimate.mean[last], recording.states[last]),
+        "rmse": float(np.sqrt(np.mean(error**2))),
+        "coverage_90": coverage(aligned.mean[last], aligned.cov[last], recording.states[last]),
+        "forecast_rmse": ahead,
+        "evaluations": float(np.mean(estimate.info.evaluations)),
+        "statuses": dict(sorted(statuses.items())),
+        "timing": _timing(estimate, recording.bin_width),
+    }
+
+
+def _timing(estimate: Estimate, bin_width: float) -> dict:
+    def times(seconds: np.ndarray) -> dict:
+        micros = 1e6 * seconds
+        return {
+            "median_us": float(np.median(micros)),
+            "p99_us": float(np.percentile(micros, 99)),
+        }
+
+    if not len(estimate.seconds):
+        return {"bin_us": 1e6 * bin_width}
+    late = estimate.seconds + estimate.learn_seconds > bin_width
+    return {
+        "bin_us": 1e6 * bin_width,
+        "estimate": times(estimate.seconds),
+        "learning": times(estimate.learn_seconds),
+        "late_bins": int(np.sum(late)),
+        "compile_s": estimate.compile_s,
+    }
+
+
+def sound(summary: dict) -> bool:
+    """Whether every estimate is finite and none is a prediction fallen back to."""
+    return summary["finite"] and not any("FELL_BACK" in name for name in summary["statuses"])
+
+
+def describe(summary: dict) -> str:
+    """The summary in a few lines for people."""
+    timing, ahead = summary["timing"], summary["forecast_rmse"]
+    statuses = ", ".join(f"{name} {count}" for name, count in summary["statuses"].items())
+    rows = [
+        ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons"),
+        ("state, last quarter", f"R² {summary['r2']:.3f}, RMSE {summary['rmse']:.3f}"),
+        ("90 % intervals", f"cover the truth {100 * summary['coverage_90']:.1f} % of the time"),
+        (
+            f"forecast {AHEAD} bins",
+            f"RMSE {ahead['start']:.3f} at the start, {ahead['end']:.3f} at the end",
+        ),
+        ("time per bin", _describe_timing(timing)),
+        ("status of the bins", statuses),
+    ]
+    return "\n".join(f"{name:20} {value}" for name, value in rows)
+
+
+def _describe_timing(timing: dict) -> str:
+    told = [
+        f"{name} {timing[name]['median_us']:.0f} µs (p99 {timing[name]['p99_us']:.0f})"
+        for name in ("estimate", "learning")
+        if name in timing
+    ]
+    return f"{', '.join(told)}, of {timing['bin_us']:.0f} µs; late bins: {timing['late_bins']}"
+
+
+def draw(recording: Recording, estimate: Estimate) -> Figure:
+    """The figure: spikes, rates and states; velocity fields; forecasts at the start and end."""
+    aligned = align(recording, estimate)
+    likelihood = estimate.late.likelihood
+    assert isinstance(likelihood, Poisson)
+    C, b = np.asarray(likelihood.C), np.asarray(likelihood.b)
+    variance = np.einsum("ni,tij,nj->tn", C, estimate.cov, C)
+    shown = slice(-min(1000, len(estimate.mean)), None)
+    true_C = np.asarray(recording.model.likelihood.C)  # pyright: ignore[reportAttributeAccessIssue]
+    limit = 1.15 * np.abs(recording.states).max(axis=0)
+    points = np.asarray(grid(-limit, limit, 25))
+
+    def field(model: Model, weight: np.ndarray, offset: np.ndarray) -> Field:
+        assert isinstance(model.dynamics, GaussianDynamics)
+        own = (points - offset) @ np.linalg.inv(weight)
+        width = recording.bin_width
+        found = np.asarray(velocity_field(model.dynamics, own, bin_width=width))
+        return Field(points, found @ weight)
+
+    early, late = stretches(len(estimate.mean))
+    paths = [
+        forecasts(model, estimate, aligned, bins[:: AHEAD + 1])
+        for model, bins in ((estimate.early, early), (estimate.late, late))
+    ]
+    return learning_figure(
+        bin_width=recording.bin_width,
+        start=len(estimate.mean) - len(estimate.mean[shown]),
+        counts=recording.counts[shown],
+        states=recording.states[shown],
+        mean=aligned.mean[shown],
+        std=np.sqrt(np.diagonal(aligned.cov[shown], axis1=1, axis2=2)),
+        rates=np.exp(estimate.mean @ C.T + b + 0.5 * variance)[shown],
+        order=np.argsort(np.arctan2(true_C[:, 1], true_C[:, 0])),
+        fields=(
+            field(recording.model, np.eye(2), np.zeros(2)),
+            field(estimate.late, aligned.weight, aligned.offset),
+        ),
+        forecasts=(paths[0], paths[1]),
+        followed=(
+            recording.states[early.start : early.stop],
+            recording.states[late.start : late.stop],
+        ),
+    )
+
+
+class Ticker:
+    """Progress of a stream: one live line in a terminal, a few plain lines elsewhere."""
+
+    def __init__(self, console: Console, num_bins: int):
+        self.console, self.num_bins = console, num_bins
+        self.every = max(1, num_bins // (100 if console.is_terminal else 5))
+        self.times: list[float] = []
+        self.bar = Progress(
+            TextColumn("streaming"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("bins  {task.description}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=num_bins)
+
+    def __enter__(self) -> "Ticker":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, t: int, seconds: float, mean: Float[np.ndarray, " L"]) -> None:
+        self.times.append(seconds)
+        done = t + 1
+        if done % self.every and done != self.num_bins:
+            return
+        micros, self.times = 1e6 * float(np.median(self.times)), []
+        note = f"{micros:4.0f} µs per bin  state ({mean[0]:+.2f}, {mean[1]:+.2f})"
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=done, description=note)
+        else:
+            self.console.print(f"{done}/{self.num_bins} bins  {note}")

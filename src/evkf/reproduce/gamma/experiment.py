@@ -1,0 +1,253 @@
+"""Gamma dynamics (appendix sec:gamma): what the variance correction is worth for positive states.
+
+z' ~ Gamma(b0 f(z)^2, b0 f(z)), mean f and variance 1/b0; spike counts are Poisson. The paper names
+a network of 64 SiLU units with softplus and no more. Here it turns states about (1.5, 1.5) by
+0.3 rad a bin, onto a cycle of radius 1. 50 neurons with preferred directions of length 1 fire 5 to
+10 spikes per second at the centre, in bins of 20 ms: so few that a belief is wider than the noise
+of the dynamics, but at the lowest b0. Filters know the dynamics.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from scipy.special import gammainc
+
+from evkf.analysis.metrics import mean_log_density
+from evkf.dynamics import GammaDynamics, Network
+from evkf.families import Gamma
+from evkf.filters import ParticleFilter
+from evkf.filters import VariationalKalmanFilter as EVKF
+from evkf.filters.peers.particle import ParticleState
+from evkf.likelihoods import Poisson
+from evkf.model import Model, simulate
+from evkf.reproduce.runner import Result, Spec, blocks, specification
+from evkf.reproduce.streams import pick, stack, stream
+from evkf.reproduce.tables import rounded
+from evkf.types import Key, Status
+
+PRECISIONS, BINS, TRIALS = (5, 20, 80, 320), 400, 10
+"""Values of b0, and sizes."""
+QUICK_PRECISIONS, QUICK_BINS, QUICK_TRIALS = (20, 80), 100, 2
+BLOCK = 5
+"""Trials that are filtered side by side."""
+CENTRE, RADIUS, TURN, PULL = 1.5, 1.0, 0.3, 0.25
+"""Of the cycle: in a bin states turn by so many rad, and those inside move out."""
+HIDDEN, STEEPNESS, WIDTH, RIDGE = 64, 2.0, 4.0, 1e-4
+"""Of the network: units bend all over the square from 0 to the width."""
+NEURONS, BIN = 50, 0.02
+PARTICLES = 10_000
+GRID = np.stack(np.meshgrid(np.linspace(0.05, 3.5, 24), np.linspace(0.05, 3.5, 24)), axis=-1)
+"""Where the flow is drawn."""
+
+METHODS = {
+    "corrected": "eVKF",
+    "uncorrected": "eVKF without correction",
+    "matching": "eVKF, moment matching",
+}
+"""Ways to predict."""
+PARTICLE = "particle"
+"""The task of the reference; its rows are the references."""
+REFERENCES = {
+    "mean_log": "particles, by mean and mean log",
+    "moments": "particles, by mean and variance",
+}
+"""Gammas matched to particles, two ways: the first is the nearest in KL divergence."""
+
+
+def turned(z: Float[np.ndarray, "K 2"]) -> Float[np.ndarray, "K 2"]:
+    """What the network is fitted to: a turn about the centre, drawn to a circle; kept positive.
+
+    Example:
+        >>> turned(np.array([[1.5, 1.5], [2.5, 1.5]])).round(3)
+        array([[1.5  , 1.5  ],
+               [2.455, 1.796]])
+    """
+    off = z - CENTRE
+    square = np.sum(off**2, axis=-1, keepdims=True) / RADIUS**2
+    cos, sin = np.cos(TURN), np.sin(TURN)
+    rotated = off @ np.array([[cos, sin], [-sin, cos]])
+    return np.maximum(CENTRE + rotated * (1 + PULL) / (1 + PULL * square), 0.05)
+
+
+def network() -> Network:
+    """The network of the dynamics: random units, their weights by ridge regression on a grid.
+
+    It is what states truly follow; how well it fits does not matter.
+
+    Example:
+        >>> network()(jnp.full(2, 1.5)).shape
+        (2,)
+    """
+    parts = jax.tree.map(lambda part: jnp.asarray(part, float), _weights())
+    made = Network([2, HIDDEN, 2], jax.random.key(0))
+    return eqx.tree_at(lambda net: (net.weights, net.biases), made, parts)
+
+
+@cache
+def _weights() -> tuple:
+    """Weights and biases of both layers."""
+    rng = np.random.default_rng(0)
+    side = np.linspace(0.02, WIDTH, 40)
+    points = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    weight = rng.normal(size=(HIDDEN, 2))
+    weight *= STEEPNESS / np.linalg.norm(weight, axis=1, keepdims=True)
+    bias = -np.sum(weight * rng.uniform(0, WIDTH, (HIDDEN, 2)), axis=1)
+    inner = points @ weight.T + bias
+    units = np.append(inner / (1 + np.exp(-inner)), np.ones((len(points), 1)), axis=1)
+    wanted = np.log(np.expm1(turned(points)))
+    gram = units.T @ units + RIDGE * len(points) * np.eye(HIDDEN + 1)
+    out = np.linalg.solve(gram, units.T @ wanted)
+    return (weight, out[:-1].T), (bias, out[-1])
+
+
+def prior() -> Float[Array, "2 2"]:
+    """States begin somewhere near the cycle."""
+    return Gamma(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
+
+
+def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Array]:
+    """The true model of a trial, its states and observations.
+
+    Example:
+        >>> model, states, ys = problem(20, 30, 0)
+        >>> states.shape, ys.shape, bool(jnp.all(states > 0))
+        ((30, 2), (30, 50), True)
+    """
+    rng = np.random.default_rng(trial)
+    C = rng.normal(size=(NEURONS, 2))
+    C /= np.linalg.norm(C, axis=1, keepdims=True)
+    b = np.log(5 + 5 * rng.random(NEURONS)) - C @ np.full(2, CENTRE)
+    dynamics = GammaDynamics(network(), 2, precision)
+    model = Model(dynamics, Poisson(C, b, bin_width=BIN), prior())
+    states, ys = simulate(model, jax.random.key(trial), bins)
+    return model, states, ys
+
+
+def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
+    """Every b0 by every method and the particles, the trials in blocks.
+
+    Example:
+        >>> [spec["method"] for spec in tasks(("corrected",), 1, True)]
+        ['particle', 'corrected', 'particle', 'corrected']
+    """
+    bins = QUICK_BINS if quick else BINS
+    return [
+        specification(__name__, seeds, b0=b0, method=method, bins=bins)
+        for b0 in (QUICK_PRECISIONS if quick else PRECISIONS)
+        for method in (PARTICLE, *methods)
+        for seeds in blocks(trials, BLOCK)
+    ]
+
+
+class Matched(NamedTuple):
+    """Gammas nearest to particles, each trial the first axis."""
+
+    mean_log: Float[Array, "S T L 2"]
+    moments: Float[Array, "S T L 2"]
+    correlation: Float[Array, "S T"]
+    """Of the two latents, which no product of Gammas has."""
+    status: Int[Array, "S T"]
+
+
+@jax.jit
+def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys: Key) -> Matched:
+    """Filter trials side by side, and match a Gamma to the particles of every bin, two ways."""
+
+    def one(model: Model, ys: Array, key: Key) -> Matched:
+        family = model.family
+
+        def body(carry: tuple, y: Array) -> tuple:
+            state, t = carry
+            state, info = filter.step(model, state, y, None, jax.random.fold_in(key, t))
+            assert isinstance(state, ParticleState)
+            weights, stats = jnp.exp(state.log_weights), jax.vmap(family.stats)(state.particles)
+            mean = jnp.tensordot(weights, stats, 1)
+            off = (state.particles - mean[:, 1]) / jnp.sqrt(family.var(state.belief))
+            correlation = weights @ jnp.prod(off, axis=1)
+            said = Matched(family.to_nat(mean), state.belief, correlation, info.status)
+            return (state, t + 1), said
+
+        return jax.lax.scan(body, (filter.init(model), 0), ys)[1]
+
+    return jax.vmap(one)(models, ys, keys)
+
+
+def run(spec: Spec) -> Result:
+    """Filter a block of trials side by side."""
+    problems = [problem(spec["b0"], spec["bins"], seed) for seed in spec["seeds"]]
+    models, ys = stack([model for model, _, _ in problems]), stack([ys for _, _, ys in problems])
+    keys = stack([jax.random.key(seed) for seed in spec["seeds"]])
+    if spec["method"] == PARTICLE:
+        ran = match(ParticleFilter(PARTICLES), models, ys, keys)
+        found = {name: getattr(ran, name) for name in REFERENCES}
+    else:
+        ran = stream(_filter(spec["method"]), models, ys, keys)
+        found = {spec["method"]: ran.belief}
+    rows, series = [], []
+    for name, beliefs in found.items():
+        for i, seed in enumerate(spec["seeds"]):
+            named = {"b0": spec["b0"], "method": name, "trial": seed}
+            model, states, _ = problems[i]
+            fell = int(jnp.sum(ran.status[i] & int(Status.FELL_BACK) > 0))
+            rows.append(named | judge(model, pick(beliefs, i), states) | {"fell_back": fell})
+            if isinstance(ran, Matched):
+                rows[-1]["correlation"] = float(jnp.mean(jnp.abs(ran.correlation[i])))
+            if seed == 0:
+                series.append(named | _series(model, pick(beliefs, i), states))
+    return {"rows": rows, "series": series}
+
+
+def _filter(method: str) -> EVKF:
+    if method == "matching":
+        return EVKF(rule="moment_matching")
+    return EVKF(correct=method == "corrected")
+
+
+def judge(
+    model: Model, beliefs: Float[Array, "T L 2"], states: Float[Array, "T L"]
+) -> dict[str, float]:
+    """Log density of the truth per bin, error, coverage of central 90 % intervals, and `carried`:
+    the variance that beliefs hand on through the dynamics, beside the noise 1/b0.
+
+    Example:
+        >>> model, states, _ = problem(20, 30, 0)
+        >>> sharp = jax.vmap(lambda z: Gamma(2).from_moments(z, 0.01 * jnp.eye(2)))(states)
+        >>> round(judge(model, sharp, states)["log_q"], 1)
+        2.8
+    """
+    family, dynamics = model.family, model.dynamics
+    assert isinstance(dynamics, GammaDynamics)
+    mean = jax.vmap(family.mean)(beliefs)
+
+    def carried(belief: Array) -> Array:
+        def f(z: Array) -> Array:
+            return family.mean(model.transition(z, jnp.zeros(0)))
+
+        jacobian = jax.jacfwd(f)(family.mean(belief))
+        return jacobian**2 @ family.var(belief) * jnp.exp(dynamics.log_precision)
+
+    nat = np.asarray(beliefs)
+    below = gammainc(nat[..., 0] + 1, -nat[..., 1] * np.asarray(states))
+    return {
+        "log_q": mean_log_density(family, beliefs, states),
+        "rmse": float(jnp.sqrt(jnp.mean((mean - states) ** 2))),
+        "coverage_90": float(np.mean((below > 0.05) & (below < 0.95))),
+        "carried": float(jnp.mean(jax.vmap(carried)(beliefs))),
+    }
+
+
+def _series(model: Model, beliefs: Array, states: Array) -> dict[str, Any]:
+    """What figures show: states, beliefs, and the flow of the dynamics."""
+    family, points = model.family, jnp.asarray(GRID.reshape(-1, 2))
+    move = jax.vmap(lambda z: family.mean(model.transition(z, jnp.zeros(0))))(points) - points
+    return {
+        "states": rounded(states),
+        "mean": rounded(jax.vmap(family.mean)(beliefs)),
+        "std": rounded(jnp.sqrt(jax.vmap(family.var)(beliefs))),
+        "field": rounded(move),
+    }

@@ -1,0 +1,1 @@
+"""The gaps between bounds and evidence (appendix)."""

@@ -1,0 +1,315 @@
+"""The gaps between bounds and evidence, bin by bin (appendix, fig:supp:gaps).
+
+With q the belief of a bin, q' that of the bin before, p~ = E_q'[p(z|z')] its push-forward and
+q-bar the prediction:
+
+    L = E_q[log p(y|z)] - KL(q || q-bar)          M = L - (E_q'[A] - A(lambda-bar))
+    E = E_q[log p~(z) - E_q' log p(z|z')]         F = E_q[log p~(z) - log q-bar(z)]
+
+so that E - F = L - M, and M + E = L + F = log p~(y) - KL(q || p~(z|y)). M is below log p~(y), the
+evidence under the push-forward; L below the evidence under q-bar. Neither is log p(y_t|y_<t), for
+q' is not the true filtering distribution.
+
+Expectations are Gauss-Hermite sums over two latents, exact to many digits. The evidence comes from
+particle filters, or from the Kalman filter where that is exact.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+from scipy.special import gammainccinv, gammaincinv
+from scipy.stats import norm
+
+from evkf.families import Family, GaussianBelief
+from evkf.filters import Filter, Kalman, ParticleFilter, scan_filter
+from evkf.filters import VariationalKalmanFilter as EVKF
+from evkf.likelihoods import Gaussian
+from evkf.model import Model, simulate
+from evkf.reproduce.gamma import experiment as gamma
+from evkf.reproduce.runner import Result, Spec, blocks, specification
+from evkf.reproduce.streams import pick
+from evkf.reproduce.variance.experiment import slow_turn
+from evkf.reproduce.vdp import experiment as vdp
+from evkf.types import Belief
+
+SYSTEMS = {
+    "linear": "linear, Gaussian",
+    "vdp": "Van der Pol, Poisson",
+    "gamma": "Gamma, Poisson",
+}
+BINS, TRIALS, RUNS, PARTICLES = 300, 4, 8, 20_000
+"""Sizes, and the particle filters that estimate the evidence of a trial."""
+QUICK_BINS, QUICK_TRIALS, QUICK_RUNS, QUICK_PARTICLES = 60, 1, 4, 2_000
+BLOCK = 2
+"""Trials of a task."""
+INNER, OUTER = 40, 16
+"""Nodes a latent: of the belief before, and of the belief."""
+PRECISION = 20
+"""b0 of the Gamma dynamics."""
+ROUNDING, EXACT = 1e-9, 1e-5
+"""What counts as a violation: of L >= M in nats relative to L, of bounds by evidence in nats."""
+SKIP = 5
+"""First bins, whose beliefs are as wide as the prior: too wide for so few nodes. L >= M is asked of
+them as of all; the rest is of the bins that follow."""
+SHOWN = 100
+"""Bins of the first trial that are drawn."""
+
+METHODS = {"uncorrected": "without correction", "corrected": "with correction"}
+
+
+def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
+    """The model of a trial, its states and observations.
+
+    Example:
+        >>> model, states, ys = problem("linear", 20, 0)
+        >>> states.shape, ys.shape
+        ((20, 2), (20, 5))
+    """
+    if system == "vdp":
+        model, states, ys = vdp.problem("poisson", bins, trial)
+        return model, jnp.asarray(states), jnp.asarray(ys, float)
+    if system == "gamma":
+        return gamma.problem(PRECISION, bins, trial)
+    C = np.random.default_rng(trial).normal(size=(5, 2))
+    model = Model(slow_turn(0.04), Gaussian(C, noise=1.0))
+    return model, *simulate(model, jax.random.key(trial), bins)
+
+
+def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
+    """Every system, the trials in blocks.
+
+    Example:
+        >>> [spec["system"] for spec in tasks(("uncorrected",), 1, True)]
+        ['linear', 'vdp', 'gamma']
+    """
+    sizes = (QUICK_BINS, QUICK_RUNS, QUICK_PARTICLES) if quick else (BINS, RUNS, PARTICLES)
+    given = dict(zip(("bins", "runs", "particles"), sizes, strict=True))
+    return [
+        specification(__name__, seeds, system=system, methods=list(methods), **given)
+        for system in SYSTEMS
+        for seeds in blocks(trials, BLOCK)
+    ]
+
+
+class Bins(NamedTuple):
+    """What a filter made of every bin."""
+
+    before: Belief
+    """q of the bin before."""
+    predicted: Belief
+    belief: Belief
+    L: Float[Array, " T"]
+    gap: Float[Array, " T"]
+
+
+@jax.jit
+def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> Bins:
+    """Filter a trial, and keep all that the slacks need."""
+
+    def body(state: Any, y: Array) -> tuple:
+        prediction = filter.predict(model, state)
+        new, info = filter.update(model, prediction, y)
+        return new, Bins(state.belief, prediction.belief, new.belief, info.elbo, info.gap)
+
+    return jax.lax.scan(body, filter.init(model), ys)[1]
+
+
+def nodes(
+    family: Family, beliefs: Belief, num: int
+) -> tuple[Float[Array, "T S L"], Float[Array, " S"]]:
+    """Points and weights for expectations under beliefs over two latents, as for standard normals.
+
+    Standard normal points are mapped by the quantiles of a Gamma, or by the root of a covariance.
+
+    Example:
+        >>> from evkf.families import Gamma
+        >>> belief = Gamma(2).from_moments(jnp.array([2.0, 1.0]), 0.25 * jnp.eye(2))
+        >>> points, weights = nodes(Gamma(2), belief[None], 16)
+        >>> mean = weights @ points[0]
+        >>> (weights @ (points[0] - mean) ** 2).round(3)
+        Array([0.25, 0.25], dtype=float32)
+    """
+    line, weights = np.polynomial.hermite_e.hermegauss(num)
+    weights = weights / weights.sum()
+    plane = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(-1, 2)
+    product = np.outer(weights, weights).ravel()
+    if isinstance(beliefs, GaussianBelief):
+        root = np.linalg.cholesky(np.asarray(beliefs.cov))
+        points = np.asarray(beliefs.mean)[:, None] + plane @ np.swapaxes(root, -1, -2)
+    else:
+        nat = np.asarray(jax.vmap(family.nat)(beliefs))[:, None]
+        shape, rate = nat[..., 0] + 1, -nat[..., 1]
+        low = gammaincinv(shape, norm.cdf(np.minimum(plane, 0)))
+        high = gammainccinv(shape, norm.sf(np.maximum(plane, 0)))
+        points = np.where(plane < 0, low, high) / rate
+    return jnp.asarray(points, float), jnp.asarray(product, float)
+
+
+class Slacks(NamedTuple):
+    """Of every bin, in nats."""
+
+    E: Float[Array, " T"]
+    F: Float[Array, " T"]
+    pushed: Float[Array, " T"]
+    """Log evidence under the push-forward of the belief before."""
+    predicted: Float[Array, " T"]
+    """Log evidence under the prediction."""
+
+
+def slacks(model: Model, bins: Bins, ys: Float[Array, "T N"]) -> Slacks:
+    """E, F, and the log evidence under the push-forward and under the prediction.
+
+    Example:
+        >>> model, _, ys = problem("linear", 20, 0)
+        >>> bins = pick(follow(EVKF(correct=False), model, ys), slice(SKIP, None))
+        >>> found = slacks(model, bins, ys[SKIP:])
+        >>> bool(jnp.allclose(found.E - found.F, bins.gap, atol=1e-3))
+        True
+    """
+    inner, outer = nodes(model.family, bins.before, INNER), nodes(model.family, bins.belief, OUTER)
+    return _slacks(model, bins, ys, inner, outer)
+
+
+@jax.jit
+def _slacks(model: Model, bins: Bins, ys: Array, inner: tuple, outer: tuple) -> Slacks:
+    family, none = model.family, jnp.zeros(0)
+    log_inner, log_outer = jnp.log(inner[1]), jnp.log(outer[1])
+
+    def flat(tree: Any) -> Array:
+        return ravel_pytree(tree)[0]
+
+    def one(inputs: tuple) -> Slacks:
+        bin, y, before, points = inputs
+        nats = jax.vmap(lambda z: family.nat(model.transition(z, none)))(before)
+        stats = jax.vmap(lambda z: flat(family.stats(z)))(points)
+        norms = jax.vmap(family.log_partition)(nats)
+        moves = jax.vmap(flat)(nats) @ stats.T - norms[:, None] + family.log_base
+        pushed = jax.nn.logsumexp(log_inner[:, None] + moves, axis=0)
+        predicted = jax.vmap(family.log_prob, (None, 0))(bin.predicted, points)
+        own = jax.vmap(family.log_prob, (None, 0))(bin.belief, points)
+        seen = jnp.ones(len(y), bool)
+        likely = jax.vmap(model.likelihood.log_prob, (0, None, None))(points, y, seen)
+        weight = log_outer + likely - own
+        return Slacks(
+            outer[1] @ (pushed - inner[1] @ moves),
+            outer[1] @ (pushed - predicted),
+            jax.nn.logsumexp(weight + pushed),
+            jax.nn.logsumexp(weight + predicted),
+        )
+
+    return jax.lax.map(one, (bins, ys, inner[0], outer[0]))
+
+
+class Evidence(NamedTuple):
+    """log p(y_t | y_<t) of every bin, and its standard error over particle filters."""
+
+    value: Float[np.ndarray, " T"]
+    error: Float[np.ndarray, " T"]
+
+
+def evidence(
+    model: Model, ys: Float[Array, "T N"], seed: int, runs: int, particles: int
+) -> Evidence:
+    """By particle filters that differ in their draws alone; every trial has draws of its own.
+
+    Example:
+        >>> model, _, ys = problem("linear", 10, 0)
+        >>> exact = exact_evidence(model, ys)
+        >>> rough = evidence(model, ys, 0, 4, 500)
+        >>> bool(np.all(np.abs(rough.value - exact) < 0.3))
+        True
+    """
+    filter, keys = ParticleFilter(particles), jax.random.split(jax.random.key(1000 + seed), runs)
+    found = [_log_evidence(filter, model, ys, key) for key in keys]
+    return Evidence(np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / np.sqrt(runs))
+
+
+def exact_evidence(model: Model, ys: Float[Array, "T N"]) -> Float[np.ndarray, " T"]:
+    """By the Kalman filter."""
+    return _log_evidence(Kalman(), model, ys, None)
+
+
+def _log_evidence(filter: Filter, model: Model, ys: Array, key: Any) -> np.ndarray:
+    return np.asarray(scan_filter(filter, model, ys, key=key)[1].info.elbo)
+
+
+def run(spec: Spec) -> Result:
+    """Filter trials by every method, and find bounds, slacks and evidence of every bin."""
+    rows, series = [], []
+    for seed in spec["seeds"]:
+        model, _, ys = problem(spec["system"], spec["bins"], seed)
+        known = evidence(model, ys, seed, spec["runs"], spec["particles"])
+        known = Evidence(*(part[SKIP:] for part in known))
+        exact = exact_evidence(model, ys)[SKIP:] if spec["system"] == "linear" else None
+        for method in spec["methods"]:
+            bins = follow(EVKF(correct=method == "corrected"), model, ys)
+            late = pick(bins, slice(SKIP, None))
+            found = jax.tree.map(np.asarray, slacks(model, late, ys[SKIP:]))
+            L, gap = np.asarray(late.L), np.asarray(late.gap)
+            named = {"system": spec["system"], "method": method, "trial": seed}
+            row = judge(L, gap, found, known, exact)
+            rows.append(named | row | count(np.asarray(bins.L), np.asarray(bins.gap)))
+            if seed == 0:
+                value = known.value if exact is None else exact
+                series.append(named | _series(L, gap, found, value))
+    return {"rows": rows, "series": series}
+
+
+def judge(
+    L: np.ndarray, gap: np.ndarray, found: Slacks, known: Evidence, exact: np.ndarray | None
+) -> dict[str, Any]:
+    """Means per bin, how often bounds hold, and by how much the slacks fail to add up.
+
+    Example:
+        >>> L, gap, nothing = np.array([-2.0, -1.0]), np.array([0.5, 0.1]), np.zeros(2)
+        >>> known = Evidence(np.array([-1.0, -1.5]), nothing)
+        >>> slacks = Slacks(np.array([0.6, 0.2]), np.array([0.1, 0.1]), nothing, nothing)
+        >>> row = judge(L, gap, slacks, known, None)
+        >>> row["L_above_evidence"], round(row["adds_up"], 3)
+        (0.5, 0.0)
+    """
+    M = L - gap
+    value, error = known if exact is None else Evidence(exact, np.zeros(len(L)))
+    row = {
+        "L": L.mean(),
+        "M": M.mean(),
+        "pushed": found.pushed.mean(),
+        "predicted": found.predicted.mean(),
+        "evidence": value.mean(),
+        "evidence_error": error.mean(),
+        "E": found.E.mean(),
+        "F": found.F.mean(),
+        "F_least": found.F.min(),
+        "M_above_pushed": int(np.sum(~(found.pushed - M >= -EXACT))),
+        "L_above_predicted": int(np.sum(~(found.predicted - L >= -EXACT))),
+        "F_negative": np.mean(found.F < -EXACT),
+        "L_above_pushed": np.mean(found.pushed - L < -EXACT),
+        "L_above_evidence": np.mean(value - L < -2 * error - EXACT),
+        "adds_up": np.max(np.abs(found.E - found.F - gap)),
+    }
+    if exact is not None:
+        row["particle_bias"] = np.mean(known.value - exact)
+        row["particle_error"] = known.error.mean()
+    return {name: x if isinstance(x, int) else float(x) for name, x in row.items()}
+
+
+def count(L: np.ndarray, gap: np.ndarray) -> dict[str, Any]:
+    """In how many bins L < M by more than rounding; a bound that is not a number counts too.
+
+    Example:
+        >>> count(np.zeros(3), np.array([0.1, -0.1, np.nan]))
+        {'bins': 3, 'gap_least': -0.1, 'violations': 2}
+    """
+    broken = ~(gap >= -ROUNDING * np.maximum(1, np.abs(L)))
+    least = float(np.nanmin(gap))
+    return {"bins": len(L), "gap_least": least, "violations": int(np.sum(broken))}
+
+
+def _series(L: np.ndarray, gap: np.ndarray, found: Slacks, value: np.ndarray) -> dict[str, list]:
+    every = {"L": L, "M": L - gap, "E": found.E, "F": found.F}
+    every |= {"pushed": found.pushed, "evidence": value}
+    return {name: np.round(array[:SHOWN], 5).tolist() for name, array in every.items()}

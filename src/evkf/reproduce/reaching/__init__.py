@@ -1,0 +1,1 @@
+"""Reaching (Fig. 4)."""

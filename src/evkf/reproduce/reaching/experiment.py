@@ -1,0 +1,276 @@
+"""Reaching (fig:mc_maze): states and rates of motor cortex filtered, hand velocity decoded.
+
+Half of the trials train a model, on states found by GPFA as in the paper and by our own bound. The
+disjoint half is then filtered causally, with the model frozen and with learning going on, seen once
+and in order. Velocity is decoded from inferred rates by ridge regression fitted to the first half,
+its penalty chosen by cross-validation inside that half. What people use today stands beside it,
+computed on the same trials.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from evkf.analysis.decoding import r2
+from evkf.analysis.forecasting import expected_observation
+from evkf.data import Recording, list_nwb, open_recording
+from evkf.dynamics import ResidualMLP
+from evkf.errors import InputError
+from evkf.learning import Learner, LearnerState, fit_states, warm_up
+from evkf.model import Model
+from evkf.recordings.halves import Halves, Pair, halve, spikes
+from evkf.recordings.scoring import Progress, Score, baselines, evkf, fit_gpfa, make_rows
+from evkf.recordings.units import UnitModel, fit_recording, infer, names
+
+LATENTS, NETWORK, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
+"""As in the prototype; units under half a spike per second are left out."""
+HIDDEN_SHARE = 40 / 146
+"""Share of the units that the filter is not shown."""
+TRIALS = 250
+"""Of either half where there are enough, as in the paper."""
+ONSET, WINDOW = "move_onset_time", (-0.05, 0.45)
+"""What trials of NWB files are aligned to, and seconds from there, as in the MC_Maze subset."""
+VELOCITIES = ("hand_vel", "hand_vel_mm_s", "finger_vel")
+CONDITIONS = ("trial_type", "condition", "target")
+"""Names looked for when none is given."""
+
+SUBSET = "mc_maze_large_9cond_5ms.npz"
+"""File of the MC_Maze subset, to which alone the targets apply."""
+TARGETS = {"rates_r2": 0.83, "learning_gain": -0.005, "co_smoothing": 0.165}
+"""Least R² from rates, R² that learning on may lose to the frozen model, bits of hidden units."""
+
+BLOCK = 10
+"""Trials after which the decoder is fitted anew while learning goes on."""
+
+LEARNING, FIXED = "eVKF, learning on", "eVKF, learning on, decoder fixed"
+ON_GPFA = "eVKF on GPFA states"
+
+
+class Effort(NamedTuple):
+    """How much is computed."""
+
+    passes: int | None = None
+    """Over the training half, of the models that learn by the bound; by its size when None."""
+    em_steps: int = 100
+    steps: int = 3000
+    """Of fitting a model to GPFA states."""
+
+
+FULL, QUICK = Effort(), Effort(5, 10, 300)
+
+
+class Reaches(NamedTuple):
+    """A recording, and what its columns are called."""
+
+    recording: Recording
+    velocity: str
+    condition: str | None
+    event: str = "trial start"
+    """What happens at time zero."""
+    when: float = 0.0
+    """How long after the start of a trial, in seconds."""
+    subset: bool = False
+    """Whether it is the MC_Maze subset."""
+
+    @property
+    def position(self) -> str | None:
+        """Its name, if the hand's position is there in every bin."""
+        name, there = _position(self.velocity), self.recording.behaviour
+        return name if name in there and np.isfinite(there[name]).all() else None
+
+
+def read_reaches(
+    path: str | Path, velocity: str | None = None, condition: str | None = None
+) -> Reaches:
+    """Read a file in bins of 20 ms, with the units that fire.
+
+    Args:
+        path: NWB, of the Neural Latents Benchmark or other; npz, HDF5 or CSV of counts.
+        velocity: Name of the hand's velocity; one of `VELOCITIES` when left out.
+        condition: Column of the trials; one of `CONDITIONS`, if there is one, when left out.
+    """
+    event, when, subset = "trial start", 0.0, Path(path).name == SUBSET
+    if Path(path).suffix == ".nwb":
+        there = list_nwb(path)
+        series = {name.rpartition("/")[2]: name for name in there["behaviour"]}
+        velocity = velocity or _velocity(path, series)
+        beside = series.get(_position(velocity))
+        align, window = "start_time", None
+        if ONSET in there["trial_columns"]:
+            align, window, event, when = ONSET, WINDOW, "movement onset", -WINDOW[0]
+        wanted = [velocity] if beside is None else [velocity, beside]
+        recording = open_recording(path, BIN_WIDTH, align, window, wanted, MIN_RATE)
+    else:
+        recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
+        velocity = velocity or _velocity(path, recording.behaviour)
+        if subset:
+            event, when = "movement onset", -WINDOW[0]
+    condition = condition or _first(CONDITIONS, recording.trials)
+    if recording.num_trials < 4:
+        what = f"{recording.num_trials} trials"
+        raise InputError(what, f"{path}: trials", "pass a recording of four or more")
+    found = Reaches(recording, velocity.rpartition("/")[2], condition, event, when, subset)
+    values = recording.behaviour.get(found.velocity)
+    if values is not None and values.shape[1:] != (2,):
+        what = f"{found.velocity} of shape {values.shape}"
+        raise InputError(what, f"{path}: behaviour", "name a velocity of two coordinates")
+    return found
+
+
+def split(reaches: Reaches, seed: int) -> Halves:
+    """The trials of one seed; twice 250 where there are enough, else half and half."""
+    num = reaches.recording.num_trials
+    order = np.random.default_rng(seed).permutation(num)
+    half, end = (TRIALS, 2 * TRIALS) if num >= 2 * TRIALS else (num // 2, num)
+    asked = reaches.condition, reaches.velocity, seed, HIDDEN_SHARE
+    return halve(reaches.recording, order[:half], order[half:end], *asked)
+
+
+def one_seed(
+    reaches: Reaches, seed: int, effort: Effort = FULL, progress: Progress | None = None
+) -> tuple[list[Score], Halves, UnitModel]:
+    """All rows of a seed, its halves and its model."""
+    parts = split(reaches, seed)
+    model = fit_recording(parts.train, LATENTS, hidden=NETWORK, passes=effort.passes, seed=seed)
+    makers = [
+        lambda: evkf(parts, model),
+        lambda: learning_on(parts, model),
+        lambda: learning_on(parts, model, follow=False),
+        lambda: on_gpfa_states(parts, model, effort, seed),
+        *baselines(parts, model, effort.passes, effort.em_steps),
+    ]
+    return make_rows(makers, progress), parts, model
+
+
+def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
+    """The held-out half seen once, in order, while learning goes on.
+
+    Args:
+        parts: The halves.
+        model: Where learning starts.
+        follow: Whether the decoder follows the model: every `BLOCK` trials it is fitted anew to
+            what the model of that moment makes of the training half. If not, it stays as the first
+            model taught it.
+    """
+    assert model.estimator is not None
+    assert parts.behaviour is not None
+    test = parts.test
+    state = model.estimator.state_._replace(fresh=jnp.asarray(True))
+    none, dtype = jnp.zeros((test.num_bins, 0)), state.ring.bins.y.dtype
+    bins = (jnp.asarray(test.counts, dtype), jnp.asarray(test.masks), none, jnp.asarray(test.fresh))
+    means, counts, models = _stream(model.estimator.learner_, state, bins)
+    now = Pair(np.asarray(counts) / test.bin_width, np.asarray(means))
+    edges = np.concatenate([[0], np.cumsum(test.lengths)])
+    starts = edges[:-1:BLOCK] if follow else edges[:1]
+    decoded = []
+    for first, last in zip(starts, [*starts[1:], edges[-1]], strict=True):
+        known = infer(model._replace(model=_nth(models, first)), parts.train)
+        taught = zip((known.rates, known.mean), now, strict=True)
+        decoded.append([parts.decoded(Pair(old, new[first:last])) for old, new in taught])
+    rates, latents = (np.concatenate(blocks) for blocks in zip(*decoded, strict=True))
+    truth = test.behaviour[parts.behaviour]
+    return Score(
+        LEARNING if follow else FIXED, rates_r2=r2(truth, rates), latents_r2=r2(truth, latents)
+    )
+
+
+def _nth(models: Model, n: int) -> Model:
+    return jax.tree.map(lambda leaf: leaf[n], models)
+
+
+@jax.jit
+def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, Array, Model]:
+    """Means and expected counts of every bin, and the model that it was filtered with."""
+
+    def body(state: LearnerState, bin: tuple) -> tuple[LearnerState, tuple]:
+        state, _ = learner.observe(state, *bin)
+        model, belief = state.model, state.filter.belief
+        said = model.family.mean(belief), expected_observation(model, belief), model
+        return learner.learn(state)[0], said
+
+    return jax.lax.scan(body, state, bins)[1]
+
+
+def on_gpfa_states(parts: Halves, model: UnitModel, effort: Effort, seed: int) -> Score:
+    """The paper's way: dynamics and readout fitted to states that GPFA found.
+
+    Args:
+        parts: The halves.
+        model: Whose filter is used.
+        effort: How much is computed.
+        seed: Of the network to start from.
+    """
+    train = parts.train
+    states = fit_gpfa(parts, LATENTS, effort.em_steps).latents(parts).train
+    latents = states.shape[1]
+    masks, fresh = train.masks, train.fresh
+    readout = warm_up(spikes(train), latents, "poisson", train.bin_width, masks, fresh)
+    start = Model(ResidualMLP(latents, 0.04, jax.random.key(seed), NETWORK), readout)
+    fitted = fit_states(
+        start,
+        states / states.std(axis=0),
+        spikes(train),
+        masks=masks,
+        fresh=fresh,
+        steps=effort.steps,
+    )
+    return evkf(parts, UnitModel(fitted, model.filter, names(train), train.bin_width), ON_GPFA)
+
+
+def summarise(rows: list[list[Score]]) -> list[dict[str, Any]]:
+    """Means over seeds, with standard errors where there are several.
+
+    Example:
+        >>> summarise([[Score("a", one_step=1.0)], [Score("a", one_step=3.0)]])[0]["one_step"]
+        {'mean': 2.0, 'error': 1.0}
+    """
+    means = []
+    for scores in zip(*rows, strict=True):
+        entry: dict[str, Any] = {"method": scores[0].method}
+        for column in Score._fields[1:]:
+            values = [getattr(score, column) for score in scores]
+            if None in values:
+                entry[column] = None
+                continue
+            many = len(values) > 1
+            error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if many else None
+            entry[column] = {"mean": float(np.mean(values)), "error": error}
+        means.append(entry)
+    return means
+
+
+def shortfalls(means: list[dict[str, Any]]) -> list[str]:
+    """Which of `TARGETS` are missed, in words."""
+    rows = {row["method"]: row for row in means}
+    own = rows["eVKF"]
+    rates = own["rates_r2"]["mean"]
+    found = {
+        "rates_r2": rates,
+        "learning_gain": rows[LEARNING]["rates_r2"]["mean"] - rates,
+        "co_smoothing": own["co_smoothing"]["mean"],
+    }
+    missed = [name for name, least in TARGETS.items() if not found[name] >= least]
+    return [f"{name}: {found[name]:.4f}, target {TARGETS[name]:g}" for name in missed]
+
+
+def _first(wanted: Sequence[str], there: Collection[str]) -> str | None:
+    return next((name for name in wanted if name in there), None)
+
+
+def _velocity(path: str | Path, there: Collection[str]) -> str:
+    found = _first(VELOCITIES, there)
+    if found is None:
+        remedy = f"name it with --behaviour; there are {', '.join(there) or 'none'}"
+        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
+    return found
+
+
+def _position(velocity: str) -> str:
+    """What goes with "hand_vel" or "hand_vel_mm_s"."""
+    return velocity.rpartition("/")[2].replace("vel", "pos").removesuffix("_s")

@@ -1,0 +1,1 @@
+"""The variance that averaging natural parameters loses."""

@@ -1,0 +1,1 @@
+"""Table 2: the Van der Pol oscillator."""
