@@ -16,7 +16,7 @@ import numpy as np
 from closing import close
 
 from evkf.dynamics import ChaoticRNN
-from evkf.families import Gaussian
+from evkf.families import GaussianFamily
 from evkf.filters import ParticleFilter, VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import StudentT
 from evkf.model import Model, simulate
@@ -33,7 +33,7 @@ def protocol(L: int, trial: int) -> tuple[Model, jax.Array, jax.Array]:
     weight_key, run_key = jax.random.split(key)
     weight = jax.random.normal(weight_key, (L, L)) / np.sqrt(L)
     likelihood = StudentT(np.eye(L), df=2.0, scale=0.1)
-    prior = Gaussian(L).from_moments(jnp.zeros(L), 0.01 * jnp.eye(L))
+    prior = GaussianFamily(L).from_moments(jnp.zeros(L), 0.01 * jnp.eye(L))
     model = Model(ChaoticRNN(weight), likelihood, prior)
     zs, ys = simulate(model, run_key, T)
     return model, zs, ys

@@ -19,7 +19,7 @@ from closing import close
 from streams import Streamed
 
 from evkf.dynamics import Linear
-from evkf.families import DiagonalGaussian
+from evkf.families import DiagonalGaussianFamily
 from evkf.filters import (
     DirectVJF,
     OnlineVariationalSmoother,
@@ -38,7 +38,7 @@ WALKS, SMALL = 32, 2
 
 def walk(dim: int, ratio: float, bins: int):
     """A model of independent walks, its states and observations."""
-    family = DiagonalGaussian(dim)
+    family = DiagonalGaussianFamily(dim)
     likelihood = Gaussian(np.eye(dim), noise=0.01 * ratio)
     prior = family.from_moments(jnp.zeros(dim), 1e-6 * jnp.eye(dim))
     model = Model(Linear(0.99 * np.eye(dim), 0.01), likelihood, prior, family)

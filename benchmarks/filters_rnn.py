@@ -24,7 +24,7 @@ from chaotic_rnn import protocol, rmse
 from closing import close
 from streams import Streamed
 
-from evkf.families import DiagonalGaussian
+from evkf.families import DiagonalGaussianFamily
 from evkf.filters import (
     DirectVJF,
     EnsembleKalman,
@@ -90,7 +90,7 @@ def problem(method: Method, L: int, trial: int) -> tuple[Model, jax.Array, jax.A
     """The protocol, in the family of beliefs that a method has."""
     model, zs, ys = protocol(L, trial)
     if method.diagonal:
-        family = DiagonalGaussian(L)
+        family = DiagonalGaussianFamily(L)
         prior = family.from_moments(*model.prior)
         model = Model(model.dynamics, model.likelihood, prior, family)
     return model, zs, ys

@@ -24,7 +24,7 @@ from vdp import FILTER, HELD_OUT, LEARNED, judge_dynamics, recording, start
 
 from evkf.analysis.metrics import mean_log_density
 from evkf.dynamics import ResidualMLP, ResidualRBF
-from evkf.families import DiagonalGaussian
+from evkf.families import DiagonalGaussianFamily
 from evkf.filters import (
     VJF,
     DirectVJF,
@@ -68,13 +68,13 @@ def learning_filter(make: Callable[[bool], Filter], model: Model, ys: np.ndarray
 
 def vjf(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
     dynamics = ResidualRBF(2, 0.04, jax.random.key(1000 + seed))
-    model = Model(dynamics, likelihood, family=DiagonalGaussian(2))
+    model = Model(dynamics, likelihood, family=DiagonalGaussianFamily(2))
     return learning_filter(lambda learn: VJF(learn=learn), model, ys, seed)
 
 
 def vjf_direct(likelihood: Likelihood, ys: np.ndarray, seed: int) -> Ran:
     dynamics = ResidualMLP(2, 0.04, jax.random.key(1000 + seed))
-    model = Model(dynamics, likelihood, family=DiagonalGaussian(2))
+    model = Model(dynamics, likelihood, family=DiagonalGaussianFamily(2))
     return learning_filter(lambda learn: DirectVJF(learn=learn), model, ys, seed)
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from evkf import Model, VariationalKalmanFilter, scan_filter, simulate
 from evkf.dynamics import BetaDynamics, GammaDynamics, NaturalDynamics
-from evkf.families import ContinuousBernoulli
+from evkf.families import ContinuousBernoulliFamily
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.plotting.style import BAND, ESTIMATE, STYLE, TRUTH
 
@@ -55,7 +55,9 @@ class Turn(eqx.Module):
 
 
 cos, sin = np.cos(0.9), np.sin(0.9)
-switch = NaturalDynamics(ContinuousBernoulli(2), Turn(jnp.array([[cos, -sin], [sin, cos]]) * 40))
+switch = NaturalDynamics(
+    ContinuousBernoulliFamily(2), Turn(jnp.array([[cos, -sin], [sin, cos]]) * 40)
+)
 switching = Model(switch, Gaussian(rng.normal(size=(12, 2)), noise=0.5))
 switched, switch_beliefs = follow(switching, 1)
 

@@ -44,7 +44,7 @@ def network(inputs, outputs):
 
 
 def saturating():
-    return dyn.NaturalDynamics(fam.ContinuousBernoulli(2), network(2, 2))
+    return dyn.NaturalDynamics(fam.ContinuousBernoulliFamily(2), network(2, 2))
 
 
 POISSON = Model(linear(), lik.Poisson(C))
@@ -129,7 +129,7 @@ CONSTRUCTION = {
     "gamma": (lambda: dyn.VanDerPol(gamma=[1.0, 2.0]), "(2,)", "gamma", "()"),
     "dt": (lambda: dyn.Lorenz(dt=np.inf), "finite, got inf", "dt", "above 0"),
     "network length": (
-        lambda: dyn.NaturalDynamics(fam.Gamma(2), network(2, 3)),
+        lambda: dyn.NaturalDynamics(fam.GammaFamily(2), network(2, 3)),
         "(3,)",
         "network",
         "length 4",
@@ -142,7 +142,7 @@ CONSTRUCTION = {
         "concentration",
         "above",
     ),
-    "no dimensions": (lambda: fam.Gamma(0), "dim = 0", "dim", "1 or more"),
+    "no dimensions": (lambda: fam.GammaFamily(0), "dim = 0", "dim", "1 or more"),
     # models
     "readout columns": (
         lambda: Model(linear(), lik.Poisson(np.ones((3, 4)))),
@@ -157,32 +157,32 @@ CONSTRUCTION = {
         "2 columns",
     ),
     "wrong family": (
-        lambda: Model(linear(), lik.Poisson(C), family=fam.Gamma(2)),
-        "Gamma beliefs for Gaussian dynamics",
+        lambda: Model(linear(), lik.Poisson(C), family=fam.GammaFamily(2)),
+        "GammaFamily beliefs for GaussianFamily dynamics",
         "family",
-        "Gaussian(2)",
+        "GaussianFamily(2)",
     ),
     "no stand-in for others": (
-        lambda: Model(saturating(), lik.Poisson(C), family=fam.DiagonalGaussian(2)),
-        "DiagonalGaussian beliefs for ContinuousBernoulli",
+        lambda: Model(saturating(), lik.Poisson(C), family=fam.DiagonalGaussianFamily(2)),
+        "DiagonalGaussianFamily beliefs for ContinuousBernoulliFamily",
         "family",
-        "ContinuousBernoulli(2)",
+        "ContinuousBernoulliFamily(2)",
     ),
     "family size": (
-        lambda: Model(linear(), lik.Poisson(C), family=fam.DiagonalGaussian(3)),
+        lambda: Model(linear(), lik.Poisson(C), family=fam.DiagonalGaussianFamily(3)),
         "3 dimensions for dynamics of 2",
         "family",
-        "DiagonalGaussian(2)",
+        "DiagonalGaussianFamily(2)",
     ),
     "family size of the same family": (
-        lambda: Model(linear(), lik.Poisson(C), family=fam.Gaussian(3)),
+        lambda: Model(linear(), lik.Poisson(C), family=fam.GaussianFamily(3)),
         "3 dimensions for dynamics of 2",
         "family",
-        "use Gaussian(2)",
+        "use GaussianFamily(2)",
     ),
     "prior of another family": (
         lambda: Model(linear(), lik.Poisson(C), jnp.zeros((2, 2))),
-        "no Gaussian belief",
+        "no GaussianFamily belief",
         "prior",
         "from_moments",
     ),
@@ -248,7 +248,7 @@ CONSTRUCTION = {
 
 CONSTRUCTION |= {
     "a family of half a dimension": (
-        lambda: fam.Gaussian(2.5),
+        lambda: fam.GaussianFamily(2.5),
         "dim = 2.5",
         "dim",
         "whole number",
@@ -261,36 +261,42 @@ CONSTRUCTION |= {
         "whole number",
     ),
     "a product of joint families": (
-        lambda: fam.Product((fam.Gaussian(2), fam.Gamma(1))),
-        "Gaussian in a product",
+        lambda: fam.ProductFamily((fam.GaussianFamily(2), fam.GammaFamily(1))),
+        "GaussianFamily in a product",
         "parts",
         "Gamma",
     ),
     "products in another order": (
         lambda: Model(
-            dyn.NaturalDynamics(fam.Product((fam.Gamma(1), fam.Bernoulli(1))), network(2, 3)),
+            dyn.NaturalDynamics(
+                fam.ProductFamily((fam.GammaFamily(1), fam.BernoulliFamily(1))), network(2, 3)
+            ),
             lik.Gaussian(C),
-            family=fam.Product((fam.Bernoulli(1), fam.Gamma(1))),
+            family=fam.ProductFamily((fam.BernoulliFamily(1), fam.GammaFamily(1))),
         ),
-        "Bernoulli and Gamma beliefs for Gamma and Bernoulli dynamics",
+        "BernoulliFamily and GammaFamily beliefs for GammaFamily and BernoulliFamily dynamics",
         "family",
         "leave family out",
     ),
     "a product of other sizes": (
         lambda: Model(
-            dyn.NaturalDynamics(fam.Product((fam.Gamma(1), fam.Bernoulli(1))), network(2, 3)),
+            dyn.NaturalDynamics(
+                fam.ProductFamily((fam.GammaFamily(1), fam.BernoulliFamily(1))), network(2, 3)
+            ),
             lik.Gaussian(C),
-            family=fam.Product((fam.Gamma(2), fam.Bernoulli(1))),
+            family=fam.ProductFamily((fam.GammaFamily(2), fam.BernoulliFamily(1))),
         ),
         "2 and 1 dimensions for dynamics of 1 and 1",
         "family",
         "leave family out",
     ),
     "a product of one": (
-        lambda: Model(saturating(), lik.Poisson(C), family=fam.Product((fam.Gamma(2),))),
-        "Gamma beliefs for ContinuousBernoulli",
+        lambda: Model(
+            saturating(), lik.Poisson(C), family=fam.ProductFamily((fam.GammaFamily(2),))
+        ),
+        "GammaFamily beliefs for ContinuousBernoulliFamily",
         "family",
-        "leave family out, or use ContinuousBernoulli(2)",
+        "leave family out, or use ContinuousBernoulliFamily(2)",
     ),
     "half a channel": (
         lambda: lik.Custom(lambda z, y: y * z[0], 2.5),
@@ -467,17 +473,17 @@ STEPS = {
     ),
     "Newton for low rank": (
         lambda: step(
-            model=Model(linear(), lik.Poisson(C), family=fam.LowRankGaussian(2, 1)),
+            model=Model(linear(), lik.Poisson(C), family=fam.LowRankGaussianFamily(2, 1)),
             filter=VariationalKalmanFilter(solver="newton"),
         ),
-        "LowRankGaussian",
+        "LowRankGaussianFamily",
         "solver",
         "leave solver out",
     ),
     "low rank without Gaussian noise": (
         lambda: step(
             model=Model(
-                dyn.NaturalDynamics(fam.LowRankGaussian(2, 1), network(2, 5)), lik.Poisson(C)
+                dyn.NaturalDynamics(fam.LowRankGaussianFamily(2, 1), network(2, 5)), lik.Poisson(C)
             )
         ),
         "NaturalDynamics",

@@ -36,7 +36,7 @@ def test_shapes_and_determinism():
 
 def test_moments_of_many_runs():
     """After three driven bins, mean and covariance are the textbook's."""
-    prior = fam.Gaussian(2).from_moments(jnp.array([1.0, -1.0]), 0.5 * jnp.eye(2))
+    prior = fam.GaussianFamily(2).from_moments(jnp.array([1.0, -1.0]), 0.5 * jnp.eye(2))
     model = linear_model(prior=prior)
     us = np.array([[1.0], [0.0], [-2.0]])
     keys = jax.random.split(jax.random.key(2), 5_000)
@@ -83,10 +83,10 @@ NATURAL = {
     "gamma": (dyn.GammaDynamics(networks(2), 2, 25.0), (0, np.inf)),
     "beta": (dyn.BetaDynamics(networks(2), 2, 20.0), (0, 1)),
     "continuous_bernoulli": (
-        dyn.NaturalDynamics(fam.ContinuousBernoulli(2), networks(2)),
+        dyn.NaturalDynamics(fam.ContinuousBernoulliFamily(2), networks(2)),
         (0, 1),
     ),
-    "bernoulli": (dyn.NaturalDynamics(fam.Bernoulli(2), networks(2)), (0, 1)),
+    "bernoulli": (dyn.NaturalDynamics(fam.BernoulliFamily(2), networks(2)), (0, 1)),
 }
 
 
@@ -119,7 +119,7 @@ def test_the_standard_prior_is_valid_for_every_family():
 
 
 def test_a_diagonal_gaussian_may_stand_in():
-    family = fam.DiagonalGaussian(2)
+    family = fam.DiagonalGaussianFamily(2)
     model = Model(dyn.Linear(A, Q), lik.Gaussian(C), family=family)
     z = jnp.array([0.5, -2.0])
     belief = model.transition(z, jnp.zeros(0))

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.families import (
-    DiagonalGaussian,
+    DiagonalGaussianFamily,
     Family,
-    Gaussian,
     GaussianBelief,
-    LowRankGaussian,
-    Product,
+    GaussianFamily,
+    LowRankGaussianFamily,
+    ProductFamily,
 )
 from evkf.families.low_rank import standard
 from evkf.likelihoods import Likelihood
@@ -34,9 +34,9 @@ class Model(eqx.Module):
         likelihood: $p_\\psi$.
         prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)`
             makes it; the family's standard member when left out (a standard normal for the
-            Gaussian).
+            `GaussianFamily`).
         family: The family in which the state is inferred; the dynamics' own when left out.
-            `DiagonalGaussian` and `LowRankGaussian` may stand in for `Gaussian`.
+            `DiagonalGaussianFamily` and `LowRankGaussianFamily` may stand in for `GaussianFamily`.
 
     Example:
         >>> import jax
@@ -154,18 +154,21 @@ def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, 
 
 
 def _standard(family: Family) -> Belief:
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, LowRankGaussianFamily):
         return standard(family)
-    if isinstance(family, Gaussian | DiagonalGaussian):
+    if isinstance(family, GaussianFamily | DiagonalGaussianFamily):
         return family.from_moments(jnp.zeros(family.dim), jnp.eye(family.dim))
     return family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
 
 
 def _check_family(family: Family, dynamics: Dynamics) -> None:
     native = dynamics.family
-    stand_in = type(native) is Gaussian and type(family) in (DiagonalGaussian, LowRankGaussian)
+    stand_in = type(native) is GaussianFamily and type(family) in (
+        DiagonalGaussianFamily,
+        LowRankGaussianFamily,
+    )
     have, want = _parts(family), _parts(native)
-    remedy, product = "leave family out", isinstance(native, Product)
+    remedy, product = "leave family out", isinstance(native, ProductFamily)
     if list(map(type, have)) != list(map(type, want)) and not stand_in:
         kinds, wanted = (" and ".join(type(x).__name__ for x in parts) for parts in (have, want))
         either = "" if product else f", or use {type(native).__name__}({native.dim})"
@@ -180,7 +183,7 @@ def _check_family(family: Family, dynamics: Dynamics) -> None:
 
 
 def _parts(family: Family) -> tuple[Family, ...]:
-    return family.parts if isinstance(family, Product) else (family,)
+    return family.parts if isinstance(family, ProductFamily) else (family,)
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:

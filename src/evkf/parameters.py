@@ -9,7 +9,7 @@ from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Bool, Float, PyTree
 
 from evkf.errors import InputError
-from evkf.families import Gaussian, GaussianBelief
+from evkf.families import GaussianBelief, GaussianFamily
 from evkf.model import Model
 from evkf.numerics.covariance import FullCovariance
 from evkf.numerics.linalg import cholesky
@@ -55,7 +55,7 @@ def free(model: Model, parts: tuple[str, ...]) -> Free:
         raise InputError(f"parts {parts}", "parts", f"choose one or more of {PARTS}")
     if "prior" not in parts:
         return Free(model, None)
-    if not isinstance(model.family, Gaussian):
+    if not isinstance(model.family, GaussianFamily):
         raise InputError(
             f"a learned initial state in the family {type(model.family).__name__}",
             "parts",

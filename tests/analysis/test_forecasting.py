@@ -109,7 +109,7 @@ LIKELIHOODS = {
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-@pytest.mark.parametrize("family", [fam.Gaussian(2), fam.DiagonalGaussian(2)])
+@pytest.mark.parametrize("family", [fam.GaussianFamily(2), fam.DiagonalGaussianFamily(2)])
 def test_expected_observation_is_the_average_over_states(name, family):
     likelihood = LIKELIHOODS[name]
     model = Model(Linear(A, Q), likelihood, family=family)
@@ -232,7 +232,7 @@ def test_refusals():
         (lambda: forecast(FILTER, model, BELIEF, 0), "horizon = 0"),
         (lambda: forecast(FILTER, model, BELIEF, H), "no inputs"),
         (lambda: forecast(FILTER, model, BELIEF, 2, US), r"inputs of shape \(6, 1\)"),
-        (lambda: forecast(FILTER, model, BELIEF.mean, H, US), "no Gaussian belief over 2"),
+        (lambda: forecast(FILTER, model, BELIEF.mean, H, US), "no GaussianFamily belief over 2"),
         (lambda: sample_forecast(model, BELIEF, H, KEY, 0, US), "num_samples = 0"),
         (lambda: predictive_log_prob(model, BELIEF, b, None, KEY, 3), "num_samples = 3"),
         (lambda: forecast(FILTER, MANY, MANY.prior, 2), "sample_forecast"),

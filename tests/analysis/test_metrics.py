@@ -6,7 +6,7 @@ from scipy.stats import multivariate_normal
 
 from evkf.analysis import metrics
 from evkf.dynamics import Linear
-from evkf.families import Gaussian, GaussianBelief
+from evkf.families import GaussianBelief, GaussianFamily
 
 RNG = np.random.default_rng(0)
 
@@ -18,7 +18,7 @@ def test_log_density_is_scipys():
     want = np.mean(
         [multivariate_normal(m, cov).logpdf(z) for m, z in zip(mean, states, strict=True)]
     )
-    np.testing.assert_allclose(metrics.mean_log_density(Gaussian(2), beliefs, states), want)
+    np.testing.assert_allclose(metrics.mean_log_density(GaussianFamily(2), beliefs, states), want)
 
 
 def test_transition_kl_of_shifted_systems():

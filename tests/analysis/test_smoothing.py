@@ -28,7 +28,7 @@ M0, P0 = np.array([0.5, -1.0]), np.array([[1.0, 0.3], [0.3, 0.8]])
 
 
 def linear_model(**options):
-    prior = fam.Gaussian(L).from_moments(M0, P0)
+    prior = fam.GaussianFamily(L).from_moments(M0, P0)
     dynamics = Linear(A, Q, bias=[0.1, -0.2], input_weight=B)
     return Model(dynamics, lik.Gaussian(C, noise=np.diag(R)), prior, **options)
 
@@ -151,7 +151,7 @@ def test_diagonal_beliefs_of_unconnected_states_are_exact():
     likelihood = lik.Gaussian([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]], noise=0.3)
     full, diagonal = (
         smooth(FILTER, Model(dynamics, likelihood, family=family), ys, masks, fresh=fresh)
-        for family in (fam.Gaussian(2), fam.DiagonalGaussian(2))
+        for family in (fam.GaussianFamily(2), fam.DiagonalGaussianFamily(2))
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), full[:2], diagonal[:2])
 
@@ -194,7 +194,7 @@ def test_float32_stays_positive_definite():
     seen = np.arange(bins) % 100 > 70
 
     def run(ys=None):
-        prior = fam.Gaussian(dim).from_moments(jnp.zeros(dim), 100 * jnp.eye(dim))
+        prior = fam.GaussianFamily(dim).from_moments(jnp.zeros(dim), 100 * jnp.eye(dim))
         model = Model(Linear(rotation, 1e-7), lik.Gaussian(C, noise=1e-4), prior)
         ys = simulate(model, jax.random.key(0), bins)[1] if ys is None else ys
         return np.asarray(ys), jax.tree.map(np.asarray, smooth(FILTER, model, ys, seen))
@@ -227,9 +227,9 @@ def test_refusals():
         smooth(FILTER, model, ys, masks, us, fresh=np.zeros(T))
     with pytest.raises(InputError, match="lag = -1"):
         FixedLag(-1)
-    gamma = NaturalDynamics(fam.Gamma(1), Network([1, 2, 2], jax.random.key(0)))
+    gamma = NaturalDynamics(fam.GammaFamily(1), Network([1, 2, 2], jax.random.key(0)))
     other = Model(gamma, lik.Poisson([[0.1]]))
-    with pytest.raises(InputError, match="NaturalDynamics with Gamma beliefs"):
+    with pytest.raises(InputError, match="NaturalDynamics with GammaFamily beliefs"):
         smooth(FILTER, other, np.zeros((3, 1)))
-    with pytest.raises(InputError, match="NaturalDynamics with Gamma beliefs"):
+    with pytest.raises(InputError, match="NaturalDynamics with GammaFamily beliefs"):
         FixedLag(2).init(other)

@@ -97,7 +97,7 @@ def test_transition_is_the_mean_with_the_noise(noise):
     full = np.asarray(noise) if np.ndim(noise) == 2 else np.diag(np.broadcast_to(noise, 2))
     np.testing.assert_allclose(belief.mean, system.mean(z, jnp.zeros(0)))
     np.testing.assert_allclose(belief.cov, full, rtol=1e-12)
-    assert isinstance(system.family, fam.Gaussian)
+    assert isinstance(system.family, fam.GaussianFamily)
 
 
 def test_van_der_pol_has_a_limit_cycle():
@@ -153,13 +153,13 @@ def wild_network(sizes, scale, seed):
 
 
 FAMILIES = [
-    fam.Gaussian(6),
-    fam.DiagonalGaussian(2),
-    fam.Gamma(2),
-    fam.Beta(2),
-    fam.ContinuousBernoulli(2),
-    fam.Bernoulli(2),
-    fam.Product((fam.Gamma(1), fam.ContinuousBernoulli(1))),
+    fam.GaussianFamily(6),
+    fam.DiagonalGaussianFamily(2),
+    fam.GammaFamily(2),
+    fam.BetaFamily(2),
+    fam.ContinuousBernoulliFamily(2),
+    fam.BernoulliFamily(2),
+    fam.ProductFamily((fam.GammaFamily(1), fam.ContinuousBernoulliFamily(1))),
 ]
 
 
@@ -185,13 +185,13 @@ def test_natural_dynamics_of_one_parameter_families_are_the_network():
     rng = np.random.default_rng(6)
     z, u = rng.random(2), rng.normal(size=U)
     want = network(jnp.concatenate([z, u]))
-    for family in (fam.ContinuousBernoulli(2), fam.Bernoulli(2)):
+    for family in (fam.ContinuousBernoulliFamily(2), fam.BernoulliFamily(2)):
         belief = dyn.NaturalDynamics(family, network, U).transition(z, u)
         np.testing.assert_allclose(belief[:, 0], want, rtol=1e-12)
 
 
 def test_the_gaussian_precision_depends_on_the_state():
-    family = fam.Gaussian(2)
+    family = fam.GaussianFamily(2)
     network = dyn.Network([2, 8, family.num_raw], jax.random.key(7))
     model = dyn.NaturalDynamics(family, network)
     near, far = (model.transition(jnp.full(2, x), jnp.zeros(0)) for x in (0.0, 3.0))

@@ -56,15 +56,15 @@ LIKELIHOODS = {
 CLOSED, RULE, SUM, DRAW = "closed form", "quadrature", "exact sum", "sampling"
 NORMAL = [CLOSED, CLOSED, RULE, RULE, RULE, RULE, DRAW]
 TABLE = {
-    fam.Gaussian(L): NORMAL,
-    fam.DiagonalGaussian(L): NORMAL,
-    fam.Gamma(L): [CLOSED, CLOSED, *[DRAW] * 5],
-    fam.Beta(L): [CLOSED, *[DRAW] * 6],
-    fam.ContinuousBernoulli(L): [CLOSED, CLOSED, *[DRAW] * 5],
-    fam.Bernoulli(L): [CLOSED, CLOSED, *[SUM] * 5],
-    fam.Bernoulli(MAX_SUM + 1): [CLOSED, CLOSED, *[DRAW] * 5],
-    fam.Product((fam.Gamma(1), fam.Beta(1))): [CLOSED, *[DRAW] * 6],
-    fam.Product((fam.Gamma(1), fam.Bernoulli(1))): [CLOSED, CLOSED, *[DRAW] * 5],
+    fam.GaussianFamily(L): NORMAL,
+    fam.DiagonalGaussianFamily(L): NORMAL,
+    fam.GammaFamily(L): [CLOSED, CLOSED, *[DRAW] * 5],
+    fam.BetaFamily(L): [CLOSED, *[DRAW] * 6],
+    fam.ContinuousBernoulliFamily(L): [CLOSED, CLOSED, *[DRAW] * 5],
+    fam.BernoulliFamily(L): [CLOSED, CLOSED, *[SUM] * 5],
+    fam.BernoulliFamily(MAX_SUM + 1): [CLOSED, CLOSED, *[DRAW] * 5],
+    fam.ProductFamily((fam.GammaFamily(1), fam.BetaFamily(1))): [CLOSED, *[DRAW] * 6],
+    fam.ProductFamily((fam.GammaFamily(1), fam.BernoulliFamily(1))): [CLOSED, CLOSED, *[DRAW] * 5],
 }
 
 
@@ -76,7 +76,7 @@ def test_way(family):
 
 def test_way_of_a_joint_names_each_once():
     parts = [LIKELIHOODS[name] for name in ("gaussian", "student_t", "bernoulli", "custom")]
-    assert way(fam.Gaussian(L), lik.Joint(parts)) == "closed form, quadrature, sampling"
+    assert way(fam.GaussianFamily(L), lik.Joint(parts)) == "closed form, quadrature, sampling"
 
 
 def test_conjugate():
@@ -282,20 +282,20 @@ def test_quadrature_against_trapezoids(name):
 
 def marginal(family, params, num):
     """Points and weights of an accurate rule for one dimension, its density taken from SciPy."""
-    if family is fam.Bernoulli:
+    if family is fam.BernoulliFamily:
         p = 1 / (1 + np.exp(-params[0]))
         return np.array([0.0, 1.0]), np.array([1 - p, p])
-    if family is fam.ContinuousBernoulli:
+    if family is fam.ContinuousBernoulliFamily:
         x, w = np.polynomial.legendre.leggauss(num)
         z, w = 0.5 * (1 + x), 0.5 * w
         density = np.exp(params[0] * z)
         return z, w * density / (w @ density)
     x = np.linspace(-1, 1, num)
-    if family is fam.DiagonalGaussian:
+    if family is fam.DiagonalGaussianFamily:
         var = -0.5 / params[1]
         z = params[0] * var + 10 * np.sqrt(var) * x
         weights = stats.norm(params[0] * var, np.sqrt(var)).pdf(z)
-    elif family is fam.Gamma:
+    elif family is fam.GammaFamily:
         z = np.exp(-8 + 6 * (1 + x))  # from 3e-4 to 55
         weights = stats.gamma(params[0] + 1, scale=-1 / params[1]).pdf(z) * z
     else:
@@ -312,20 +312,20 @@ def brute_force(family, nat, log_prob, num=160):
 
 
 NATS = {
-    fam.DiagonalGaussian: np.array([[0.5, -1.0], [-2.0, -4.0]]),
-    fam.Gamma: np.array([[3.0, -6.0], [1.5, -4.0]]),
-    fam.Beta: np.array([[2.0, 1.0], [0.5, 4.0]]),
-    fam.ContinuousBernoulli: np.array([[3.0], [-0.7]]),
-    fam.Bernoulli: np.array([[1.0], [-0.4]]),
+    fam.DiagonalGaussianFamily: np.array([[0.5, -1.0], [-2.0, -4.0]]),
+    fam.GammaFamily: np.array([[3.0, -6.0], [1.5, -4.0]]),
+    fam.BetaFamily: np.array([[2.0, 1.0], [0.5, 4.0]]),
+    fam.ContinuousBernoulliFamily: np.array([[3.0], [-0.7]]),
+    fam.BernoulliFamily: np.array([[1.0], [-0.4]]),
 }
 CLOSED_PAIRS = [
     *[(family, "gaussian") for family in NATS],
-    *[(family, "poisson") for family in NATS if family is not fam.Beta],
-    (fam.DiagonalGaussian, "bernoulli"),
-    (fam.DiagonalGaussian, "poisson_softplus"),
-    (fam.DiagonalGaussian, "negative_binomial"),
-    (fam.Bernoulli, "student_t"),
-    (fam.Bernoulli, "bernoulli"),
+    *[(family, "poisson") for family in NATS if family is not fam.BetaFamily],
+    (fam.DiagonalGaussianFamily, "bernoulli"),
+    (fam.DiagonalGaussianFamily, "poisson_softplus"),
+    (fam.DiagonalGaussianFamily, "negative_binomial"),
+    (fam.BernoulliFamily, "student_t"),
+    (fam.BernoulliFamily, "bernoulli"),
 ]
 
 
@@ -367,7 +367,7 @@ def test_product_belief(family, name):
         np.testing.assert_allclose(slope[index], rise / (2 * h), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [fam.Gamma, fam.Beta, fam.ContinuousBernoulli])
+@pytest.mark.parametrize("family", [fam.GammaFamily, fam.BetaFamily, fam.ContinuousBernoulliFamily])
 def test_sampled_product_belief(family):
     """Pairs without a closed form, within five standard errors of brute force."""
     nat, num = NATS[family], 4_000
@@ -381,7 +381,7 @@ def test_sampled_product_belief(family):
     assert np.all(np.isfinite(slope))
 
 
-@pytest.mark.parametrize("family", [fam.Beta, fam.Gamma, fam.ContinuousBernoulli])
+@pytest.mark.parametrize("family", [fam.BetaFamily, fam.GammaFamily, fam.ContinuousBernoulliFamily])
 def test_product_belief_with_correlated_noise(family):
     C, b = readout()
     R = full_noise()
@@ -395,7 +395,7 @@ def test_product_belief_with_correlated_noise(family):
 def test_bernoulli_beliefs_are_summed_over_their_states():
     """Three dimensions, any likelihood: the sum over eight states."""
     C = np.random.default_rng(3).normal(size=(N, 3))
-    family = fam.Bernoulli(3)
+    family = fam.BernoulliFamily(3)
     nat = np.array([[1.0], [-2.0], [0.3]])
     states = np.array(list(np.ndindex(2, 2, 2)), float)
     p = 1 / (1 + np.exp(-nat[:, 0]))
@@ -407,9 +407,9 @@ def test_bernoulli_beliefs_are_summed_over_their_states():
 
 
 MIXED = {
-    "sampled": (fam.Gamma, fam.Beta, "poisson", 0.0),
-    "gaussian": (fam.Gamma, fam.Beta, "gaussian", 1e-7),
-    "poisson": (fam.Gamma, fam.ContinuousBernoulli, "poisson", 1e-7),
+    "sampled": (fam.GammaFamily, fam.BetaFamily, "poisson", 0.0),
+    "gaussian": (fam.GammaFamily, fam.BetaFamily, "gaussian", 1e-7),
+    "poisson": (fam.GammaFamily, fam.ContinuousBernoulliFamily, "poisson", 1e-7),
 }
 
 
@@ -417,7 +417,7 @@ MIXED = {
 def test_mixed_product(case):
     """Blocks of different families, in closed form or within five standard errors."""
     first, second, name, tolerance = MIXED[case]
-    family = fam.Product((first(1), second(1)))
+    family = fam.ProductFamily((first(1), second(1)))
     nat = jnp.asarray(NATS[first][:1]), jnp.asarray(NATS[second][:1])
     (x, wx), (y, wy) = marginal(first, nat[0][0], 160), marginal(second, nat[1][0], 160)
     values = scipy_log_prob(name)(np.stack(np.meshgrid(x, y, indexing="ij"), -1))
@@ -437,7 +437,7 @@ def test_gamma_poisson_needs_a_rate_above_the_readout():
 
     def value(rate, mask=both):
         nat = np.array([[3.0, -5.0], [3.0, -rate]])
-        return float(value_and_slope(fam.Gamma(2), likelihood, nat, y, mask)[0])
+        return float(value_and_slope(fam.GammaFamily(2), likelihood, nat, y, mask)[0])
 
     assert value(2.0) == -np.inf
     assert value(1.0) == -np.inf
@@ -450,7 +450,7 @@ def test_gamma_poisson_needs_a_rate_above_the_readout():
 
 
 def test_feasible_start_keeps_the_mean():
-    family, prior = fam.Gamma(2), jnp.array([[3.0, -5.0], [3.0, -1.0]])
+    family, prior = fam.GammaFamily(2), jnp.array([[3.0, -5.0], [3.0, -1.0]])
     C = np.array([[0.5, 0.2], [0.1, 2.0]])
     both, first = np.ones(2, bool), np.array([True, False])
     start = feasible_start(family, lik.Poisson(C), prior, both)
@@ -468,7 +468,7 @@ def test_feasible_start_keeps_the_mean():
     joint = lik.Joint([lik.Gaussian(C), lik.Poisson(C)])
     moved = feasible_start(family, joint, prior, np.ones(4, bool))
     np.testing.assert_allclose(moved, start)
-    mixed = fam.Product((fam.Beta(1), fam.Gamma(1)))
+    mixed = fam.ProductFamily((fam.BetaFamily(1), fam.GammaFamily(1)))
     parts = feasible_start(mixed, lik.Poisson(C), (prior[:1] * -1, prior[1:]), both)
     np.testing.assert_array_equal(parts[0], prior[:1] * -1)
     np.testing.assert_allclose(parts[1], start[1:])

@@ -9,16 +9,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from evkf.families import (
-    Bernoulli,
-    Beta,
-    ContinuousBernoulli,
-    DiagonalGaussian,
-    Gamma,
+    BernoulliFamily,
+    BetaFamily,
+    ContinuousBernoulliFamily,
+    DiagonalGaussianFamily,
+    GammaFamily,
     Univariate,
 )
 
-UNIVARIATE = [DiagonalGaussian, Gamma, Beta, ContinuousBernoulli, Bernoulli]
-TWO_PARAMETER = [DiagonalGaussian, Gamma, Beta]
+UNIVARIATE = [
+    DiagonalGaussianFamily,
+    GammaFamily,
+    BetaFamily,
+    ContinuousBernoulliFamily,
+    BernoulliFamily,
+]
+TWO_PARAMETER = [DiagonalGaussianFamily, GammaFamily, BetaFamily]
 DTYPES = [np.float32, np.float64]
 SIZE = 64
 """Members per hypothesis example: a family of this dimension is that many one-dimensional cases."""
@@ -41,15 +47,17 @@ def member(cls: type[Univariate], cube: np.ndarray, dtype=np.float64, wide: bool
     x, y = cube[:, 0], cube[:, 1]
     decades = (-3, 6) if wide else (0.2, 2.5)
     first, second = (10 ** (decades[0] + (decades[1] - decades[0]) * v) for v in (x, y))
-    if cls is Gamma:
+    if cls is GammaFamily:
         nat = np.stack([first - 1, -(10 ** (6 * y - 3) if wide else 10 ** (2 * y - 1))], -1)
-    elif cls is Beta:
+    elif cls is BetaFamily:
         nat = np.stack([first - 1, second - 1], -1)
-    elif cls is DiagonalGaussian:
+    elif cls is DiagonalGaussianFamily:
         var = 10 ** (7 * y - 4) if wide else 10 ** (2 * y - 1)
         nat = np.stack([20 * (2 * x - 1) / var, -0.5 / var], -1)
     else:
-        nat = ((100 if cls is ContinuousBernoulli and wide else 30) * (2 * x - 1) ** 3)[:, None]
+        nat = ((100 if cls is ContinuousBernoulliFamily and wide else 30) * (2 * x - 1) ** 3)[
+            :, None
+        ]
     return nat.astype(dtype)
 
 
@@ -122,17 +130,17 @@ def rule(cls: type[Univariate], nat: np.ndarray, num: int = 3001) -> tuple[np.nd
     Gauss–Legendre serves the continuous Bernoulli.
     """
     nat = np.asarray(nat, np.float64)
-    if cls is Bernoulli:
+    if cls is BernoulliFamily:
         return np.stack([np.zeros(len(nat)), np.ones(len(nat))]), np.zeros((2, len(nat)))
-    if cls is ContinuousBernoulli:
+    if cls is ContinuousBernoulliFamily:
         x, w = np.polynomial.legendre.leggauss(200)
         ones = np.ones(len(nat))
         return 0.5 * (1 + x[:, None]) * ones, np.log(0.5 * w[:, None]) * ones
     centre, var, _ = jitted(cls(len(nat)), "each_moments")(nat)
-    if cls is DiagonalGaussian:
+    if cls is DiagonalGaussianFamily:
         width = np.sqrt(var)
         low, high = centre - 12 * width, centre + 12 * width
-    elif cls is Gamma:
+    elif cls is GammaFamily:
         shape = nat[:, 0] + 1
         centre = np.log(centre)
         low = centre - 40 / shape - 12 / np.sqrt(shape)
@@ -144,9 +152,9 @@ def rule(cls: type[Univariate], nat: np.ndarray, num: int = 3001) -> tuple[np.nd
         high = np.minimum(np.log(a / b) + width + 40 / b, 33)
     x = low + (high - low) * np.linspace(0, 1, num)[:, None]
     log_step = np.log((high - low) / (num - 1))
-    if cls is DiagonalGaussian:
+    if cls is DiagonalGaussianFamily:
         return x, np.broadcast_to(log_step, x.shape)
-    if cls is Gamma:
+    if cls is GammaFamily:
         return np.exp(x), x + log_step
     z = 1 / (1 + np.exp(-x))
     return z, np.log(z) - np.logaddexp(0, x) + log_step

@@ -21,7 +21,7 @@ def single(x) -> float:
     return float(np.float32(float(x)))
 
 
-class Gamma:
+class GammaFamily:
     points = tuple((a - 1, -b) for a in SHAPES for b in (1e-3, 1.0, 1e3))
 
     def partition(self, n):
@@ -49,7 +49,7 @@ class Gamma:
         return [(n[0] + 1) * (1 + by) - 1, n[1] * (1 - by / 2)]
 
 
-class Beta(Gamma):
+class BetaFamily(GammaFamily):
     points = tuple((a - 1, b - 1) for a in SHAPES for b in SHAPES)
 
     def partition(self, n):
@@ -82,7 +82,7 @@ class Beta(Gamma):
         return [(n[0] + 1) * (1 + by) - 1, (n[1] + 1) * (1 - by / 2) - 1]
 
 
-class ContinuousBernoulli:
+class ContinuousBernoulliFamily:
     points = tuple(
         (s * x,) for x in (0, 1e-6, 1e-3, 0.3, 1.9, 2.1, 8.0, 50.0, 1e4) for s in (-1, 1)
     )
@@ -110,7 +110,7 @@ class ContinuousBernoulli:
         return [n[0] * (1 + by) + by / 10]
 
 
-class Bernoulli(ContinuousBernoulli):
+class BernoulliFamily(ContinuousBernoulliFamily):
     points = tuple((s * x,) for x in (0, 1e-3, 0.3, 3.0, 15.0, 50.0, 80.0) for s in (-1, 1))
 
     def partition(self, n):
@@ -126,7 +126,7 @@ class Bernoulli(ContinuousBernoulli):
         return mpf(max(side, 0))
 
 
-class DiagonalGaussian(Gamma):
+class DiagonalGaussianFamily(GammaFamily):
     points = tuple(
         (m / v, -0.5 / v) for m in (-30.0, 0.0, 1e-3, 4.0) for v in (1e-4, 0.1, 1.0, 1e4)
     )
@@ -208,7 +208,13 @@ def plain(value):
 
 
 def main() -> None:
-    families = [Gamma(), Beta(), ContinuousBernoulli(), Bernoulli(), DiagonalGaussian()]
+    families = [
+        GammaFamily(),
+        BetaFamily(),
+        ContinuousBernoulliFamily(),
+        BernoulliFamily(),
+        DiagonalGaussianFamily(),
+    ]
     bases = [mpf(0)] * 4 + [-log(2 * mp.pi) / 2]
     table = {
         type(family).__name__: {name: plain(values) for name, values in rows(family, base)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evkf.families import Bernoulli
+from evkf.families import BernoulliFamily
 from tests.families.cases import (
     DTYPES,
     SIZE,
@@ -66,7 +66,7 @@ def test_against_reference(cls, dtype):
         relative = single if dtype == np.float32 else double
         if name == "mean_params" and cls.__name__ == "Gamma":
             scale = 1
-        if name == "kl" and cls.__name__ == "DiagonalGaussian":
+        if name == "kl" and cls.__name__ == "DiagonalGaussianFamily":
             # A mean of m / sd standard deviations is known to so many times the rounding unit.
             scale = (table["mean"] ** 2 / table["var"])[:, None] * relative
         try:
@@ -77,7 +77,7 @@ def test_against_reference(cls, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_saturated_bernoulli(dtype):
-    family = Bernoulli(SIZE)
+    family = BernoulliFamily(SIZE)
     nat = fill([[-1e4], [-200.0], [200.0], [1e4]], dtype)
     other = fill([[1e4], [-190.0], [0.0], [1e4]], dtype)
     points, weights = jitted(family, "each_rule")(nat)
@@ -94,9 +94,12 @@ def test_mean_parameters_at_the_edge_of_the_family(dtype):
     """Rounded beyond what any member has, they still give a valid one."""
     unit = float(np.finfo(dtype).eps)
     for cls, mean in [
-        ("Gamma", [[0.0, 1.0], [unit, 1.0], [3.0, np.exp(3)], [-5.0, np.exp(-5) * (1 - unit)]]),
         (
-            "Beta",
+            "GammaFamily",
+            [[0.0, 1.0], [unit, 1.0], [3.0, np.exp(3)], [-5.0, np.exp(-5) * (1 - unit)]],
+        ),
+        (
+            "BetaFamily",
             [
                 [np.log(0.5), np.log(0.5)],
                 [np.log(0.9), np.log(0.1)],
@@ -104,9 +107,9 @@ def test_mean_parameters_at_the_edge_of_the_family(dtype):
                 [-2, np.log1p(-np.exp(-2))],
             ],
         ),
-        ("ContinuousBernoulli", [[0.0], [1.0], [unit], [1 - unit]]),
-        ("Bernoulli", [[0.0], [1.0], [unit], [1 - unit]]),
-        ("DiagonalGaussian", [[3.0, 9.0], [0.0, 0.0], [1e3, 1e6 * (1 - unit)], [1.0, 1.0]]),
+        ("ContinuousBernoulliFamily", [[0.0], [1.0], [unit], [1 - unit]]),
+        ("BernoulliFamily", [[0.0], [1.0], [unit], [1 - unit]]),
+        ("DiagonalGaussianFamily", [[3.0, 9.0], [0.0, 0.0], [1e3, 1e6 * (1 - unit)], [1.0, 1.0]]),
     ]:
         family = next(c for c in UNIVARIATE if c.__name__ == cls)(SIZE)
         nat = jitted(family, "to_nat")(fill(mean, dtype))

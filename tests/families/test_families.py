@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 
 from evkf.families import (
-    Bernoulli,
-    Beta,
-    ContinuousBernoulli,
-    Gamma,
+    BernoulliFamily,
+    BetaFamily,
+    ContinuousBernoulliFamily,
+    GammaFamily,
 )
 from tests.families.cases import (
     DTYPES,
@@ -61,12 +61,12 @@ def test_gradient_of_log_partition_is_mean(cls, dtype, cube):
 @given(cube=cubes(SIZE, 2))
 def test_to_nat_inverts_to_mean(cls, cube):
     family, nat = cls(SIZE), member(cls, cube)
-    if cls is Bernoulli:
+    if cls is BernoulliFamily:
         nat = np.clip(nat, -30, 15)  # a mean of 1 - 1e-13 no longer tells its logit
     mean = jitted(family, "to_mean")(nat)
     back = jitted(family, "to_nat")(mean)
     # The mean parameters are rounded; F^-1 says what that means for the natural ones.
-    blur = magnitude(inverse_fisher(family, nat), np.abs(mean) + (cls is Gamma))
+    blur = magnitude(inverse_fisher(family, nat), np.abs(mean) + (cls is GammaFamily))
     close(back - nat, 0 * nat, 10 * eps(np.float64), scale=blur + np.abs(nat) + 1)
 
 
@@ -209,8 +209,8 @@ def test_log_prob_is_the_exponential_form(cls, cube, at):
     family, nat = cls(SIZE), member(cls, cube, wide=False)
     mean, var, _ = jitted(family, "each_moments")(nat)
     z = jitted(family, "inside")(mean + np.sqrt(var) * (6 * at - 3))
-    z = np.where(z < 1e-6, 1e-6, z) if cls in (Gamma, Beta) else z
-    z = np.round(at) if cls is Bernoulli else z
+    z = np.where(z < 1e-6, 1e-6, z) if cls in (GammaFamily, BetaFamily) else z
+    z = np.round(at) if cls is BernoulliFamily else z
     products, partition = (
         nat * jitted(family, "stats")(z),
         jitted(family, "each_log_partition")(nat),
@@ -232,7 +232,7 @@ def test_nodes_reproduce_moments_inside_the_support(cls, dtype, cube):
     assert jitted(family, "nodes")(nat).points.dtype == dtype
     close(weights.sum(), 1, 10 * eps(dtype))
     low, high = cls.support
-    if cls is Bernoulli:
+    if cls is BernoulliFamily:
         assert set(points.ravel()) == {0.0, 1.0}
     else:
         assert np.all((points > low) & (points < high))
@@ -256,11 +256,11 @@ def test_from_moments_inverts_moments(cls, dtype, cube):
     back = jitted(family, "from_moments")(mean, np.diag(var))
     assert back.dtype == dtype
     # Only the Beta's 1 - m and m (1 - m) / v - 1 lose digits.
-    loss = 1 / (1 - mean) + var / (mean * (1 - mean) - var) if cls is Beta else 0 * mean
+    loss = 1 / (1 - mean) + var / (mean * (1 - mean) - var) if cls is BetaFamily else 0 * mean
     close(back, nat, 20 * eps(dtype), scale=(1 + np.abs(nat).max(-1) * (1 + loss))[:, None])
 
 
-@pytest.mark.parametrize("cls", [ContinuousBernoulli, Bernoulli])
+@pytest.mark.parametrize("cls", [ContinuousBernoulliFamily, BernoulliFamily])
 @properties
 @given(mean=cubes(SIZE))
 def test_one_parameter_families_keep_the_mean(cls, mean):
@@ -271,7 +271,7 @@ def test_one_parameter_families_keep_the_mean(cls, mean):
 
 def test_from_moments_brings_the_rest_into_range():
     for dtype in DTYPES:
-        beta, gamma, cov = Beta(SIZE), Gamma(SIZE), 1e9 * np.eye(SIZE, dtype=dtype)
+        beta, gamma, cov = BetaFamily(SIZE), GammaFamily(SIZE), 1e9 * np.eye(SIZE, dtype=dtype)
         belief = jitted(beta, "from_moments")(fill([0.5, 0.2, 1e-6, 1.0, 0.0], dtype), cov)
         assert jitted(beta, "valid")(belief)
         mean, var, _ = jitted(beta, "each_moments")(belief)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from evkf.errors import InputError
-from evkf.families import Beta, DiagonalGaussian, Gaussian, GaussianBelief
+from evkf.families import BetaFamily, DiagonalGaussianFamily, GaussianBelief, GaussianFamily
 from tests.families.cases import (
     DTYPES,
     SIZE,
@@ -40,7 +40,7 @@ def test_from_unconstrained_is_valid(cls, dtype, cube):
 
 
 def test_gaussians_agree():
-    family, full = DiagonalGaussian(2), Gaussian(2)
+    family, full = DiagonalGaussianFamily(2), GaussianFamily(2)
     beliefs = [
         (jnp.array([1.0, -2.0]), jnp.array([0.3, 2.0])),
         (jnp.array([0.5, 1.0]), jnp.ones(2)),
@@ -72,7 +72,7 @@ def test_refusals(cls):
     for dim in (0, -1):
         with pytest.raises(InputError, match=f"dim = {dim}"):
             cls(dim)
-    if cls is not DiagonalGaussian:
+    if cls is not DiagonalGaussianFamily:
         with pytest.raises(InputError, match="monte_carlo"):
             cls(11).nodes(member(cls, np.full((11, 2), 0.5)))
     assert cls(11).correctable == (cls in TWO_PARAMETER)
@@ -82,7 +82,7 @@ def test_refusals(cls):
 def test_valid_refuses(cls):
     family, good = cls(SIZE), member(cls, np.full((SIZE, 2), 0.5))
     assert jitted(family, "valid")(good)
-    edge = [(0, 1, -1.0 if cls is Beta else 0.0)] if cls in TWO_PARAMETER else []
+    edge = [(0, 1, -1.0 if cls is BetaFamily else 0.0)] if cls in TWO_PARAMETER else []
     for i, j, value in [(1, 0, np.nan), (0, -1, np.inf), *edge]:
         bad = good.copy()
         bad[i, j] = value

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from evkf.errors import InputError
-from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
+from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.families.low_rank import inverse
 
 L, R = 5, 2
-FAMILY, FULL = LowRankGaussian(L, R), Gaussian(L)
+FAMILY, FULL = LowRankGaussianFamily(L, R), GaussianFamily(L)
 RNG = np.random.default_rng(0)
 
 
@@ -56,6 +56,6 @@ def test_a_covariance_of_the_family_is_found_and_others_keep_their_variances():
 
 
 def test_the_rank_is_checked():
-    assert LowRankGaussian(3, 16).rank == 3
+    assert LowRankGaussianFamily(3, 16).rank == 3
     with pytest.raises(InputError, match="rank"):
-        LowRankGaussian(3, 0)
+        LowRankGaussianFamily(3, 0)

@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 
 from evkf.errors import InputError
-from evkf.families import Bernoulli, Beta, ContinuousBernoulli, DiagonalGaussian, Gamma, Product
+from evkf.families import (
+    BernoulliFamily,
+    BetaFamily,
+    ContinuousBernoulliFamily,
+    DiagonalGaussianFamily,
+    GammaFamily,
+    ProductFamily,
+)
 from tests.families.cases import close, compiled, gradient, jitted
 from tests.quick import quick_compilation  # noqa: F401
 
-PRODUCT = Product((DiagonalGaussian(2), ContinuousBernoulli(1), Gamma(1)))
+PRODUCT = ProductFamily((DiagonalGaussianFamily(2), ContinuousBernoulliFamily(1), GammaFamily(1)))
 
 
 def test_equals_its_parts():
@@ -18,7 +25,7 @@ def test_equals_its_parts():
     assert family.dim == 4
     assert family.num_raw == 2 * 2 + 1 + 2
     assert not family.correctable
-    assert Product((Gamma(1), Beta(2))).correctable
+    assert ProductFamily((GammaFamily(1), BetaFamily(2))).correctable
     close(family.log_base, sum(part.log_base for part in family.parts), 0)
 
     @compiled
@@ -73,7 +80,7 @@ def test_nodes_reproduce_moments():
 
 
 def test_samples():
-    family = Product((ContinuousBernoulli(2), DiagonalGaussian(1)))
+    family = ProductFamily((ContinuousBernoulliFamily(2), DiagonalGaussianFamily(1)))
     nat = member(family)
     draws = compiled(lambda nat: family.sample(nat, jax.random.key(0), 2000))(nat)
     error = np.sqrt(jitted(family, "var")(nat) / 2000)
@@ -84,8 +91,8 @@ def test_samples():
 
 def test_refusals_and_validity():
     with pytest.raises(InputError):
-        Product(())
-    big = Product((Gamma(6), Bernoulli(5)))
+        ProductFamily(())
+    big = ProductFamily((GammaFamily(6), BernoulliFamily(5)))
     with pytest.raises(InputError, match="monte_carlo"):
         jax.eval_shape(big.nodes, member(big))
     first, *rest = member(PRODUCT)

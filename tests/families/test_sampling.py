@@ -9,11 +9,11 @@ import pytest
 import scipy.stats
 
 from evkf.families import (
-    Bernoulli,
-    Beta,
-    ContinuousBernoulli,
-    DiagonalGaussian,
-    Gamma,
+    BernoulliFamily,
+    BetaFamily,
+    ContinuousBernoulliFamily,
+    DiagonalGaussianFamily,
+    GammaFamily,
 )
 from tests.families.cases import (
     DTYPES,
@@ -30,11 +30,11 @@ from tests.quick import plain_compilation  # noqa: F401
 
 NUM = 5_000
 MEMBERS = {
-    DiagonalGaussian: [[3.0, -0.5], [-4.0, -20.0], [0.0, -1e-3]] * 2,
-    Gamma: [[-0.7, -2.0], [0.0, -0.1], [3.0, -2.0], [40.0, -1e3], [1e4, -50.0], [1e6, -2.0]],
-    Beta: [[-0.6, -0.5], [0.0, 2.0], [4.0, 0.5], [30.0, 300.0], [2e3, 1e3], [1e6, 1e6]],
-    ContinuousBernoulli: [[0.0], [1e-4], [1.0], [-3.0], [20.0], [-50.0]],
-    Bernoulli: [[0.0], [-2.0], [4.0]] * 2,
+    DiagonalGaussianFamily: [[3.0, -0.5], [-4.0, -20.0], [0.0, -1e-3]] * 2,
+    GammaFamily: [[-0.7, -2.0], [0.0, -0.1], [3.0, -2.0], [40.0, -1e3], [1e4, -50.0], [1e6, -2.0]],
+    BetaFamily: [[-0.6, -0.5], [0.0, 2.0], [4.0, 0.5], [30.0, 300.0], [2e3, 1e3], [1e6, 1e6]],
+    ContinuousBernoulliFamily: [[0.0], [1e-4], [1.0], [-3.0], [20.0], [-50.0]],
+    BernoulliFamily: [[0.0], [-2.0], [4.0]] * 2,
 }
 both = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -85,32 +85,34 @@ def matches(samples, want):
 @both
 def test_samples_stay_inside_the_support(dtype):
     for cls, nat in [
-        (Gamma, [[-0.999, -1e3], [-0.99, -1.0], [1e6, -1e-3]]),
-        (Beta, [[-0.999, -0.999], [1e6, -0.99], [-0.99, 1e6]]),
-        (ContinuousBernoulli, [[-1e4], [0.0], [1e4]]),
+        (GammaFamily, [[-0.999, -1e3], [-0.99, -1.0], [1e6, -1e-3]]),
+        (BetaFamily, [[-0.999, -0.999], [1e6, -0.99], [-0.99, 1e6]]),
+        (ContinuousBernoulliFamily, [[-1e4], [0.0], [1e4]]),
     ]:
         nat = np.asarray(nat * 2, dtype)
         (z, stats), slopes = sampler(cls)(nat, np.ones_like(nat))
         z, (low, high) = np.asarray(z), cls.support
-        inside = (z > low) & (z < high) if cls is not ContinuousBernoulli else (z >= 0) & (z <= 1)
+        inside = (
+            (z > low) & (z < high) if cls is not ContinuousBernoulliFamily else (z >= 0) & (z <= 1)
+        )
         assert np.all(inside)
         assert np.all(np.isfinite(stats))
         assert np.all(np.isfinite(slopes[0]))
 
 
-@pytest.mark.parametrize(("cls", "law"), [(Gamma, "gamma"), (Beta, "beta")])
+@pytest.mark.parametrize(("cls", "law"), [(GammaFamily, "gamma"), (BetaFamily, "beta")])
 def test_distribution_functions(cls, law):
     """Kolmogorov–Smirnov against SciPy's distribution functions."""
-    nat = np.array([[-0.5, -0.6], [3.0, -0.3], [200.0, 5.0 if cls is Beta else -0.9]] * 2)
+    nat = np.array([[-0.5, -0.6], [3.0, -0.3], [200.0, 5.0 if cls is BetaFamily else -0.9]] * 2)
     (z, _), _ = sampler(cls)(nat, np.ones_like(nat))
     for column, (first, second) in zip(np.asarray(z).T, nat, strict=True):
-        args = (first + 1, 0, -1 / second) if cls is Gamma else (first + 1, second + 1)
+        args = (first + 1, 0, -1 / second) if cls is GammaFamily else (first + 1, second + 1)
         assert scipy.stats.kstest(column, law, args=args).pvalue > 1e-3
 
 
 def test_continuous_bernoulli_quantiles_move_smoothly_through_zero():
     """The same uniform draw gives a continuous path, with the derivative it claims."""
-    family, key = ContinuousBernoulli(1), jax.random.key(5)
+    family, key = ContinuousBernoulliFamily(1), jax.random.key(5)
 
     @jax.jit
     def draw(x):
@@ -126,11 +128,11 @@ def test_continuous_bernoulli_quantiles_move_smoothly_through_zero():
 
 
 def test_straight_through_is_exact_for_linear_functions():
-    family, nat = Bernoulli(2), jnp.array([[0.3], [-1.0]])
+    family, nat = BernoulliFamily(2), jnp.array([[0.3], [-1.0]])
     weight = jnp.array([2.0, -3.0])
     key = jax.random.key(0)
     exact = compiled(jax.grad(lambda nat: family.mean(nat) @ weight))(nat)
     drawn = compiled(jax.grad(lambda nat: jnp.mean(family.sample(nat, key, 7) @ weight)))(nat)
     close(drawn, exact, 1e-14)
-    (z, _), _ = sampler(Bernoulli)(np.zeros((6, 1)), np.zeros((6, 1)))
+    (z, _), _ = sampler(BernoulliFamily)(np.zeros((6, 1)), np.zeros((6, 1)))
     assert set(np.unique(z)) == {0.0, 1.0}

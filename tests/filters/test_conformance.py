@@ -123,34 +123,34 @@ def beta(keep):
 
 
 def continuous_bernoulli(keep):
-    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulli(2), network(2, 2))
+    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulliFamily(2), network(2, 2))
     return Model(dynamics, lik.Gaussian(*readout(2, keep), noise=0.3))
 
 
 def bernoulli(keep):
-    dynamics = dyn.NaturalDynamics(fam.Bernoulli(2), network(2, 2))
+    dynamics = dyn.NaturalDynamics(fam.BernoulliFamily(2), network(2, 2))
     return Model(dynamics, lik.StudentT(*readout(2, keep)))
 
 
 def mixed(keep):
-    family = fam.Product((fam.Beta(1), fam.ContinuousBernoulli(1)))
+    family = fam.ProductFamily((fam.BetaFamily(1), fam.ContinuousBernoulliFamily(1)))
     return Model(dyn.NaturalDynamics(family, network(2, 3)), lik.Gaussian(*readout(2, keep)))
 
 
 def diagonal(keep):
-    return poisson(keep, family=fam.DiagonalGaussian(2))
+    return poisson(keep, family=fam.DiagonalGaussianFamily(2))
 
 
 def low_rank(keep):
     weight = np.random.default_rng(2).normal(size=(5, 5)) / np.sqrt(5)
     likelihood = lik.Poisson(*readout(5, keep))
-    return Model(dyn.ChaoticRNN(weight), likelihood, family=fam.LowRankGaussian(5, rank=2))
+    return Model(dyn.ChaoticRNN(weight), likelihood, family=fam.LowRankGaussianFamily(5, rank=2))
 
 
 def radial(keep):
     dynamics = dyn.ResidualRBF(2, 0.1, jax.random.key(0), num=5, num_inputs=U)
     likelihood = lik.Poisson(*readout(2, keep))
-    return Model(dynamics, likelihood, family=fam.DiagonalGaussian(2))
+    return Model(dynamics, likelihood, family=fam.DiagonalGaussianFamily(2))
 
 
 VKF = VariationalKalmanFilter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evkf.dynamics import Linear, ResidualMLP
-from evkf.families import DiagonalGaussian
+from evkf.families import DiagonalGaussianFamily
 from evkf.filters import ExtendedKalman, VariationalKalmanFilter, lean
 from evkf.likelihoods import Poisson, StudentT
 from evkf.model import Model
@@ -95,7 +95,11 @@ def _check_factorisations():
         (VariationalKalmanFilter(max_evaluations=3), MODEL, B),
         (VariationalKalmanFilter(rule="moment_matching"), MODEL, B),
         (FILTER, lambda: Model(MODEL.dynamics, StudentT(C)), B),
-        (FILTER, lambda: Model(MODEL.dynamics, MODEL.likelihood, family=DiagonalGaussian(L)), B),
+        (
+            FILTER,
+            lambda: Model(MODEL.dynamics, MODEL.likelihood, family=DiagonalGaussianFamily(L)),
+            B,
+        ),
         (FILTER, lambda: Model(Linear(np.eye(L), noise=np.eye(L) + 0.1), MODEL.likelihood), B),
     ],
 )

@@ -25,7 +25,7 @@ Q = np.array([[0.3, 0.1], [0.1, 0.2]])
 M0, P0 = np.array([0.5, -1.0]), np.array([[1.0, 0.3], [0.3, 0.8]])
 FILTER = VariationalKalmanFilter(tolerance=1e-10, solver="cvi", max_evaluations=1000)
 """Converged to rounding, by the solver that compiles faster."""
-FULL = fam.Gaussian(L)
+FULL = fam.GaussianFamily(L)
 WATCHER = Learner(FILTER, ring=T, window=T - 1)
 KEY = jax.random.key(0)
 
@@ -79,7 +79,7 @@ def gamma():
 
 
 def mixed():
-    family = fam.Product((fam.Beta(1), fam.ContinuousBernoulli(1)))
+    family = fam.ProductFamily((fam.BetaFamily(1), fam.ContinuousBernoulliFamily(1)))
     dynamics = dyn.NaturalDynamics(family, network(3), num_inputs=U)
     return Model(dynamics, lik.Gaussian(*readout(), noise=0.3))
 
@@ -90,7 +90,7 @@ MODELS = {
     "poisson": lambda: behind(lik.Poisson(*readout())),
     "student_t": student_t,
     "joint": joint,
-    "diagonal_gaussian": lambda: behind(lik.Poisson(*readout()), fam.DiagonalGaussian(L)),
+    "diagonal_gaussian": lambda: behind(lik.Poisson(*readout()), fam.DiagonalGaussianFamily(L)),
     "gamma": gamma,
     "mixed": mixed,
 }
@@ -134,7 +134,9 @@ def seen(name) -> Seen:
     model, (ys, masks, *rest) = MODELS[name](), recording(name)
     bins, info = watch(model, ys, masks, *rest)
     assert not np.any(info.status)
-    left_out = base(model.likelihood, ys, masks) if isinstance(model.family, fam.Gaussian) else 0
+    left_out = (
+        base(model.likelihood, ys, masks) if isinstance(model.family, fam.GaussianFamily) else 0
+    )
     return Seen(model, Window(model.prior, bins, jnp.arange(T)), info.elbo - left_out)
 
 

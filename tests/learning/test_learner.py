@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from evkf.dynamics import Linear, ResidualMLP
 from evkf.errors import InputError
-from evkf.families import Gaussian as GaussianFamily
+from evkf.families import GaussianFamily
 from evkf.learning import Learner, adam
 from evkf.likelihoods import Gaussian
 from evkf.model import Model

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 from evkf.analysis.metrics import transition_kl
 from evkf.dynamics import NaturalDynamics, Network
-from evkf.families import ContinuousBernoulli, Gaussian
+from evkf.families import ContinuousBernoulliFamily, GaussianFamily
 from evkf.filters import DirectVJF
 from evkf.reproduce.catalogue import EXPERIMENTS
 from evkf.reproduce.cb import experiment as cb
@@ -48,7 +48,9 @@ def test_the_truth_turns_the_square_and_stays_in_it():
 
 def test_kl_is_that_of_integration():
     true, states, _ = cb.problem(4, 0)
-    other = NaturalDynamics(ContinuousBernoulli(2), Network([2, 3, 2], jax.random.key(0), 20.0))
+    other = NaturalDynamics(
+        ContinuousBernoulliFamily(2), Network([2, 3, 2], jax.random.key(0), 20.0)
+    )
 
     def kl(a, b):
         one, two = (lambda z, x=x: x * z - np.log(np.expm1(x) / x) for x in (a, b))
@@ -66,13 +68,13 @@ def test_kl_is_that_of_integration():
 
 def test_intervals_hold_nine_tenths():
     nat = np.array([[[-40.0], [0.5]], [[3.0], [0.0]]])
-    low, high = cb_shown.interval(ContinuousBernoulli(2), jnp.asarray(nat))
+    low, high = cb_shown.interval(ContinuousBernoulliFamily(2), jnp.asarray(nat))
     for x, a, b in zip(nat.ravel(), low.ravel(), high.ravel(), strict=True):
         x = x or 1e-9
         for z, share in ((a, 0.05), (b, 0.95)):
             np.testing.assert_allclose(np.expm1(x * z) / np.expm1(x), share, rtol=1e-5)
-    beliefs = Gaussian(1).from_moments(jnp.zeros(1), 4 * jnp.eye(1))
-    low, high = cb_shown.interval(Gaussian(1), jax.tree.map(lambda x: x[None], beliefs))
+    beliefs = GaussianFamily(1).from_moments(jnp.zeros(1), 4 * jnp.eye(1))
+    low, high = cb_shown.interval(GaussianFamily(1), jax.tree.map(lambda x: x[None], beliefs))
     np.testing.assert_allclose([low, high], [[[-3.29]], [[3.29]]])
 
 

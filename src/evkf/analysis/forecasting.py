@@ -29,7 +29,7 @@ from evkf.numerics.linalg import tree_where
 from evkf.numerics.quadrature import LEVELS, gauss_hermite
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
-GAUSSIANS = (fam.Gaussian, fam.LowRankGaussian, fam.DiagonalGaussian)
+GAUSSIANS = (fam.GaussianFamily, fam.LowRankGaussianFamily, fam.DiagonalGaussianFamily)
 
 
 class Forecast(NamedTuple):
@@ -83,7 +83,10 @@ def forecast(
         (3, 1)
     """
     _check_belief(model, belief)
-    if isinstance(model.family, fam.Univariate | fam.Product) and model.family.dim > MAX_TENSOR_DIM:
+    if (
+        isinstance(model.family, fam.Univariate | fam.ProductFamily)
+        and model.family.dim > MAX_TENSOR_DIM
+    ):
         what = f"a forecast of {model.family.dim} latents, by 2^{model.family.dim} nodes"
         raise InputError(what, "model", "draw futures with sample_forecast instead")
     own = filter if isinstance(filter, VariationalKalmanFilter) else VariationalKalmanFilter()
@@ -229,7 +232,7 @@ def _readout_moments(
 ) -> tuple[Channels, Channels]:
     """Mean and variance of every readout."""
     C, a = likelihood.C, likelihood.readout(family.mean(belief))
-    if isinstance(family, fam.LowRankGaussian):
+    if isinstance(family, fam.LowRankGaussianFamily):
         return a, readout_var(C, belief.diagonal, C @ belief.factor)
     # Not below zero, where rounding of an ill-conditioned covariance can take it.
     return a, jnp.maximum(jnp.sum((C @ family.cov(belief)) * C, axis=-1), 0)

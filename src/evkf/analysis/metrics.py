@@ -16,9 +16,9 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
     """Mean of $\\log q(z_t)$ at the true states; nats per bin.
 
     Example:
-        >>> from evkf.families import Gaussian, GaussianBelief
+        >>> from evkf.families import GaussianFamily, GaussianBelief
         >>> beliefs = GaussianBelief(jnp.zeros((3, 1)), jnp.ones((3, 1, 1)))
-        >>> round(mean_log_density(Gaussian(1), beliefs, jnp.zeros((3, 1))), 4)
+        >>> round(mean_log_density(GaussianFamily(1), beliefs, jnp.zeros((3, 1))), 4)
         -0.9189
     """
     return float(jnp.mean(jax.vmap(family.log_prob)(beliefs, jnp.asarray(states))))

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.families import DiagonalGaussian, Family, Gaussian, GaussianBelief
+from evkf.families import DiagonalGaussianFamily, Family, GaussianBelief, GaussianFamily
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.filters.evkf.filter import check_variational
@@ -279,10 +279,10 @@ def _moments(family: Family, belief: Belief) -> GaussianBelief:
 
 
 def _check_model(model: Model) -> None:
-    gaussian = isinstance(model.family, Gaussian | DiagonalGaussian)
+    gaussian = isinstance(model.family, GaussianFamily | DiagonalGaussianFamily)
     if not (gaussian and isinstance(model.dynamics, GaussianDynamics)):
         raise InputError(
             f"{type(model.dynamics).__name__} with {type(model.family).__name__} beliefs",
             "model",
-            "use Gaussian or DiagonalGaussian beliefs, and GaussianDynamics",
+            "use Gaussian or DiagonalGaussianFamily beliefs, and GaussianDynamics",
         )

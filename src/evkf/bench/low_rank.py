@@ -8,7 +8,7 @@ import numpy as np
 
 from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.dynamics import ChaoticRNN, ResidualMLP
-from evkf.families import Gaussian, LowRankGaussian
+from evkf.families import GaussianFamily, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson, StudentT
 from evkf.model import Model, simulate
@@ -33,7 +33,7 @@ def build(L: int, N: int, seed: int, rank: int | None = RANK) -> Model:
     rng = np.random.default_rng(seed)
     C = rng.standard_normal((N, L)) / math.sqrt(L)
     dynamics = ResidualMLP(L, 0.01, jax.random.key(seed), 64)
-    family = Gaussian(L) if rank is None else LowRankGaussian(L, rank)
+    family = GaussianFamily(L) if rank is None else LowRankGaussianFamily(L, rank)
     return Model(dynamics, Poisson(C, -np.ones(N)), family=family)
 
 
@@ -99,7 +99,7 @@ def accuracy(num_bins: int, trials: int, seed: int) -> dict:
         dynamics = ChaoticRNN(jax.random.normal(weight_key, (L, L)) / math.sqrt(L))
         likelihood = StudentT(np.eye(L), df=2.0, scale=0.1)
         models = []
-        for family in (LowRankGaussian(L, RANK), Gaussian(L)):
+        for family in (LowRankGaussianFamily(L, RANK), GaussianFamily(L)):
             prior = family.from_moments(jnp.zeros(L), 0.01 * jnp.eye(L))
             models.append(Model(dynamics, likelihood, prior, family))
         zs, ys = simulate(models[1], run_key, num_bins)

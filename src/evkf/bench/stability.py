@@ -10,7 +10,7 @@ import numpy as np
 from evkf.bench.core import Figure, Part, Say
 from evkf.bench.low_rank import LARGE, RANK
 from evkf.dynamics import ChaoticRNN
-from evkf.families import LowRankGaussian
+from evkf.families import LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
@@ -59,7 +59,7 @@ def build_bounded(L: int, N: int, seed: int) -> Model:
     """A chaotic network behind Poisson channels, whose states stay bounded over any time."""
     rng = np.random.default_rng(seed)
     weight, C = (rng.standard_normal((num, L)) / math.sqrt(L) for num in (L, N))
-    family = LowRankGaussian(L, RANK)
+    family = LowRankGaussianFamily(L, RANK)
     return Model(ChaoticRNN(weight), Poisson(C, -np.ones(N)), family=family)
 
 

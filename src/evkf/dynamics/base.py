@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
-from evkf.families import Family, Gaussian, GaussianBelief
+from evkf.families import Family, GaussianBelief, GaussianFamily
 from evkf.numerics.checks import read_array
 from evkf.numerics.covariance import Covariance
 from evkf.types import Belief, Input, Matrix, Vector
@@ -64,8 +64,8 @@ class GaussianDynamics(Dynamics):
         return GaussianBelief(self.mean(z, u), self.noise.matrix())
 
     @property
-    def family(self) -> Gaussian:
-        return Gaussian(self.noise.var().shape[0])
+    def family(self) -> GaussianFamily:
+        return GaussianFamily(self.noise.var().shape[0])
 
 
 def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:

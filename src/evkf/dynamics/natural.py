@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from evkf.dynamics.base import Dynamics
 from evkf.errors import InputError
-from evkf.families import Beta, Family, Gamma
+from evkf.families import BetaFamily, Family, GammaFamily
 from evkf.numerics.checks import read_positive
 from evkf.types import Belief, Input, Scalar, Vector
 
@@ -61,9 +61,9 @@ class NaturalDynamics(Dynamics):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from evkf.dynamics import Network
-        >>> from evkf.families import ContinuousBernoulli
+        >>> from evkf.families import ContinuousBernoulliFamily
         >>> network = Network([2, 16, 2], jax.random.key(0))
-        >>> dynamics = NaturalDynamics(ContinuousBernoulli(2), network)
+        >>> dynamics = NaturalDynamics(ContinuousBernoulliFamily(2), network)
         >>> dynamics.transition(jnp.full(2, 0.5), jnp.zeros(0)).shape
         (2, 1)
     """
@@ -102,13 +102,13 @@ class GammaDynamics(Dynamics):
 
     network: Callable[..., Any]
     log_precision: Scalar
-    family: Gamma
+    family: GammaFamily
     num_inputs: int = eqx.field(static=True)
 
     def __init__(
         self, network: Callable[..., Any], dim: int, precision: float, num_inputs: int = 0
     ):
-        self.family = Gamma(dim)
+        self.family = GammaFamily(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs
         self.log_precision = jnp.log(read_positive(precision, (), "precision"))
@@ -140,13 +140,13 @@ class BetaDynamics(Dynamics):
 
     network: Callable[..., Any]
     log_concentration: Scalar
-    family: Beta
+    family: BetaFamily
     num_inputs: int = eqx.field(static=True)
 
     def __init__(
         self, network: Callable[..., Any], dim: int, concentration: float, num_inputs: int = 0
     ):
-        self.family = Beta(dim)
+        self.family = BetaFamily(dim)
         _check_length(network, self.family, num_inputs, dim)
         self.network, self.num_inputs = network, num_inputs
         self.log_concentration = jnp.log(read_positive(concentration, (), "concentration"))

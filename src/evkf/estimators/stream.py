@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
 from evkf.estimators.trials import Trials, join
-from evkf.families import Gaussian
+from evkf.families import GaussianFamily
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning import (
     CompiledLearner,
@@ -326,7 +326,7 @@ def open_stream(
         likelihood = _unknown(likelihood, neurons, latents, bin_width)
     if learn is None:
         learn = PARTS if find else ("dynamics", "noise", "prior")
-        if not isinstance(dynamics.family, Gaussian):
+        if not isinstance(dynamics.family, GaussianFamily):
             learn = [part for part in learn if part != "prior"]
     pace = {"optimiser": adam(rate, warm_up=RISE), "steps": steps, "ring": ring}
     if isinstance(learn, str):

@@ -83,7 +83,7 @@ def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
     """Name how the expectation is computed: closed form, quadrature, exact sum or sampling.
 
     Example:
-        >>> way(fam.Gaussian(2), lik.StudentT([[1.0, 0.0]]))
+        >>> way(fam.GaussianFamily(2), lik.StudentT([[1.0, 0.0]]))
         'quadrature'
     """
     if isinstance(likelihood, lik.Joint):
@@ -91,7 +91,7 @@ def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
     if isinstance(likelihood, lik.Gaussian):
         return "closed form"
     if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(
-        family, fam.Gaussian | fam.LowRankGaussian | fam.DiagonalGaussian
+        family, fam.GaussianFamily | fam.LowRankGaussianFamily | fam.DiagonalGaussianFamily
     ):
         one = jnp.ones_like(likelihood.b)
         return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"

@@ -48,7 +48,9 @@ def product_ell(
         return lambda nat: jnp.sum(jnp.stack([part(nat) for part in parts]))
     if isinstance(likelihood, lik.Gaussian):
         return _product_gaussian(family, likelihood, y, mask)
-    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(family, fam.DiagonalGaussian):
+    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(
+        family, fam.DiagonalGaussianFamily
+    ):
         return _product_readout(family, likelihood, y, mask, prior)
     if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and can_tilt(family):
         return _product_poisson(family, likelihood, y, mask)
@@ -68,7 +70,7 @@ def product_ell(
 
 def sums_exactly(family: fam.Family) -> bool:
     """Whether all states can be summed over."""
-    return isinstance(family, fam.Bernoulli) and family.dim <= MAX_SUM
+    return isinstance(family, fam.BernoulliFamily) and family.dim <= MAX_SUM
 
 
 def _product_gaussian(
@@ -129,7 +131,7 @@ def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"])
     """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient
     statistic.
     """
-    family = fam.ContinuousBernoulli(nat.shape[0])
+    family = fam.ContinuousBernoulliFamily(nat.shape[0])
     shifted = jax.vmap(lambda row: family.each_log_partition(nat + row[:, None]))(C)
     return shifted - family.each_log_partition(nat)
 
@@ -139,21 +141,21 @@ def _tilt_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
 
 
 _TILT: dict[type[fam.Family], Callable[[Nat, Array], Array]] = {
-    fam.Gamma: _tilt_gamma,
-    fam.ContinuousBernoulli: _tilt_continuous_bernoulli,
-    fam.Bernoulli: _tilt_bernoulli,
+    fam.GammaFamily: _tilt_gamma,
+    fam.ContinuousBernoulliFamily: _tilt_continuous_bernoulli,
+    fam.BernoulliFamily: _tilt_bernoulli,
 }
 
 
 def can_tilt(family: fam.Family) -> bool:
     """Whether $\\log E[e^{cz}]$ has a closed form."""
-    parts = family.parts if isinstance(family, fam.Product) else (family,)
+    parts = family.parts if isinstance(family, fam.ProductFamily) else (family,)
     return all(type(part) in _TILT for part in parts)
 
 
 def tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
     """$\\log E[e^{cz}]$ of every dimension, part by part."""
-    if not isinstance(family, fam.Product):
+    if not isinstance(family, fam.ProductFamily):
         return _TILT[type(family)](nat, C)
     ends = np.cumsum([part.dim for part in family.parts])[:-1]
     pieces = zip(family.parts, nat, jnp.split(C, ends, axis=1), strict=True)
@@ -173,11 +175,11 @@ def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, m
     if not (isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"):
         return prior
     steepest = jnp.max(jnp.where(mask[:, None], likelihood.C, 0), axis=0)
-    if isinstance(family, fam.Product):
+    if isinstance(family, fam.ProductFamily):
         ends = np.cumsum([part.dim for part in family.parts])[:-1]
         pieces = zip(family.parts, prior, jnp.split(steepest, ends), strict=True)
-        return tuple(_raise_rate(n, s) if type(p) is fam.Gamma else n for p, n, s in pieces)
-    return _raise_rate(prior, steepest) if type(family) is fam.Gamma else prior
+        return tuple(_raise_rate(n, s) if type(p) is fam.GammaFamily else n for p, n, s in pieces)
+    return _raise_rate(prior, steepest) if type(family) is fam.GammaFamily else prior
 
 
 def _raise_rate(nat: Float[Array, "L 2"], steepest: Vector) -> Float[Array, "L 2"]:

@@ -13,7 +13,7 @@ from evkf.numerics.special import Real, softplus
 from evkf.types import Belief, Key
 
 
-class Bernoulli(Symmetric):
+class BernoulliFamily(Symmetric):
     """Independent Bernoulli states, $q(z) = \\exp(\\lambda z - A(\\lambda))$ for z in {0, 1}.
 
     $A(\\lambda) = \\log(1 + e^\\lambda)$, mean $\\sigma(\\lambda)$, variance
@@ -23,7 +23,7 @@ class Bernoulli(Symmetric):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = Bernoulli(2)
+        >>> family = BernoulliFamily(2)
         >>> belief = family.from_moments(jnp.array([0.5, 0.9]), jnp.eye(2))
         >>> [round(float(x), 4) for x in family.var(belief)]
         [0.25, 0.09]

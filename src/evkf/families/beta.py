@@ -25,7 +25,7 @@ from evkf.types import Belief, Key, Nat, Vector
 _LEAST_SHAPE = 1e-4
 
 
-class Beta(Univariate):
+class BetaFamily(Univariate):
     """Independent Beta states with shapes $\\alpha$ and $\\beta$.
 
     $t(z) = (\\log z, \\log(1-z))$, $\\lambda = (\\alpha - 1, \\beta - 1)$,
@@ -39,7 +39,7 @@ class Beta(Univariate):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = Beta(1)
+        >>> family = BetaFamily(1)
         >>> belief = family.from_moments(jnp.array([0.25]), jnp.array([[0.0375]]))
         >>> [round(float(x), 4) for x in belief[0]]
         [0.0, 2.0]

@@ -12,7 +12,7 @@ from evkf.numerics.special import Real, log_uniform
 from evkf.types import Belief, Key
 
 
-class ContinuousBernoulli(Symmetric):
+class ContinuousBernoulliFamily(Symmetric):
     """Independent continuous Bernoulli states, $q(z) = \\exp(\\lambda z - A(\\lambda))$ on [0, 1].
 
     $A(\\lambda) = \\log((e^\\lambda - 1)/\\lambda)$, smooth through $\\lambda = 0$, the uniform;
@@ -21,7 +21,7 @@ class ContinuousBernoulli(Symmetric):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = ContinuousBernoulli(2)
+        >>> family = ContinuousBernoulliFamily(2)
         >>> [round(float(x), 4) for x in family.mean(jnp.array([[0.0], [50.0]]))]
         [0.5, 0.98]
     """

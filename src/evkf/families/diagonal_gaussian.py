@@ -14,7 +14,7 @@ from evkf.numerics.special import log_gap
 from evkf.types import Belief, Key, Nat, Vector
 
 
-class DiagonalGaussian(Univariate):
+class DiagonalGaussianFamily(Univariate):
     """Independent Gaussian states with mean $m$ and variance $v$.
 
     $t(z) = (z, z^2)$, $\\lambda = (m/v, -1/2v)$, $A = \\tfrac12 (m^2/v + \\log v)$ with base
@@ -22,7 +22,7 @@ class DiagonalGaussian(Univariate):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = DiagonalGaussian(2)
+        >>> family = DiagonalGaussianFamily(2)
         >>> belief = family.from_moments(jnp.zeros(2), jnp.eye(2))
         >>> round(float(family.entropy(belief)), 4)
         2.8379

@@ -18,7 +18,7 @@ _LEAST_SHAPE = 1e-4
 _LEAST_MEAN = 1e-12
 
 
-class Gamma(Univariate):
+class GammaFamily(Univariate):
     """Independent Gamma states with shape $\\alpha$ and rate $\\beta$.
 
     $t(z) = (\\log z, z)$, $\\lambda = (\\alpha - 1, -\\beta)$, $A = \\log\\Gamma(\\alpha) -
@@ -33,7 +33,7 @@ class Gamma(Univariate):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = Gamma(1)
+        >>> family = GammaFamily(1)
         >>> belief = family.from_moments(jnp.array([3.0]), jnp.array([[1.5]]))
         >>> [round(float(x), 4) for x in belief[0]]
         [5.0, -2.0]

@@ -37,12 +37,12 @@ class GaussianMean(NamedTuple):
     second: Matrix
 
 
-class Gaussian(Family):
+class GaussianFamily(Family):
     """Gaussian with full covariance.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = Gaussian(2)
+        >>> family = GaussianFamily(2)
         >>> belief = family.from_moments(jnp.zeros(2), jnp.eye(2))
         >>> round(float(family.entropy(belief)), 4)
         2.8379

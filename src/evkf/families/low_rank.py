@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from evkf.families.base import Family, Nodes
-from evkf.families.gaussian import Gaussian, GaussianBelief, GaussianMean, GaussianNat, cubature
+from evkf.families.gaussian import (
+    GaussianBelief,
+    GaussianFamily,
+    GaussianMean,
+    GaussianNat,
+    cubature,
+)
 from evkf.numerics.checks import check_whole
 from evkf.numerics.linalg import cholesky, solve_lower
 from evkf.types import Key, Matrix, Scalar, Vector
@@ -51,7 +57,7 @@ def inverse(diagonal: Vector, factor: Factor) -> Inverse:
     return Inverse(diagonal, solve_lower(root, scaled.T).T, log_det)
 
 
-class LowRankGaussian(Family):
+class LowRankGaussianFamily(Family):
     """Gaussian with covariance $\\text{diag}(d) + UU^\\top$, U of `rank` columns.
 
     What the filter needs costs $O(LR^2)$ rather than $O(L^3)$. Natural and mean parameters are
@@ -59,7 +65,7 @@ class LowRankGaussian(Family):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> family = LowRankGaussian(3, rank=1)
+        >>> family = LowRankGaussianFamily(3, rank=1)
         >>> cov = jnp.eye(3) + jnp.ones((3, 3))
         >>> belief = family.from_moments(jnp.zeros(3), cov)
         >>> bool(jnp.allclose(family.cov(belief), cov, atol=1e-4))
@@ -75,9 +81,9 @@ class LowRankGaussian(Family):
         self.dim, self.rank = dim, min(rank, dim)
 
     @property
-    def full(self) -> Gaussian:
+    def full(self) -> GaussianFamily:
         """The Gaussian with any covariance."""
-        return Gaussian(self.dim)
+        return GaussianFamily(self.dim)
 
     def dense(self, belief: LowRankBelief) -> GaussianBelief:
         """The same belief with the covariance as a matrix."""
@@ -180,7 +186,7 @@ def readout_var(
     return jnp.sum((C * jnp.sqrt(diagonal)) ** 2, axis=1) + jnp.sum(loads**2, axis=1)
 
 
-def standard(family: LowRankGaussian) -> LowRankBelief:
+def standard(family: LowRankGaussianFamily) -> LowRankBelief:
     """Standard normal."""
     one = jnp.ones(family.dim)
     return LowRankBelief(0 * one, one, jnp.zeros((family.dim, family.rank)))

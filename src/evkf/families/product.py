@@ -13,7 +13,7 @@ from evkf.families.base import Family, Nodes, Univariate, tensor_nodes
 from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
 
-class Product(Family):
+class ProductFamily(Family):
     """Independent blocks of dimensions, each with a univariate family of its own.
 
     $q(z) = \\prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$. Beliefs, natural and mean
@@ -21,8 +21,8 @@ class Product(Family):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from evkf.families import Bernoulli, Gamma
-        >>> family = Product((Gamma(2), Bernoulli(1)))
+        >>> from evkf.families import BernoulliFamily, GammaFamily
+        >>> family = ProductFamily((GammaFamily(2), BernoulliFamily(1)))
         >>> belief = family.from_moments(jnp.array([2.0, 1.0, 0.5]), jnp.eye(3))
         >>> [x.shape for x in belief], family.correctable
         ([(2, 2), (1, 1)], False)

@@ -42,7 +42,7 @@ class Info(NamedTuple):
         evaluations: Evaluations of the gradient that the step took, with the curvature where it is
             used; 0 for methods without.
         residual: Relative residual of the fixed point at which an update of
-            `VariationalKalmanFilter` stopped; for LowRankGaussian states the nats left to gain.
+            `VariationalKalmanFilter` stopped; for beliefs of low rank the nats left to gain.
         status: Bits of `evkf.Status`.
     """
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from evkf.dynamics import GaussianDynamics
-from evkf.families import Gaussian, GaussianBelief
+from evkf.families import GaussianBelief, GaussianFamily
 from evkf.filters.base import Filter, Info, State
 from evkf.filters.evkf.filter import VariationalKalmanFilter
 from evkf.likelihoods import ReadoutLikelihood
@@ -71,7 +71,7 @@ def applies(filter: Filter, model: Model, sessions: int) -> bool:
         return False
     if filter.max_evaluations <= LOOKS or jax.tree.leaves(model.prior)[0].dtype != jnp.float32:
         return False
-    if not isinstance(model.family, Gaussian) or model.family.dim > MOST:
+    if not isinstance(model.family, GaussianFamily) or model.family.dim > MOST:
         return False
     if not isinstance(dynamics, GaussianDynamics) or dynamics.num_inputs:
         return False

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
-from evkf.families import LowRankGaussian
+from evkf.families import LowRankGaussianFamily
 from evkf.filters import Info, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.filters.evkf.filter import check_variational
@@ -122,11 +122,11 @@ class Learner(eqx.Module):
             model: Where learning starts.
             key: Randomness, for filters and likelihoods that sample.
         """
-        if isinstance(model.family, LowRankGaussian):
+        if isinstance(model.family, LowRankGaussianFamily):
             raise InputError(
-                "LowRankGaussian states",
+                "LowRankGaussianFamily states",
                 "Learner",
-                "learn with Gaussian or DiagonalGaussian states, then filter with low rank",
+                "learn with Gaussian or DiagonalGaussianFamily states, then filter with low rank",
             )
         tree = free(model, self.parts)
         flat = ravel_pytree(split(tree, self.parts)[0])[0]

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from evkf.expectations.products import product_ell
-from evkf.families import Gaussian, Product, Univariate
+from evkf.families import GaussianFamily, ProductFamily, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.learning.replay import Bins, Window
 from evkf.learning.window import replay, state_ell
@@ -63,11 +63,11 @@ def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key:
 
     def each(found: Belief, predicted: Belief) -> Scalar:
         held = lax.stop_gradient(predicted)
-        if isinstance(family, Gaussian):
+        if isinstance(family, GaussianFamily):
             precision, _ = inverse_positive(held.cov)
             pull = precision @ (found.mean - predicted.mean)
             return 0.5 * pull @ pull + family.kl(found, predicted._replace(mean=held.mean))
-        assert isinstance(family, Univariate | Product)
+        assert isinstance(family, Univariate | ProductFamily)
         change = jax.tree.map(jnp.subtract, family.to_mean(found), family.to_mean(held))
         target = jax.tree.map(jnp.add, held, family.natural_gradient(held, change))
         return _half_square(target, predicted)
@@ -104,7 +104,7 @@ def _one_step(
     key: Key,
     each: Callable[[Belief, Belief], Scalar],
 ) -> Scalar:
-    gaussian = isinstance(model.family, Gaussian)
+    gaussian = isinstance(model.family, GaussianFamily)
     ell = state_ell(model.likelihood, filter.num_samples) if gaussian else None
 
     def one(before: Belief, bins: Bins) -> Scalar:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from evkf.dynamics import Driven, Dynamics, GaussianDynamics, Linear, ResidualMLP
 from evkf.errors import InputError
-from evkf.families import Gaussian
+from evkf.families import GaussianFamily
 from evkf.filters import Info, State, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.filters.evkf.filter import check_variational
@@ -128,7 +128,7 @@ class Monitor(eqx.Module):
 
     def init(self, model: Model) -> MonitorState:
         """The state before the first bin."""
-        gaussian = isinstance(model.family, Gaussian)
+        gaussian = isinstance(model.family, GaussianFamily)
         if not (gaussian and isinstance(model.dynamics, GaussianDynamics)):
             raise InputError(
                 f"a monitor for {type(model.dynamics).__name__}",

@@ -20,7 +20,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.expectations.dispatch import PACK, rooted, whitened
 from evkf.expectations.products import product_ell
 from evkf.expectations.sites import site
-from evkf.families import Gaussian, GaussianBelief, Product, Univariate
+from evkf.families import GaussianBelief, GaussianFamily, ProductFamily, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.evkf.predict import push_forward
 from evkf.learning.replay import Bins, Window
@@ -127,7 +127,7 @@ def replay(
     Returns:
         The bounds $L_t$ and the beliefs.
     """
-    replay_one = _replay_gaussian if isinstance(model.family, Gaussian) else _replay_product
+    replay_one = _replay_gaussian if isinstance(model.family, GaussianFamily) else _replay_product
     return replay_one(filter, model, window, key)
 
 
@@ -187,7 +187,7 @@ def _replay_product(
     with its slope held: at the optimum it has the derivative of the implicit function theorem.
     """
     family = model.family
-    assert isinstance(family, Univariate | Product)
+    assert isinstance(family, Univariate | ProductFamily)
     unravel = ravel_pytree(model.prior)[1]
     predict_key, update_key = jax.random.split(key)
 

@@ -11,7 +11,7 @@ from evkf import likelihoods as lik
 from evkf.analysis.forecasting import expected_observation
 from evkf.errors import InputError
 from evkf.expectations.dispatch import standard, whitened
-from evkf.families import Gaussian, LowRankBelief, LowRankGaussian
+from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.evkf.predict import push_low_rank
 from evkf.filters.evkf.update_low_rank import update_low_rank
@@ -33,7 +33,7 @@ PREDICTION = LowRankBelief(
 
 def best_bound(likelihood, y):
     """The highest bound over all beliefs of the family, by gradient ascent on their numbers."""
-    family = LowRankGaussian(L, R)
+    family = LowRankGaussianFamily(L, R)
 
     def loss(free):
         mean, log_diagonal, factor = free
@@ -72,7 +72,7 @@ def test_the_mean_is_that_of_the_full_posterior():
     likelihood = lik.Gaussian(C, noise=0.3)
     y = jnp.asarray(RNG.normal(size=N))
     found = update_low_rank(likelihood, PREDICTION, y, SEEN, 50, 1e-12)
-    precision = np.linalg.inv(LowRankGaussian(L, R).cov(PREDICTION)) + C.T @ C / 0.3
+    precision = np.linalg.inv(LowRankGaussianFamily(L, R).cov(PREDICTION)) + C.T @ C / 0.3
     np.testing.assert_allclose(
         found.belief.mean, np.linalg.solve(precision, C.T @ y / 0.3), atol=1e-5
     )
@@ -83,7 +83,7 @@ def test_the_prediction_keeps_what_can_be_kept():
     weight = RNG.normal(size=(L, L)) / np.sqrt(L)
     linear = dyn.Linear(weight, noise=0.1)
     new, cross = push_low_rank(linear, PREDICTION, jnp.zeros(0), "cubature", True)
-    wide = weight @ LowRankGaussian(L, R).cov(PREDICTION) @ weight.T
+    wide = weight @ LowRankGaussianFamily(L, R).cov(PREDICTION) @ weight.T
     np.testing.assert_allclose(new.mean, weight @ PREDICTION.mean, atol=1e-12)
     np.testing.assert_allclose(new.factor, weight @ PREDICTION.factor, atol=1e-12)
     np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
     likelihood, y = lik.Poisson(C, bin_width=5.0), jnp.full(N, 30.0)
     cut = update_low_rank(likelihood, PREDICTION, y, SEEN, 2, 1e-3)
     assert not cut.converged
-    family = LowRankGaussian(L, R)
+    family = LowRankGaussianFamily(L, R)
     root = cholesky(family.cov(cut.belief))
     ell = whitened(likelihood, cut.belief.mean, root, y, SEEN, jax.random.key(0), 2)
     bound = ell.evaluate(standard(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
@@ -113,8 +113,8 @@ def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
 def test_particles_tell_correlations_to_a_belief_of_low_rank():
     points = jnp.asarray(RNG.normal(size=(500, 2)) @ np.array([[1.0, 0.8], [0.0, 0.3]]))
     weights = jnp.full(500, 1 / 500)
-    wanted = Gaussian(2).cov(summary(Gaussian(2), points, weights))
-    family = LowRankGaussian(2, 1)
+    wanted = GaussianFamily(2).cov(summary(GaussianFamily(2), points, weights))
+    family = LowRankGaussianFamily(2, 1)
     found = family.cov(summary(family, points, weights))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
@@ -126,7 +126,7 @@ def test_near_the_full_gaussian_on_a_stream():
     dynamics, likelihood = dyn.Linear(shared, noise=0.1), lik.Poisson(C, bin_width=0.3)
     full = Model(dynamics, likelihood)
     zs, ys = simulate(full, jax.random.key(0), 200)
-    low = Model(dynamics, likelihood, family=LowRankGaussian(L, R))
+    low = Model(dynamics, likelihood, family=LowRankGaussianFamily(L, R))
     _, wide = scan_filter(FILTER, full, ys)
     _, found = scan_filter(FILTER, low, ys)
     assert not np.any(found.info.status)
@@ -134,7 +134,7 @@ def test_near_the_full_gaussian_on_a_stream():
     assert errors[1] < 1.02 * errors[0]
     densities = [
         float(jnp.mean(jax.vmap(family.log_prob)(trace.belief, zs))) / L
-        for family, trace in ((Gaussian(L), wide), (LowRankGaussian(L, R), found))
+        for family, trace in ((GaussianFamily(L), wide), (LowRankGaussianFamily(L, R), found))
     ]
     assert densities[1] > densities[0] - 0.1
     assert abs(float(jnp.mean(found.info.elbo - wide.info.elbo))) < 0.3
@@ -142,19 +142,19 @@ def test_near_the_full_gaussian_on_a_stream():
 
 def test_expected_observations_are_the_full_gaussians():
     likelihood, dynamics = lik.Poisson(C), dyn.Linear(np.eye(L), noise=0.1)
-    family = LowRankGaussian(L, R)
+    family = LowRankGaussianFamily(L, R)
     low, full = Model(dynamics, likelihood, family=family), Model(dynamics, likelihood)
     wanted = expected_observation(full, family.dense(PREDICTION))
     np.testing.assert_allclose(expected_observation(low, PREDICTION), wanted, rtol=1e-9)
 
 
 def test_what_it_cannot_do_is_refused():
-    family = LowRankGaussian(L, R)
+    family = LowRankGaussianFamily(L, R)
     full = Model(dyn.Linear(np.eye(L), noise=np.eye(L)), lik.Poisson(C), family=family)
     with pytest.raises(InputError, match="full noise matrix"):
         FILTER.predict(full, FILTER.init(full))
     model = Model(dyn.Linear(np.eye(L), noise=0.1), lik.Poisson(C), family=family)
-    with pytest.raises(InputError, match="LowRankGaussian"):
+    with pytest.raises(InputError, match="LowRankGaussianFamily"):
         Learner().init(model)
     sampling = VariationalKalmanFilter("monte_carlo")
     with pytest.raises(InputError, match="monte_carlo"):

@@ -85,7 +85,7 @@ def gaussian_residual(cases, beliefs):
         terms = site(case.likelihood, a, v, y, quadrature_level(case))
         slope = jnp.where(case.mask, terms.slope, 0)
         curv = C.T @ (jnp.where(case.mask, terms.curvature, 0)[:, None] * C)
-        family = fam.Gaussian(L)
+        family = fam.GaussianFamily(L)
         nat, prior = family.nat(belief), family.nat(case.prior)
         step = fam.GaussianNat(C.T @ slope - curv @ belief.mean, 0.5 * curv)
         gap = jax.tree.map(lambda x, p, s: x - p - s, nat, prior, step)
@@ -107,7 +107,7 @@ READOUT = {
 def test_gaussian_update_is_optimal(name):
     make, kind, most = READOUT[name]
     cases = readout_cases(make, kind, seed=list(READOUT).index(name))
-    state, info = solve(fam.Gaussian(L), cases)
+    state, info = solve(fam.GaussianFamily(L), cases)
     ours, best = gaussian_brute_force(cases, state.belief)
     assert not np.any(info.status)
     assert np.mean(np.asarray(ours >= best - 1e-6)) >= 0.95

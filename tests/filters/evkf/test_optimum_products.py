@@ -34,16 +34,16 @@ def poisson_readout(rng):
 
 PRODUCT = {
     "gamma_poisson": (
-        fam.Gamma,
+        fam.GammaFamily,
         gamma_prior,
         poisson_readout,
         lambda rng: rng.gamma(4, 0.25, L),
         200.0,
         10,
     ),
-    "beta_gaussian": (fam.Beta, beta_prior, noisy_readout, lambda rng: rng.random(L), 3.0, 8),
+    "beta_gaussian": (fam.BetaFamily, beta_prior, noisy_readout, lambda rng: rng.random(L), 3.0, 8),
     "cb_gaussian": (
-        fam.ContinuousBernoulli,
+        fam.ContinuousBernoulliFamily,
         lambda rng: rng.normal(size=(L, 1)) * rng.choice([0.5, 5.0, 20.0]),
         noisy_readout,
         lambda rng: rng.random(L),
@@ -51,7 +51,7 @@ PRODUCT = {
         8,
     ),
     "diagonal_gaussian_poisson": (
-        fam.DiagonalGaussian,
+        fam.DiagonalGaussianFamily,
         lambda rng: np.stack(
             [rng.normal(size=L), -0.5 * rng.choice([1.0, 10, 100]) * np.ones(L)], -1
         ),
@@ -73,9 +73,11 @@ def product_brute_force(family, cases, nats):
     """BFGS in coordinates that cannot leave the family, from starts around ours and the
     prediction.
     """
-    signs = {fam.Gamma: (1, -1), fam.Beta: (1, 1), fam.DiagonalGaussian: (0, -1)}
+    signs = {fam.GammaFamily: (1, -1), fam.BetaFamily: (1, 1), fam.DiagonalGaussianFamily: (0, -1)}
     sign = jnp.array(signs.get(type(family), (0,)))
-    shift = jnp.array({fam.Gamma: (1.0, 0.0), fam.Beta: (1.0, 1.0)}.get(type(family), 0.0))
+    shift = jnp.array(
+        {fam.GammaFamily: (1.0, 0.0), fam.BetaFamily: (1.0, 1.0)}.get(type(family), 0.0)
+    )
 
     def pack(nat):
         return jnp.where(sign == 0, nat, jnp.log(jnp.maximum(sign * (nat + shift), 1e-30)))

@@ -21,7 +21,7 @@ FILTER = VariationalKalmanFilter()
 
 def walk(likelihood, var, dim=1, noise=1e-6):
     """A random walk whose first prediction has (about) a given variance."""
-    prior = fam.Gaussian(dim).from_moments(jnp.zeros(dim), var * jnp.eye(dim))
+    prior = fam.GaussianFamily(dim).from_moments(jnp.zeros(dim), var * jnp.eye(dim))
     return Model(Linear(np.eye(dim), noise), likelihood, prior)
 
 
@@ -73,7 +73,7 @@ def test_a_bad_gradient_falls_back():
 
 def test_optimum_at_zero_is_reached():
     """Natural parameters may be zero at the optimum; the residual is still finite."""
-    family = fam.ContinuousBernoulli(1)
+    family = fam.ContinuousBernoulliFamily(1)
     network = Network([1, 2, 1], jax.random.key(0), output_scale=0.0)
     model = Model(NaturalDynamics(family, network), lik.Gaussian([[1.0]], noise=0.1))
     step = jax.jit(FILTER.step)
@@ -84,7 +84,7 @@ def test_optimum_at_zero_is_reached():
         np.testing.assert_allclose(state.belief, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [None, fam.DiagonalGaussian(2)])
+@pytest.mark.parametrize("family", [None, fam.DiagonalGaussianFamily(2)])
 @pytest.mark.parametrize("gain", [2.0, 1e30])
 def test_unstable_dynamics_stay_finite(family, gain):
     """In float32, nothing observed."""
@@ -117,11 +117,13 @@ def test_nothing_observed_adds_no_variance_but_the_noise():
 
 def test_a_product_of_gammas_keeps_its_rate_feasible():
     """C above the predicted rate: the expected count is infinite there, not at the optimum."""
-    family = fam.Product((fam.Gamma(1), fam.Gamma(1)))
+    family = fam.ProductFamily((fam.GammaFamily(1), fam.GammaFamily(1)))
     network = Network([2, 2, family.num_raw], jax.random.key(0), output_scale=0.0)
     dynamics = NaturalDynamics(family, network)
     model = Model(dynamics, lik.Poisson([[3.0, 0.5], [0.5, 3.0]]))
-    whole = NaturalDynamics(fam.Gamma(2), Network([2, 2, 4], jax.random.key(0), output_scale=0.0))
+    whole = NaturalDynamics(
+        fam.GammaFamily(2), Network([2, 2, 4], jax.random.key(0), output_scale=0.0)
+    )
     same = Model(whole, model.likelihood)
     y = jnp.array([2.0, 0.0])
     step = jax.jit(FILTER.step)
@@ -189,7 +191,7 @@ def test_a_wide_direction_that_no_unit_sees(dim):
     for double in (False, True):
         with jax.enable_x64(double):
             wide = 3000 * jnp.ones((dim, dim)) + 0.3 * jnp.eye(dim)
-            prior = fam.Gaussian(dim).from_moments(jnp.zeros(dim), wide)
+            prior = fam.GaussianFamily(dim).from_moments(jnp.zeros(dim), wide)
             readout = lik.Poisson(C, np.full(len(C), np.log(10.0)))
             model = Model(Linear(np.eye(dim), 0.3), readout, prior)
             state, trace = scan_filter(FILTER, model, ys)

@@ -20,12 +20,12 @@ from tests.quick import quick_compilation  # noqa: F401
 NUM, L, N = 1000, 2, 4
 
 FAMILIES = {
-    "gaussian": fam.Gaussian(L),
-    "diagonal_gaussian": fam.DiagonalGaussian(L),
-    "gamma": fam.Gamma(L),
-    "beta": fam.Beta(L),
-    "continuous_bernoulli": fam.ContinuousBernoulli(L),
-    "bernoulli": fam.Bernoulli(L),
+    "gaussian": fam.GaussianFamily(L),
+    "diagonal_gaussian": fam.DiagonalGaussianFamily(L),
+    "gamma": fam.GammaFamily(L),
+    "beta": fam.BetaFamily(L),
+    "continuous_bernoulli": fam.ContinuousBernoulliFamily(L),
+    "bernoulli": fam.BernoulliFamily(L),
 }
 BARE = VariationalKalmanFilter(correct=False, max_std=1e9)
 
@@ -141,7 +141,7 @@ def test_additive_and_general_paths_agree():
             return jnp.concatenate([self.weight @ x, self.raw])
 
     rng = np.random.default_rng(0)
-    family = fam.Gaussian(L)
+    family = fam.GaussianFamily(L)
     raw = jnp.asarray(rng.normal(size=family.num_raw - L))
     weight = jnp.asarray(rng.normal(size=(L, L)))
     noise = family.from_nat(family.from_unconstrained(jnp.concatenate([jnp.zeros(L), raw]))).cov

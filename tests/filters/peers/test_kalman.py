@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from evkf.dynamics import Linear
-from evkf.families import Gaussian as GaussianFamily
+from evkf.families import GaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Gaussian, Joint
 from evkf.model import Model

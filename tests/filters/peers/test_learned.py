@@ -12,7 +12,7 @@ import pytest
 from evkf import likelihoods as lik
 from evkf.dynamics import NaturalDynamics, Network, ResidualMLP
 from evkf.errors import InputError
-from evkf.families import ContinuousBernoulli, DiagonalGaussian
+from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily
 from evkf.filters import VJF, DirectVJF, OnlineVariationalSmoother, StreamingVMC, scan_filter
 from evkf.filters.peers.learned import MIN_STD, bounded
 from evkf.filters.peers.vjf import VJFState
@@ -23,7 +23,7 @@ from tests.quick import quick_compilation  # noqa: F401
 KEY = jax.random.key(0)
 C = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.2]])
 MODEL = Model(
-    ResidualMLP(2, 0.1, KEY, hidden=3), lik.Gaussian(C, noise=0.5), family=DiagonalGaussian(2)
+    ResidualMLP(2, 0.1, KEY, hidden=3), lik.Gaussian(C, noise=0.5), family=DiagonalGaussianFamily(2)
 )
 SEEN, Y = jnp.ones(3, bool), jnp.array([0.3, -0.2, 0.1])
 SMALL = {
@@ -123,7 +123,7 @@ LEARNERS = {
 def test_saturating_dynamics_are_learned(name):
     """States that turn in the unit square: late bins are more probable than to a beginner."""
     filter, num = LEARNERS[name]
-    family = ContinuousBernoulli(2)
+    family = ContinuousBernoulliFamily(2)
     turn = 60 * np.array([[np.cos(0.9), -np.sin(0.9)], [np.sin(0.9), np.cos(0.9)]])
     flow = Network([2, 2], KEY)
     flow = eqx.tree_at(
@@ -143,7 +143,7 @@ def test_saturating_dynamics_are_learned(name):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_parts_without_numbers_are_refused(kind):
-    model = Model(MODEL.dynamics, lik.Poisson(C), family=DiagonalGaussian(2))
+    model = Model(MODEL.dynamics, lik.Poisson(C), family=DiagonalGaussianFamily(2))
     with pytest.raises(InputError, match=r"without numbers in \('observation',\)"):
         kind(parts=("observation",)).init(model)
     kind(parts=("observation",), learn=False).init(model)

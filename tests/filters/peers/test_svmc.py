@@ -36,7 +36,7 @@ def test_gaussian_proposals_keep_the_dynamics(noise):
 
 
 def test_continuous_bernoulli_proposals_keep_the_dynamics():
-    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulli(2), network(2, 2))
+    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulliFamily(2), network(2, 2))
     model = Model(dynamics, lik.Gaussian(np.eye(2)))
     ancestors = jnp.tile(jnp.array([[0.2, 0.7]]), (100_000, 1))
     out = jnp.tile(jnp.array([[0.5, -0.8]]), (100_000, 1))
@@ -85,7 +85,7 @@ def test_learns_linear_dynamics():
 
 def test_continuous_bernoulli_states_are_followed():
     """Better than the prior's mean, with the true model."""
-    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulli(2), network(2, 2))
+    dynamics = dyn.NaturalDynamics(fam.ContinuousBernoulliFamily(2), network(2, 2))
     model = Model(dynamics, lik.Gaussian(np.eye(2), noise=0.01))
     zs, ys = simulate(model, KEY, 50)
     _, trace = scan_filter(StreamingVMC(learn=False, **SMALL), model, ys, key=KEY)

@@ -40,7 +40,7 @@ def linear_problem(L, N):
     A, Q, C, b, R, m, P, ys, masks = problem(L, L, full_noise=L % 2 == 0)
     R, cut = R[:N, :N], slice(200)
     noise = R if L % 2 == 0 else np.diag(R)
-    prior = fam.Gaussian(L).from_moments(jnp.asarray(m), jnp.asarray(P))
+    prior = fam.GaussianFamily(L).from_moments(jnp.asarray(m), jnp.asarray(P))
     model = Model(dyn.Linear(A, Q), lik.Gaussian(C[:N], b[:N], noise), prior)
     return model, (A, Q, C[:N], b[:N], R, m, P), ys[cut, :N], masks[cut, :N]
 
@@ -99,7 +99,7 @@ def test_evidence_does_not_cancel_in_half_the_digits():
 def test_unscented_noise_stays_positive_where_the_centre_counts_negative(options):
     """Spikes of probability p(1 - p) at points far out, where it is nearly zero."""
     likelihood = lik.Bernoulli(3 * np.eye(2))
-    prior = fam.Gaussian(2).from_moments(jnp.zeros(2), 9.9 * jnp.eye(2))
+    prior = fam.GaussianFamily(2).from_moments(jnp.zeros(2), 9.9 * jnp.eye(2))
     model = Model(dyn.Linear(np.eye(2), 0.1), likelihood, prior)
     filter = UnscentedKalman(**options)
     state, info = filter.step(model, filter.init(model), jnp.array([1.0, 0.0]))
@@ -241,7 +241,7 @@ class Sine(dyn.GaussianDynamics):
 
 def test_particles_agree_with_the_package_of_that_name():
     table = json.loads(Path(__file__).with_name("particle_reference.json").read_text())
-    prior = fam.Gaussian(1).from_moments(jnp.zeros(1), 0.49 * jnp.eye(1))
+    prior = fam.GaussianFamily(1).from_moments(jnp.zeros(1), 0.49 * jnp.eye(1))
     model = Model(Sine(as_covariance(0.04, 1, "noise"), 0), lik.Poisson([[1.0]], [0.5]), prior)
     ys = np.array(table["ys"], float)[:, None]
     runs = 8
@@ -372,7 +372,7 @@ REFUSED = {
     "curved": (Kalman(), Model(dyn.VanDerPol(), lik.Gaussian(np.eye(2))), KALMAN_ONLY),
     "no covariance": (
         ExtendedKalman(),
-        Model(dyn.VanDerPol(), lik.Poisson(np.eye(2)), family=fam.DiagonalGaussian(2)),
+        Model(dyn.VanDerPol(), lik.Poisson(np.eye(2)), family=fam.DiagonalGaussianFamily(2)),
         "leave family out",
     ),
     "no variance": (

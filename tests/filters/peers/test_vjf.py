@@ -63,7 +63,7 @@ def unbiased(samples, tolerance):
 def test_direct_updates_are_those_of_evkf_without_correction():
     """Linear and Gaussian; noise of the channels 1, 10 and 100 times that of the dynamics."""
     rng = np.random.default_rng(0)
-    family, num = fam.DiagonalGaussian(3), 100
+    family, num = fam.DiagonalGaussianFamily(3), 100
     likelihood = lik.Gaussian(np.eye(3), noise=[0.01, 0.1, 1.0])
     model = Model(Linear(0.9 * np.eye(3) + 0.05, 0.01), likelihood, family=family)
     means = jnp.asarray(rng.normal(size=(num, 3)))
@@ -78,7 +78,7 @@ def test_direct_updates_are_those_of_evkf_without_correction():
 @pytest.mark.slow
 def test_direct_updates_of_saturating_states_too():
     rng = np.random.default_rng(1)
-    family, num = fam.ContinuousBernoulli(2), 100
+    family, num = fam.ContinuousBernoulliFamily(2), 100
     network = Network([2, 8, 2], jax.random.key(1), output_scale=3.0)
     likelihood = lik.Gaussian(rng.normal(size=(5, 2)), noise=0.3)
     model = Model(NaturalDynamics(family, network), likelihood)
@@ -90,7 +90,7 @@ def test_direct_updates_of_saturating_states_too():
 
 def test_direct_learns_by_its_bound():
     """The noise of a random walk, started four times too large in its deviation."""
-    family = fam.DiagonalGaussian(2)
+    family = fam.DiagonalGaussianFamily(2)
     likelihood = lik.Gaussian(np.eye(2), noise=0.01)
     true = Model(Linear(np.eye(2), 0.01), likelihood, family=family)
     _, ys = simulate(true, KEY, 200)
@@ -141,7 +141,9 @@ def test_the_fit_after_the_warm_up_finds_the_flow():
 
 
 def small(likelihood, num=20):
-    return Model(ResidualRBF(2, 0.04, KEY, num=num), likelihood, family=fam.DiagonalGaussian(2))
+    return Model(
+        ResidualRBF(2, 0.04, KEY, num=num), likelihood, family=fam.DiagonalGaussianFamily(2)
+    )
 
 
 def test_amortised_learns_to_infer_and_to_predict():
@@ -174,7 +176,9 @@ def test_amortised_learns_to_infer_and_to_predict():
 def test_readout_and_other_dynamics_are_learned_by_gradient():
     rng = np.random.default_rng(0)
     likelihood = lik.Poisson(rng.normal(size=(4, 2)))
-    model = Model(ResidualMLP(2, 0.1, KEY, hidden=4), likelihood, family=fam.DiagonalGaussian(2))
+    model = Model(
+        ResidualMLP(2, 0.1, KEY, hidden=4), likelihood, family=fam.DiagonalGaussianFamily(2)
+    )
     filter = VJF(hidden=4, warm_up=0, parts=("dynamics", "readout"))
     y = jnp.ones(4)
     state, _ = jax.jit(filter.step)(model, filter.init(model), y, None, KEY)
@@ -257,7 +261,7 @@ def test_another_trial_keeps_what_was_learned(bins):
 def test_gaps_of_many_saturating_latents_are_averaged_over_many_samples():
     """Too many for a grid: within the error of a thousand samples, whatever the bins use."""
     dim, num = 11, 100_000
-    family = fam.ContinuousBernoulli(dim)
+    family = fam.ContinuousBernoulliFamily(dim)
     dynamics = NaturalDynamics(family, Network([dim, 4, dim], KEY, output_scale=0.3))
     model = Model(dynamics, lik.Gaussian(np.ones((1, dim))))
     zs = family.sample(model.prior, KEY, num)
@@ -270,14 +274,16 @@ def test_gaps_of_many_saturating_latents_are_averaged_over_many_samples():
 
 
 GAUSSIAN = Model(Linear([[0.9]], 0.1), lik.Poisson([[1.0]]))
-DIAGONAL = Model(GAUSSIAN.dynamics, GAUSSIAN.likelihood, family=fam.DiagonalGaussian(1))
+DIAGONAL = Model(GAUSSIAN.dynamics, GAUSSIAN.likelihood, family=fam.DiagonalGaussianFamily(1))
 CORRELATED = np.array([[0.2, 0.1], [0.1, 0.2]])
 FULL, FULL_LINEAR = (
-    Model(dynamics, lik.Poisson(np.eye(2)), family=fam.DiagonalGaussian(2))
+    Model(dynamics, lik.Poisson(np.eye(2)), family=fam.DiagonalGaussianFamily(2))
     for dynamics in (ResidualRBF(2, CORRELATED, KEY), Linear(np.eye(2), CORRELATED))
 )
 MEANLESS = Model(
-    ResidualRBF(1, 0.1, KEY), lik.Custom(lambda z, y: y * z, 1), family=fam.DiagonalGaussian(1)
+    ResidualRBF(1, 0.1, KEY),
+    lik.Custom(lambda z, y: y * z, 1),
+    family=fam.DiagonalGaussianFamily(1),
 )
 POSITIVE = Model(GammaDynamics(Network([1, 2, 1], KEY), 1, 4.0), lik.Poisson([[1.0]]))
 
@@ -285,8 +291,8 @@ POSITIVE = Model(GammaDynamics(Network([1, 2, 1], KEY), 1, 4.0), lik.Poisson([[1
 @pytest.mark.parametrize(
     ("action", "what"),
     [
-        (lambda: VJF().init(GAUSSIAN), "Gaussian beliefs"),
-        (lambda: DirectVJF().init(GAUSSIAN), "DiagonalGaussian"),
+        (lambda: VJF().init(GAUSSIAN), "GaussianFamily beliefs"),
+        (lambda: DirectVJF().init(GAUSSIAN), "DiagonalGaussianFamily"),
         (lambda: VJF().init(FULL), "full noise"),
         (lambda: VJF().init(FULL_LINEAR), "full noise"),
         (lambda: DirectVJF().init(FULL_LINEAR), "full noise"),

@@ -15,11 +15,11 @@ from evkf.errors import InputError
 from evkf.expectations.dispatch import Moments, is_conjugate, way, whitened
 from evkf.expectations.products import feasible_start, product_ell
 from evkf.families import (
-    Gaussian,
     GaussianBelief,
+    GaussianFamily,
     LowRankBelief,
-    LowRankGaussian,
-    Product,
+    LowRankGaussianFamily,
+    ProductFamily,
     Univariate,
 )
 from evkf.families.low_rank import divergence, inverse
@@ -79,8 +79,8 @@ class VariationalKalmanFilter(PredictUpdate):
             Gaussian, Newton for the others. Conjugate models are always solved exactly.
         max_evaluations: Bound on evaluations of gradient and curvature in an update.
         tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
-            1e-3 in float32, where the bound is within rounding of its optimum. For LowRankGaussian
-            states the nats left to gain, instead; None means 1e-3.
+            1e-3 in float32, where the bound is within rounding of its optimum. For beliefs of
+            low rank the nats left to gain, instead; None means 1e-3.
         num_samples: Samples, where a prediction or an expectation is sampled.
         max_std: Bound on mean and standard deviation of a Gaussian prediction, so that unstable
             dynamics stay finite while nothing is observed.
@@ -171,9 +171,9 @@ class VariationalKalmanFilter(PredictUpdate):
         else:
             key = jax.random.key(0)
         solve = self._product
-        if isinstance(model.family, Gaussian):
+        if isinstance(model.family, GaussianFamily):
             solve = self._gaussian
-        elif isinstance(model.family, LowRankGaussian):
+        elif isinstance(model.family, LowRankGaussianFamily):
             solve = self._low_rank
         updated = solve(model, prediction, y, mask, key)
         return _settle(prediction, updated, mask)
@@ -218,7 +218,7 @@ class VariationalKalmanFilter(PredictUpdate):
         del key
         if self.solver == "newton":
             raise InputError(
-                "solver='newton' for LowRankGaussian states", "solver", "leave solver out"
+                "solver='newton' for LowRankGaussianFamily states", "solver", "leave solver out"
             )
         limits = (self.max_evaluations, self.tolerance or LOW_RANK_TOLERANCE)
         found = update_low_rank(model.likelihood, prediction.belief, y, mask, *limits)
@@ -237,7 +237,7 @@ class VariationalKalmanFilter(PredictUpdate):
         self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
     ) -> Updated:
         family, prior = model.family, prediction.belief
-        assert isinstance(family, Univariate | Product)
+        assert isinstance(family, Univariate | ProductFamily)
         ell = product_ell(family, model.likelihood, y, mask, key, self.num_samples, prior)
         start = feasible_start(family, model.likelihood, prior, mask)
         dtype = jax.tree.leaves(prior)[0].dtype

@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float
 from evkf.dynamics import Dynamics, GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import (
-    DiagonalGaussian,
-    Gaussian,
+    DiagonalGaussianFamily,
     GaussianBelief,
+    GaussianFamily,
     LowRankBelief,
-    LowRankGaussian,
+    LowRankGaussianFamily,
     Nodes,
 )
 from evkf.families.gaussian import cubature
@@ -94,11 +94,11 @@ def predict(
     Gamma this keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment
     matching averages mean parameters, and so propagates the variance by itself.
     """
-    if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, Gaussian):
+    if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, GaussianFamily):
         new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
         mean, cov, capped = cap(*new, max_std)
         new = GaussianBelief(mean, cov)
-    elif isinstance(model.family, LowRankGaussian):
+    elif isinstance(model.family, LowRankGaussianFamily):
         dynamics = _check_low_rank(model.dynamics, rule)
         new, cross = push_low_rank(dynamics, belief, u, rule, correct)
         new, capped = _cap_low_rank(new, max_std)
@@ -114,19 +114,19 @@ def predict(
 def _check_low_rank(dynamics: Dynamics, rule: str) -> GaussianDynamics:
     if not isinstance(dynamics, GaussianDynamics):
         raise InputError(
-            f"{type(dynamics).__name__} of LowRankGaussian states",
+            f"{type(dynamics).__name__} of LowRankGaussianFamily states",
             "dynamics",
             "use dynamics with additive Gaussian noise (GaussianDynamics), or Gaussian states",
         )
     if not isinstance(dynamics.noise, DiagonalCovariance):
         raise InputError(
             f"{type(dynamics).__name__} with a full noise matrix",
-            "LowRankGaussian",
+            "LowRankGaussianFamily",
             "pass one variance per latent, or use Gaussian states",
         )
     if rule == "monte_carlo":
         raise InputError(
-            "rule='monte_carlo' for LowRankGaussian states",
+            "rule='monte_carlo' for LowRankGaussianFamily states",
             "rule",
             "use 'cubature' or 'moment_matching'",
         )
@@ -229,7 +229,7 @@ def _general(
     max_std: float,
 ) -> tuple[Belief, NaturalCross, Bool[Array, ""]]:
     family = model.family
-    can_explode = isinstance(family, Gaussian | DiagonalGaussian)
+    can_explode = isinstance(family, GaussianFamily | DiagonalGaussianFamily)
     if rule == "monte_carlo":
         nodes = _samples(family.sample(belief, key, num_samples))
     else:

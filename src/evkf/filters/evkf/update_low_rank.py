@@ -126,8 +126,8 @@ def channelled(likelihood: Likelihood) -> Channelled:
         independent = isinstance(part, Gaussian) and part.independent
         if not isinstance(part, ReadoutLikelihood) and not independent:
             raise InputError(
-                f"{type(part).__name__} observations of LowRankGaussian states",
-                "LowRankGaussian",
+                f"{type(part).__name__} observations of LowRankGaussianFamily states",
+                "LowRankGaussianFamily",
                 "use a linear readout with independent noise, or Gaussian states",
             )
     C, b = (jnp.concatenate([getattr(part, name) for part in joint.parts]) for name in ("C", "b"))

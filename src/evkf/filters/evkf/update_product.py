@@ -15,7 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.families import Product, Univariate
+from evkf.families import ProductFamily, Univariate
 from evkf.numerics.linalg import tree_where
 from evkf.types import Nat, Scalar
 
@@ -58,7 +58,7 @@ class Carry(NamedTuple):
 
 
 def product_update(
-    family: Univariate | Product,
+    family: Univariate | ProductFamily,
     ell: Callable[[Nat], Scalar],
     prior: Nat,
     start: Nat,
@@ -132,7 +132,11 @@ def product_update(
 
 
 def _slope(
-    family: Univariate | Product, unravel: Callable[..., Any], nat: Flat, cvi: Flat, step: Flat
+    family: Univariate | ProductFamily,
+    unravel: Callable[..., Any],
+    nat: Flat,
+    cvi: Flat,
+    step: Flat,
 ) -> Scalar:
     """Derivative of the bound along a step: $(F d_{CVI})^\\top d$, with $F d$ the change of
     $\\mu$.

@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from evkf.dynamics import GaussianDynamics
-from evkf.families import Family, Gaussian, LowRankGaussian
+from evkf.families import Family, GaussianFamily, LowRankGaussianFamily
 from evkf.filters.peers.gain import largest
 from evkf.model import Model
 from evkf.numerics.covariance import Covariance, DiagonalCovariance
@@ -73,7 +73,7 @@ def summary(
     deviations = points - mean
     spread = jnp.mean(deviations**2, axis=0)
     least = float(info.eps) * spread + (float(info.eps) * mean) ** 2 + float(info.tiny) + floor
-    if isinstance(family, Gaussian | LowRankGaussian):
+    if isinstance(family, GaussianFamily | LowRankGaussianFamily):
         cov = (deviations * weights[:, None]).T @ deviations
         return family.from_moments(mean, factorisable(cov + jnp.diag(least)))
     return family.from_moments(mean, jnp.diag(weights @ deviations**2 + least))

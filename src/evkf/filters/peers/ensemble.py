@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from evkf.errors import InputError
-from evkf.families import DiagonalGaussian, Gaussian
+from evkf.families import DiagonalGaussianFamily, GaussianFamily
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
 from evkf.filters.peers.cloud import Points, drawn, move, nowhere, summary
 from evkf.filters.peers.gain import check_moments, condition, judge, log_scale, whiten
@@ -66,11 +66,11 @@ class EnsembleKalman(PredictUpdate):
         self.num_members = num_members
 
     def init(self, model: Model) -> EnsembleState:
-        if not isinstance(model.family, Gaussian | DiagonalGaussian):
+        if not isinstance(model.family, GaussianFamily | DiagonalGaussianFamily):
             raise InputError(
                 f"EnsembleKalman for {type(model.family).__name__} states",
                 "model.family",
-                "use Gaussian or DiagonalGaussian states, or ParticleFilter",
+                "use Gaussian or DiagonalGaussianFamily states, or ParticleFilter",
             )
         check_moments(model, "EnsembleKalman")
         members = nowhere(model, self.num_members)

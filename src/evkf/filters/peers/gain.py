@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.families import Gaussian, GaussianBelief
+from evkf.families import GaussianBelief, GaussianFamily
 from evkf.filters.base import Info, State, evidence_info
 from evkf.filters.evkf.predict import cap
 from evkf.likelihoods.base import ChannelCov, Channels
@@ -61,7 +61,7 @@ def check_gaussian(model: Model, name: str) -> None:
             "model.dynamics",
             "use dynamics with additive Gaussian noise, VariationalKalmanFilter or ParticleFilter",
         )
-    if not isinstance(model.family, Gaussian):
+    if not isinstance(model.family, GaussianFamily):
         raise InputError(
             f"{name} for {type(model.family).__name__} beliefs",
             "model.family",

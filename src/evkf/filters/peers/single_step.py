@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.families import ContinuousBernoulli, DiagonalGaussian, Family
+from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily, Family
 from evkf.families.base import MAX_TENSOR_DIM
 from evkf.filters.base import Info
 from evkf.filters.evkf.predict import MAX_STD, Prediction, predict
@@ -27,7 +27,7 @@ MANY = 1024
 def check_model(model: Model, where: str) -> None:
     """Refuse beliefs that the method is not written for, and noise that they cannot hold."""
     family, dynamics = model.family, model.dynamics
-    diagonal = f"Model(..., family=DiagonalGaussian({family.dim}))"
+    diagonal = f"Model(..., family=DiagonalGaussianFamily({family.dim}))"
     if isinstance(dynamics, GaussianDynamics):
         if not isinstance(dynamics.noise, DiagonalCovariance):
             raise InputError(
@@ -35,9 +35,9 @@ def check_model(model: Model, where: str) -> None:
                 where,
                 f"pass one variance per latent, and {diagonal}: beliefs are diagonal",
             )
-        if not isinstance(family, DiagonalGaussian):
+        if not isinstance(family, DiagonalGaussianFamily):
             raise InputError(f"{type(family).__name__} beliefs", where, f"pass {diagonal}")
-    elif not isinstance(family, ContinuousBernoulli):
+    elif not isinstance(family, ContinuousBernoulliFamily):
         raise InputError(
             f"{type(family).__name__} states",
             where,
@@ -51,16 +51,16 @@ def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
     The inverse hyperbolic sine is the logarithm of large parameters, which a continuous Bernoulli
     has wherever it saturates, and smooth through zero.
     """
-    if isinstance(family, ContinuousBernoulli):
+    if isinstance(family, ContinuousBernoulliFamily):
         return jnp.arcsinh(belief.T)
     return jnp.stack([family.mean(belief), 0.5 * jnp.log(family.var(belief))])
 
 
 def from_free(family: Family, free: Float[Array, "R L"]) -> Belief:
     """The belief with these free numbers."""
-    if isinstance(family, ContinuousBernoulli):
+    if isinstance(family, ContinuousBernoulliFamily):
         return jnp.sinh(free.T)
-    assert isinstance(family, DiagonalGaussian)
+    assert isinstance(family, DiagonalGaussianFamily)
     return family.each_from_moments(free[0], jnp.exp(2 * free[1]))
 
 
@@ -84,7 +84,9 @@ def averaged(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
 
     Over more continuous Bernoulli latents than a grid can serve, it is a mean over samples.
     """
-    can_tensor = isinstance(model.family, DiagonalGaussian) or model.family.dim <= MAX_TENSOR_DIM
+    can_tensor = (
+        isinstance(model.family, DiagonalGaussianFamily) or model.family.dim <= MAX_TENSOR_DIM
+    )
     rule = "cubature" if can_tensor else "monte_carlo"
     return predict(model, belief, u, key, rule, MANY, False, MAX_STD)
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.families import ContinuousBernoulli
+from evkf.families import ContinuousBernoulliFamily
 from evkf.filters.base import Filter, Info, evidence_info, read_step
 from evkf.filters.peers.cloud import Points, Weights, drawn, move, nowhere, summary, systematic
 from evkf.filters.peers.learned import (
@@ -147,7 +147,7 @@ class StreamingVMC(Filter):
 
     def init(self, model: Model) -> SVMCState:
         gaussian = isinstance(model.dynamics, GaussianDynamics)
-        if not gaussian and not isinstance(model.family, ContinuousBernoulli):
+        if not gaussian and not isinstance(model.family, ContinuousBernoulliFamily):
             raise InputError(
                 f"{type(model.dynamics).__name__} over {type(model.family).__name__} states",
                 "StreamingVMC",

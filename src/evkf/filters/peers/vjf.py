@@ -131,14 +131,14 @@ class VJF(Filter):
     Example:
         >>> import jax
         >>> from evkf.dynamics import ResidualRBF, VanDerPol
-        >>> from evkf.families import DiagonalGaussian
+        >>> from evkf.families import DiagonalGaussianFamily
         >>> from evkf.filters import scan_filter
         >>> from evkf.likelihoods import Poisson
         >>> from evkf.model import Model, simulate
         >>> likelihood = Poisson([[1.0, 0.0], [0.0, 1.0]])
         >>> _, ys = simulate(Model(VanDerPol(), likelihood), jax.random.key(0), 50)
         >>> walk = ResidualRBF(2, noise=0.1, key=jax.random.key(1))
-        >>> start = Model(walk, likelihood, family=DiagonalGaussian(2))
+        >>> start = Model(walk, likelihood, family=DiagonalGaussianFamily(2))
         >>> state, trace = scan_filter(VJF(warm_up=30), start, ys, key=jax.random.key(2))
         >>> int(state.count), state.model.dynamics.weight.shape
         (49, (100, 2))

@@ -67,11 +67,11 @@ class DirectVJF(Filter):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from evkf.dynamics import Linear
-        >>> from evkf.families import DiagonalGaussian
+        >>> from evkf.families import DiagonalGaussianFamily
         >>> from evkf.likelihoods import Poisson
         >>> from evkf.model import Model
         >>> likelihood = Poisson([[1.0], [-1.0]])
-        >>> model = Model(Linear([[0.9]], noise=0.1), likelihood, family=DiagonalGaussian(1))
+        >>> model = Model(Linear([[0.9]], noise=0.1), likelihood, family=DiagonalGaussianFamily(1))
         >>> filter = DirectVJF(iterations=50, learn=False)
         >>> y, key = jnp.array([3.0, 0.0]), jax.random.key(0)
         >>> state, info = jax.jit(filter.step)(model, filter.init(model), y, None, key)

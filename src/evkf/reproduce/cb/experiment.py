@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from evkf.analysis.metrics import log_chamfer, roughness, transition_kl
 from evkf.dynamics import NaturalDynamics, Network, ResidualMLP, ResidualRBF
-from evkf.families import ContinuousBernoulli, DiagonalGaussian
+from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily
 from evkf.filters import VJF, DirectVJF, Filter, OnlineVariationalSmoother, StreamingVMC
 from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.learning import Learner
@@ -83,7 +83,7 @@ def problem(bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
         ((50, 2), (50, 20), True, True)
     """
     C = np.random.default_rng(seed).normal(size=(CHANNELS, 2))
-    dynamics = NaturalDynamics(ContinuousBernoulli(2), Turn(KAPPA, OMEGA))
+    dynamics = NaturalDynamics(ContinuousBernoulliFamily(2), Turn(KAPPA, OMEGA))
     true = Model(dynamics, Gaussian(C, noise=NOISE))
     states, ys = simulate(true, jax.random.key(seed), bins)
     return true, np.asarray(states), np.asarray(ys)
@@ -103,13 +103,15 @@ def start(kind: str, likelihood: Likelihood, seed: int) -> Model:
     key = jax.random.key(1000 + seed)
     if kind == GAUSSIAN:
         return Model(ResidualMLP(2, 0.1, key), likelihood)
-    return Model(NaturalDynamics(ContinuousBernoulli(2), Network([2, 32, 2], key)), likelihood)
+    return Model(
+        NaturalDynamics(ContinuousBernoulliFamily(2), Network([2, 32, 2], key)), likelihood
+    )
 
 
 def start_diagonal(kind: str, likelihood: Likelihood, seed: int) -> Model:
     """The same, with beliefs of independent latents."""
     model = start(kind, likelihood, seed)
-    family = DiagonalGaussian(2) if kind == GAUSSIAN else None
+    family = DiagonalGaussianFamily(2) if kind == GAUSSIAN else None
     return Model(model.dynamics, likelihood, family=family)
 
 
@@ -118,7 +120,7 @@ def start_rbf(kind: str, likelihood: Likelihood, seed: int) -> Model:
     if kind == CB:
         return start(kind, likelihood, seed)
     dynamics = ResidualRBF(2, 0.1, jax.random.key(1000 + seed))
-    return Model(dynamics, likelihood, family=DiagonalGaussian(2))
+    return Model(dynamics, likelihood, family=DiagonalGaussianFamily(2))
 
 
 RATES = {
@@ -272,7 +274,7 @@ def judge_dynamics(
         second = trajectories(true, picks[1], keys[1])
         return {"kl": 0.0, "log_chamfer": log_chamfer(first, second)}
     found = {"log_chamfer": log_chamfer(first, trajectories(learned, picks[2], keys[2]))}
-    if isinstance(learned.family, ContinuousBernoulli):
+    if isinstance(learned.family, ContinuousBernoulliFamily):
         found["kl"] = transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near))
     return found
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from evkf.families import ContinuousBernoulli, Family
+from evkf.families import ContinuousBernoulliFamily, Family
 from evkf.model import Model, simulate
 from evkf.reproduce.runner import Result
 from evkf.reproduce.streams import pick
@@ -37,7 +37,7 @@ def quantile(nat: Float[np.ndarray, "..."], level: float) -> Float[np.ndarray, "
 
 def interval(family: Family, beliefs: Belief) -> tuple[np.ndarray, np.ndarray]:
     """The central 90 % of every coordinate of beliefs."""
-    if isinstance(family, ContinuousBernoulli):
+    if isinstance(family, ContinuousBernoulliFamily):
         nat = np.asarray(beliefs)[..., 0]
         return quantile(nat, 0.05), quantile(nat, 0.95)
     mean, std = jax.vmap(family.mean)(beliefs), jnp.sqrt(jax.vmap(family.var)(beliefs))
@@ -79,6 +79,6 @@ def series(model: Model, beliefs: Belief, states: np.ndarray) -> Result:
         "dots": trajectories(model, states[:1], jax.random.key(4))[:DOTS],
         "field": jax.vmap(model.dynamics.family.mean)(move) - points,
     }
-    if isinstance(family, ContinuousBernoulli):
+    if isinstance(family, ContinuousBernoulliFamily):
         found["nat"] = move[..., 0]
     return {name: rounded(value) for name, value in found.items()}

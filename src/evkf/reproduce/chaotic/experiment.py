@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from evkf.dynamics import ChaoticRNN
-from evkf.families import DiagonalGaussian, Gaussian
+from evkf.families import DiagonalGaussianFamily, GaussianFamily
 from evkf.filters import (
     DirectVJF,
     EnsembleKalman,
@@ -70,7 +70,7 @@ def problem(protocol: str, L: int, bins: int, trial: int) -> tuple[Model, Array,
     else:
         C = np.random.default_rng([L, trial]).normal(size=(CHANNELS, L))
         likelihood = StudentT(C, df=2.0, scale=0.25)
-    prior = Gaussian(L).from_moments(jnp.zeros(L), 0.01 * jnp.eye(L))
+    prior = GaussianFamily(L).from_moments(jnp.zeros(L), 0.01 * jnp.eye(L))
     model = Model(ChaoticRNN(weight), likelihood, prior)
     zs, ys = simulate(model, run_key, bins)
     return model, zs, ys
@@ -127,7 +127,7 @@ def run(spec: Spec) -> Result:
 def _model(method: Method, model: Model) -> Model:
     if not method.diagonal:
         return model
-    family = DiagonalGaussian(model.family.dim)
+    family = DiagonalGaussianFamily(model.family.dim)
     prior = family.from_moments(*model.prior)
     return Model(model.dynamics, model.likelihood, prior, family)
 

@@ -19,7 +19,7 @@ from scipy.special import gammainc
 
 from evkf.analysis.metrics import mean_log_density
 from evkf.dynamics import GammaDynamics, Network
-from evkf.families import Gamma
+from evkf.families import GammaFamily
 from evkf.filters import ParticleFilter
 from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.filters.peers.particle import ParticleState
@@ -107,7 +107,7 @@ def _weights() -> tuple:
 
 def prior() -> Float[Array, "2 2"]:
     """States begin somewhere near the cycle."""
-    return Gamma(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
+    return GammaFamily(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
 
 
 def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Array]:
@@ -216,7 +216,7 @@ def judge(
 
     Example:
         >>> model, states, _ = problem(20, 30, 0)
-        >>> sharp = jax.vmap(lambda z: Gamma(2).from_moments(z, 0.01 * jnp.eye(2)))(states)
+        >>> sharp = jax.vmap(lambda z: GammaFamily(2).from_moments(z, 0.01 * jnp.eye(2)))(states)
         >>> round(judge(model, sharp, states)["log_q"], 1)
         2.8
     """

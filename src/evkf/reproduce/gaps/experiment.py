@@ -126,9 +126,9 @@ def nodes(
     Standard normal points are mapped by the quantiles of a Gamma, or by the root of a covariance.
 
     Example:
-        >>> from evkf.families import Gamma
-        >>> belief = Gamma(2).from_moments(jnp.array([2.0, 1.0]), 0.25 * jnp.eye(2))
-        >>> points, weights = nodes(Gamma(2), belief[None], 16)
+        >>> from evkf.families import GammaFamily
+        >>> belief = GammaFamily(2).from_moments(jnp.array([2.0, 1.0]), 0.25 * jnp.eye(2))
+        >>> points, weights = nodes(GammaFamily(2), belief[None], 16)
         >>> mean = weights @ points[0]
         >>> (weights @ (points[0] - mean) ** 2).round(3)
         Array([0.25, 0.25], dtype=float32)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from evkf.analysis.metrics import log_chamfer, mean_log_density, roughness, transition_kl
 from evkf.dynamics import ResidualMLP, ResidualRBF, VanDerPol
-from evkf.families import DiagonalGaussian
+from evkf.families import DiagonalGaussianFamily
 from evkf.filters import VJF, Filter, OnlineVariationalSmoother, StreamingVMC
 from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.learning import Learner, adam
@@ -71,7 +71,7 @@ def start(likelihood: Likelihood, seed: int, hidden: int | tuple[int, ...] = 32)
 def start_rbf(likelihood: Likelihood, seed: int) -> Model:
     """Radial basis functions, as in the published code of VJF."""
     dynamics = ResidualRBF(2, 0.04, jax.random.key(1000 + seed))
-    return Model(dynamics, likelihood, family=DiagonalGaussian(2))
+    return Model(dynamics, likelihood, family=DiagonalGaussianFamily(2))
 
 
 def start_deep(likelihood: Likelihood, seed: int) -> Model:
