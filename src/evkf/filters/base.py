@@ -5,6 +5,7 @@ next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `s
 """
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -54,10 +55,12 @@ class Info(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Beliefs and infos of a sequence, time first."""
+    """Beliefs and diagnostics of a sequence, time first."""
 
     belief: Belief
     info: Info
+    prediction: Belief | None = None
+    """One-step predictions: the belief about each bin before it was observed, where asked for."""
 
 
 class Filter(eqx.Module):
@@ -123,9 +126,24 @@ class PredictUpdate(Filter):
         u: Input | None = None,
     ) -> tuple[State, Info]:
         """Predict, then update."""
+        state, info, _ = self.predict_update(model, state, y, mask, key, u)
+        return state, info
+
+    def predict_update(
+        self,
+        model: Model,
+        state: State,
+        y: Observation,
+        mask: Mask | None = None,
+        key: Key | None = None,
+        u: Input | None = None,
+    ) -> tuple[State, Info, Belief]:
+        """Predict, then update; return the predicted belief as well."""
         keys = (None, None) if key is None else jax.random.split(read_key(key, ""))
         predict_key, update_key = keys
-        return self.update(model, self.predict(model, state, predict_key, u), y, mask, update_key)
+        prediction = self.predict(model, state, predict_key, u)
+        state, info = self.update(model, prediction, y, mask, update_key)
+        return state, info, prediction.belief  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def scan_filter(
@@ -138,8 +156,9 @@ def scan_filter(
     key: Key | None = None,
     first: int = 0,
     fresh: ArrayLike | None = None,
+    predictions: bool = False,
 ) -> tuple[State, Trace]:
-    """Filter a sequence, and return the state to go on from.
+    """Filter a sequence, and return the state to continue from.
 
     Args:
         filter: Any filter.
@@ -147,14 +166,15 @@ def scan_filter(
         ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
         masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
         us: Inputs, (bins, inputs).
-        state: Where to go on from; `filter.init(model)` when left out.
+        state: The state to continue from; `filter.init(model)` when left out.
         key: Randomness, for filters and expectations that sample.
-        first: The index of the first bin, from which (with the key) its randomness follows: when
-            going on from a state, the number of bins before it.
-        fresh: True where a trial begins, (bins,): there the filter starts again from the prior.
+        first: Index of the first bin. The randomness of a bin is the key folded with its index:
+            when continuing from a state, pass the number of bins before it.
+        fresh: True where a trial begins, (bins,): there the filter restarts from the prior.
+        predictions: True to return the one-step predictions too (of a `PredictUpdate` filter).
 
     Returns:
-        The last state, and the beliefs and infos of exactly the bins given.
+        The last state, and the beliefs and diagnostics of exactly the bins given.
 
     Example:
         >>> import jax
@@ -169,13 +189,17 @@ def scan_filter(
         ((50, 2), (50, 2, 2))
     """
     check_filter(filter)
+    if predictions and not isinstance(filter, PredictUpdate):
+        what = f"predictions of {type(filter).__name__}"
+        raise InputError(what, "predictions", "pass a filter that predicts before it updates")
     if key is not None:
         key = read_key(key, "")
     observed, seen = read_observations(model, ys, masks)
     inputs = read_inputs(model, us, observed.shape[0])
     state = filter.init(model) if state is None else check_state(state, filter.init(model))
     marks = None if fresh is None else read_fresh(fresh, observed.shape[0])
-    return _scan(filter, model, observed, seen, inputs, marks, state, key, jnp.asarray(first))
+    bins = (observed, seen, inputs, marks)
+    return _scan(filter, model, bins, state, key, jnp.asarray(first), predictions)
 
 
 def check_filter(filter: Filter) -> None:
@@ -199,17 +223,34 @@ def check_state(state: State, like: State, where: str = "state") -> State:
     return state
 
 
-@jax.jit
+def filter_bin(
+    filter: Filter,
+    model: Model,
+    state: State,
+    y: Observation,
+    mask: Mask,
+    u: Input,
+    key: Key | None,
+    predictions: bool,
+) -> tuple[State, Trace]:
+    """Filter one bin of a scan; return the next state and the bin's row of the trace."""
+    if not predictions:
+        state, info = filter.step(model, state, y, mask, key, u)
+        return state, Trace(state.belief, info)
+    assert isinstance(filter, PredictUpdate)
+    state, info, prediction = filter.predict_update(model, state, y, mask, key, u)
+    return state, Trace(state.belief, info, prediction)
+
+
+@partial(jax.jit, static_argnames="predictions")
 def _scan(
     filter: Filter,
     model: Model,
-    ys: Array,
-    masks: Array,
-    us: Array,
-    fresh: Array | None,
+    bins: tuple[Array, Array, Array, Array | None],
     state: State,
     key: Key | None,
     first: Int[Array, ""],
+    predictions: bool,
 ) -> tuple[State, Trace]:
     def body(carry: tuple[State, Int[Array, ""]], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         state, t = carry
@@ -217,10 +258,10 @@ def _scan(
         if begins is not None:
             state = tree_where(begins, filter.restart(model, state), state)
         own = None if key is None else jax.random.fold_in(key, t)
-        state, info = filter.step(model, state, y, mask, own, u)
-        return (state, t + 1), Trace(state.belief, info)
+        state, row = filter_bin(filter, model, state, y, mask, u, own, predictions)
+        return (state, t + 1), row
 
-    (state, _), trace = jax.lax.scan(body, (state, first), (ys, masks, us, fresh))
+    (state, _), trace = jax.lax.scan(body, (state, first), bins)
     return state, trace
 
 

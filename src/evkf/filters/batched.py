@@ -22,17 +22,17 @@ from evkf.errors import InputError
 from evkf.filters import lean
 from evkf.filters.base import (
     Filter,
-    Info,
     State,
     Trace,
     check_filter,
     check_observations,
     check_state,
+    filter_bin,
     read_key,
 )
 from evkf.model import Model, read_inputs
 from evkf.numerics.linalg import tree_where
-from evkf.types import Input, Key, Mask, Observation
+from evkf.types import Key
 
 SHORTEST = 64
 """Bins that sessions are filled up to at least."""
@@ -151,13 +151,14 @@ def scan_checked(
     firsts: Int[np.ndarray, " S"],
     states: Sequence[State] | None = None,
     keys: Array | None = None,
+    predictions: bool = False,
 ) -> list[tuple[State, Trace]]:
-    """`scan_sessions` of what was checked, with a key for every session."""
+    """Filter checked sessions, with a key for each; see `scan_sessions` and `scan_filter`."""
     if states is None:
         states = [filter.init(model)] * len(sessions)
     scan = _side_by_side if side_by_side_pays(model) else _one_by_one
-    found = dict(scan(filter, model, sessions, firsts, states, keys))
-    return [found[i] for i in range(len(sessions))]
+    scanned = dict(scan(filter, model, sessions, firsts, states, keys, predictions))
+    return [scanned[i] for i in range(len(sessions))]
 
 
 def side_by_side_pays(model: Model) -> bool:
@@ -179,22 +180,22 @@ def _one_by_one(
     firsts: Int[np.ndarray, " S"],
     states: Sequence[State],
     keys: Array | None,
+    predictions: bool,
 ) -> Iterator[tuple[int, tuple[State, Trace]]]:
     x64 = jnp.result_type(float) == jnp.float64
 
     def scan(i: int) -> tuple[int, tuple[State, Trace]]:
-        # What the caller set for its own thread holds for the others too.
+        # The caller's setting holds for its own thread only.
         with jax.enable_x64(x64):
             return i, scan_one(i)
 
     def scan_one(i: int) -> tuple[State, Trace]:
         num = len(sessions[i].ys)
         num_bins = filled(max(num, SHORTEST))
-        bins = [_lay_side_by_side([array], num_bins, 1)[:, 0] for array in sessions[i]]
+        bins = Session(*(_lay_side_by_side([x], num_bins, 1)[:, 0] for x in sessions[i]))
         own = None if keys is None else keys[i]
-        last, trace = jax.device_get(
-            _scan_one(filter, model, *bins, num, firsts[i], states[i], own)
-        )
+        scanned = _scan_one(filter, model, bins, num, firsts[i], states[i], own, predictions)
+        last, trace = jax.device_get(scanned)
         return last, _cut(trace, slice(num))
 
     num_threads = (os.cpu_count() or 1) if model.family.dim <= MANY_LATENTS else 1
@@ -209,6 +210,7 @@ def _side_by_side(
     firsts: Int[np.ndarray, " S"],
     states: Sequence[State],
     keys: Array | None,
+    predictions: bool,
 ) -> Iterator[tuple[int, tuple[State, Trace]]]:
     lengths = np.array([len(session.ys) for session in sessions])
     for group in group_lengths(lengths):
@@ -217,80 +219,71 @@ def _side_by_side(
         rows = np.array([*group, *group[:1] * (num - len(group))])
         own = np.where(np.arange(num) < len(group), lengths[rows], 0)
         columns = zip(*(sessions[i] for i in group), strict=True)
-        bins = [_lay_side_by_side(arrays, num_bins, num) for arrays in columns]
+        bins = Session(*(_lay_side_by_side(arrays, num_bins, num) for arrays in columns))
         given = jax.device_get([states[i] for i in rows])
         begin = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
         own_keys = None if keys is None else keys[rows]
-        done = _scan_many(filter, model, *bins, own, firsts[rows], begin, own_keys)
-        last, trace = jax.device_get(done)
+        last, trace = jax.device_get(
+            _scan_many(filter, model, bins, own, firsts[rows], begin, own_keys, predictions)
+        )
         for column, i in enumerate(group):
             yield i, (_cut(last, column), _cut(trace, slice(lengths[i]), column))
 
 
-def _step(
-    filter: Filter,
-    model: Model,
-    state: State,
-    y: Observation,
-    mask: Mask,
-    u: Input,
-    left: Array,
-    t: Array,
-    key: Key | None,
-) -> tuple[State, Info]:
-    """A step of a session, whose state stands still once no bins are left."""
-    own = None if key is None else jax.random.fold_in(key, t)
-    new, info = filter.step(model, state, y, mask, own, u)
-    return tree_where(left > 0, new, state), info
-
-
-@jax.jit
+@partial(jax.jit, static_argnames="predictions")
 def _scan_one(
     filter: Filter,
     model: Model,
-    ys: Float[Array, "T N"],
-    masks: Bool[Array, "T N"],
-    us: Float[Array, "T U"],
+    bins: Session,
     length: Int[Array, ""],
     first: Int[Array, ""],
     state: State,
     key: Key | None,
+    predictions: bool,
 ) -> tuple[State, Trace]:
-    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
-        state, past = carry
-        state, info = _step(filter, model, state, *bins, length - past, first + past, key)
-        return (state, past + 1), Trace(state.belief, info)
+    """Scan a padded session; after `length` bins its state stays as it is."""
 
-    (state, _), trace = jax.lax.scan(body, (state, jnp.zeros_like(length)), (ys, masks, us))
+    def body(carry: tuple[Any, ...], bin: Session) -> tuple[Any, ...]:
+        state, t = carry
+        own = None if key is None else jax.random.fold_in(key, first + t)
+        new, row = filter_bin(filter, model, state, *bin, own, predictions)
+        state = tree_where(t < length, new, state)
+        return (state, t + 1), row._replace(belief=state.belief)
+
+    (state, _), trace = jax.lax.scan(body, (state, jnp.zeros_like(length)), bins)
     return state, trace
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="predictions")
 def _scan_many(
     filter: Filter,
     model: Model,
-    ys: Float[Array, "T B N"],
-    masks: Bool[Array, "T B N"],
-    us: Float[Array, "T B U"],
+    bins: Session,
     lengths: Int[Array, " B"],
     firsts: Int[Array, " B"],
     states: State,
     keys: Array | None,
+    predictions: bool,
 ) -> tuple[State, Trace]:
-    step = partial(_step, filter, model)
+    """Scan padded sessions side by side; the axis of sessions follows that of bins."""
 
-    def body(carry: tuple[Any, ...], bins: tuple[Array, Array, Array]) -> tuple[Any, ...]:
-        states, past = carry
+    def step(state: State, y: Array, mask: Array, u: Array, t: Array, key: Key | None):
+        own = None if key is None else jax.random.fold_in(key, t)
+        return filter_bin(filter, model, state, y, mask, u, own, predictions)
+
+    def body(carry: tuple[Any, ...], bin: Session) -> tuple[Any, ...]:
+        states, t = carry
         if quick:
-            new, infos = lean.step_many(filter, model, states, *bins[:2])
-            states = jax.vmap(tree_where)(lengths > past, new, states)
+            new, info = lean.step_many(filter, model, states, bin.ys, bin.masks)
+            rows = Trace(new.belief, info)
         else:
-            states, infos = jax.vmap(step)(states, *bins, lengths - past, firsts + past, keys)
-        return (states, past + 1), Trace(states.belief, infos)
+            new, rows = jax.vmap(step)(states, *bin, firsts + t, keys)
+        states = jax.vmap(tree_where)(t < lengths, new, states)
+        return (states, t + 1), rows._replace(belief=states.belief)
 
     quick = jax.default_backend() == "gpu" and lean.applies(filter, model, len(lengths))
-    start = states, jnp.zeros_like(lengths[0])
-    (states, _), trace = jax.lax.scan(body, start, (ys, masks, us))
+    quick = quick and not predictions
+    (states, _), trace = jax.lax.scan(body, (states, jnp.zeros_like(lengths[0])), bins)
     return states, trace
 
 

@@ -1,0 +1,121 @@
+"""`Estimates`, the one result of a filtered or smoothed sequence, up to files and figures."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from evkf.analysis.forecasting import expected_observation, observation_variance
+from evkf.filters import Trace
+from evkf.model import Model
+
+BATCH = 256
+"""Bins whose expected observations are computed at once."""
+
+
+class Estimates(NamedTuple):
+    """Everything inferred of a sequence, one row a bin, as NumPy arrays; None where not computed.
+
+    Attributes:
+        mean: Means of the latent states.
+        cov: Covariances of the latent states.
+        elbo: Evidence lower bounds in nats; 0 where nothing was observed.
+        rates: Expected spikes per second of every unit at those states; of continuous signals the
+            expected values.
+        predicted: One-step predictions: expected counts (or values) of every unit in each bin,
+            given the bins before it.
+        variance: Variances of those counts (or values).
+        times: Begin of every bin in seconds.
+        trial: Id of the trial of every bin.
+        fresh: True where a trial begins.
+        units: Ids of the units.
+        signals: True for continuous signals, False for counts.
+    """
+
+    mean: Float[np.ndarray, "T L"]
+    cov: Float[np.ndarray, "T L L"]
+    elbo: Float[np.ndarray, " T"]
+    rates: Float[np.ndarray, "T N"] | None = None
+    predicted: Float[np.ndarray, "T N"] | None = None
+    variance: Float[np.ndarray, "T N"] | None = None
+    times: Float[np.ndarray, " T"] | None = None
+    trial: Int[np.ndarray, " T"] | None = None
+    fresh: Bool[np.ndarray, " T"] | None = None
+    units: Shaped[np.ndarray, " N"] | None = None
+    signals: bool = False
+
+    def rows(self, index: slice | Bool[np.ndarray, " T"] | Int[np.ndarray, " K"]) -> "Estimates":
+        """Return some of the bins."""
+        arrays = {name: getattr(self, name) for name in PER_BIN}
+        return self._replace(**{k: None if x is None else x[index] for k, x in arrays.items()})
+
+
+PER_BIN = Estimates._fields[: Estimates._fields.index("units")]
+"""Names of the fields with a row for every bin."""
+
+
+def summarise(
+    model: Model, trace: Trace, rates: bool = True, variance: bool = False, per: float = 1.0
+) -> Estimates:
+    """Return the moments of a filtered sequence, with rates and one-step predictions.
+
+    Args:
+        model: The model that the sequence was filtered with.
+        trace: Filtered with `predictions=True`; without them the estimates have none.
+        rates: False to leave out rates and predictions.
+        variance: True to compute the variances of the predictions too.
+        per: Number by which expected observations are divided to give rates: the bin width for
+            counts, 1 for continuous signals.
+
+    Example:
+        >>> import jax
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter, scan_filter
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]], bin_width=0.01))
+        >>> counts = np.ones((30, 2), int)
+        >>> _, trace = scan_filter(VariationalKalmanFilter(), model, counts, predictions=True)
+        >>> estimates = summarise(model, trace, per=0.01)
+        >>> estimates.rates.shape, estimates.predicted.shape
+        ((30, 2), (30, 2))
+    """
+    arrays = {"elbo": trace.info.elbo} | _moments(model, trace, rates, variance)
+    estimates = Estimates(**{name: np.asarray(x) for name, x in jax.device_get(arrays).items()})
+    if estimates.rates is None:
+        return estimates
+    return estimates._replace(rates=estimates.rates / per)
+
+
+@partial(jax.jit, static_argnames=("rates", "variance"))
+def _moments(model: Model, trace: Trace, rates: bool, variance: bool) -> dict[str, Array]:
+    """Fields of `Estimates`, with expected observations at the states as rates."""
+    expected = partial(expected_observation, model)
+    moments = {
+        "mean": jax.vmap(model.family.mean)(trace.belief),
+        "cov": jax.vmap(model.family.cov)(trace.belief),
+    }
+    if rates:
+        moments["rates"] = lax.map(expected, trace.belief, batch_size=BATCH)
+    if rates and trace.prediction is not None:
+        moments["predicted"] = lax.map(expected, trace.prediction, batch_size=BATCH)
+    if variance and trace.prediction is not None:
+        spread = partial(observation_variance, model)
+        moments["variance"] = lax.map(spread, trace.prediction, batch_size=BATCH)
+    return moments
+
+
+def join_estimates(parts: "list[Estimates]") -> Estimates:
+    """Return estimates of consecutive sequences as one.
+
+    Example:
+        >>> part = Estimates(np.zeros((2, 1)), np.ones((2, 1, 1)), np.zeros(2))
+        >>> join_estimates([part, part]).mean.shape
+        (4, 1)
+    """
+    columns = {name: [getattr(part, name) for part in parts] for name in PER_BIN}
+    return parts[0]._replace(
+        **{k: None if x[0] is None else np.concatenate(x) for k, x in columns.items()}
+    )

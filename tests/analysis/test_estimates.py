@@ -1,0 +1,68 @@
+"""`Estimates`: the moments of a filtered sequence, its rates and one-step predictions."""
+
+import jax
+import numpy as np
+import pytest
+
+from evkf.analysis.estimates import join_estimates, summarise
+from evkf.analysis.forecasting import expected_observation, observation_variance
+from evkf.dynamics import VanDerPol
+from evkf.errors import InputError
+from evkf.filters import VJF, VariationalKalmanFilter, scan_filter
+from evkf.filters.batched import read_session, scan_checked
+from evkf.likelihoods import Poisson
+from evkf.model import Model, simulate
+from tests.quick import quick_compilation  # noqa: F401
+
+FILTER = VariationalKalmanFilter(rule="moment_matching")
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    model = Model(VanDerPol(), Poisson(rng.normal(size=(6, 2)), bin_width=0.1))
+    return model, np.asarray(simulate(model, jax.random.key(0), 30)[1])
+
+
+def test_predictions_are_those_of_the_filter(problem):
+    model, ys = problem
+    fresh = np.arange(30) == 12
+    state, trace = scan_filter(FILTER, model, ys, fresh=fresh, predictions=True)
+    plain_state, plain = scan_filter(FILTER, model, ys, fresh=fresh)
+    np.testing.assert_allclose(state.belief.mean, plain_state.belief.mean, rtol=1e-10)
+    np.testing.assert_allclose(trace.belief.cov, plain.belief.cov, rtol=1e-10)
+    assert plain.prediction is None
+    estimates = summarise(model, trace, variance=True, per=0.1)
+    state = FILTER.init(model)
+    for t in range(30):
+        state = FILTER.init(model) if fresh[t] else state
+        ahead = FILTER.predict(model, state).belief
+        predicted, variance = expected_observation(model, ahead), observation_variance(model, ahead)
+        np.testing.assert_allclose(estimates.predicted[t], predicted, rtol=1e-6)
+        np.testing.assert_allclose(estimates.variance[t], variance, rtol=1e-6)
+        state, _ = FILTER.step(model, state, ys[t])
+        rates = expected_observation(model, state.belief) / 0.1
+        np.testing.assert_allclose(estimates.rates[t], rates, rtol=1e-6)
+
+
+def test_sessions_side_by_side_predict_the_same(problem):
+    model, ys = problem
+    sessions = [read_session(model, part, None, None, None) for part in (ys, ys[:11])]
+    found = scan_checked(FILTER, model, sessions, np.zeros(2, int), predictions=True)
+    for (_, trace), part in zip(found, (ys, ys[:11]), strict=True):
+        _, alone = scan_filter(FILTER, model, part, predictions=True)
+        np.testing.assert_allclose(trace.prediction.mean, alone.prediction.mean, rtol=1e-8)
+
+
+def test_rows_and_joined_parts_are_the_whole(problem):
+    model, ys = problem
+    whole = summarise(model, scan_filter(FILTER, model, ys, predictions=True)[1])
+    parts = [whole.rows(slice(0, 10)), whole.rows(slice(10, None))]
+    for name, joined in join_estimates(parts)._asdict().items():
+        np.testing.assert_array_equal(joined, getattr(whole, name))
+
+
+def test_a_filter_without_predictions_is_refused(problem):
+    model, ys = problem
+    with pytest.raises(InputError, match="predictions of VJF"):
+        scan_filter(VJF(), model, ys, predictions=True)
