@@ -11,7 +11,7 @@ import numpy as np
 from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.filters import State, VariationalKalmanFilter
-from evkf.filters.evkf.predict import NaturalCross, Prediction
+from evkf.filters.evkf.results import NaturalCross, Prediction
 
 NUM, L, N = int(os.environ.get("EVKF_CASES", "50")), 2, 10
 """Cases, of which `make long` has 200; latents and channels of each."""

@@ -1,7 +1,7 @@
 """`Estimates`, the one result of a filtered or smoothed sequence, up to files and figures."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -82,11 +82,11 @@ def summarise(
         >>> estimates.rates.shape, estimates.predicted.shape
         ((30, 2), (30, 2))
     """
-    arrays = {"elbo": trace.info.elbo} | _moments(model, trace, rates, variance)
-    estimates = Estimates(**{name: np.asarray(x) for name, x in jax.device_get(arrays).items()})
-    if estimates.rates is None:
-        return estimates
-    return estimates._replace(rates=estimates.rates / per)
+    moments = _moments(model, trace, rates, variance) | {"elbo": trace.info.elbo}
+    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in jax.device_get(moments).items()}
+    if rates:
+        arrays["rates"] = arrays["rates"] / per
+    return Estimates(**arrays)
 
 
 @partial(jax.jit, static_argnames=("rates", "variance"))

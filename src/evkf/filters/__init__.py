@@ -4,7 +4,7 @@ from evkf.filters.base import Filter, Info, PredictUpdate, State, Trace, scan_fi
 from evkf.filters.batched import scan_sessions
 from evkf.filters.compiled import CompiledStep
 from evkf.filters.evkf.filter import VariationalKalmanFilter
-from evkf.filters.evkf.predict import Prediction
+from evkf.filters.evkf.results import Prediction
 from evkf.filters.peers.ensemble import EnsembleKalman, EnsembleState
 from evkf.filters.peers.extended import ExtendedKalman
 from evkf.filters.peers.kalman import Kalman

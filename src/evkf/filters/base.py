@@ -1,7 +1,8 @@
-"""What every filter offers: one `step`, and a scan of it over a sequence.
+"""The interface of all filters (`step`), and `scan_filter`, a scan of it over a sequence.
 
-`step(model, state, y, mask, key, u) -> (state, info)` handles one bin. State holds only what the
+`step(model, state, y, mask, key, u) -> (state, info)` filters one bin: State holds only what the
 next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `scan_sessions`.
+The checks of arguments here (`read_observations`, `read_bin`, ...) serve all filters and learners.
 """
 
 from abc import abstractmethod
@@ -23,25 +24,23 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class State(NamedTuple):
-    """All that the next step needs: the filtering belief $q(z_t)$."""
+    """The filtering belief $q(z_t)$, which is all the next step needs."""
 
     belief: Belief
 
 
 class Info(NamedTuple):
-    """What a step can say about itself; NaN is what a method does not know.
+    r"""Diagnostics of a step; NaN where a method does not compute one.
 
     Attributes:
-        elbo: What the method has for $\\log p(y_t | y_{<t})$: `VariationalKalmanFilter` $L_t$,
-            expected log-likelihood minus divergence from the prediction, extrapolated to second
-            order over the last step (for beliefs of low rank over that of the mean alone: somewhat
-            low, and not to be compared with those of full covariances); VJF a sample of $M_t$; the
-            others an estimate of the evidence itself. 0 where nothing was observed, NaN where the
-            update fell back.
-        gap: $L_t - M_t$, over the bound of methods that skip the prediction step; not negative
-            when the variance correction is off.
-        evaluations: Evaluations of the gradient that the step took, with the curvature where it is
-            used; 0 for methods without.
+        elbo: Bound or estimate of $\log p(y_t | y_{<t})$. `VariationalKalmanFilter`: $L_t$, the
+            expected log-likelihood minus the divergence from the prediction, extrapolated to second
+            order over the last step (for beliefs of low rank over that of the mean only: somewhat
+            low, and not comparable with full covariances). VJF: a sample of $M_t$. Others: an
+            estimate of the evidence. 0 where nothing was observed, NaN where the update fell back.
+        gap: $L_t - M_t$, the excess over the bound of methods without a prediction step; not
+            negative when the variance correction is off.
+        evaluations: Evaluations of the gradient (and curvature, where used); 0 for methods without.
         residual: Relative residual of the fixed point at which an update of
             `VariationalKalmanFilter` stopped; for beliefs of low rank the nats left to gain.
         status: Bits of `evkf.Status`.
@@ -66,17 +65,17 @@ class Trace(NamedTuple):
 class Filter(eqx.Module):
     """An online filter: `init`, then `step` for every bin.
 
-    A filter is settings alone. What changes from bin to bin is its state, a tuple with a field
-    `belief`, and what a step has to say of itself is an `Info`; `scan_filter` and `CompiledStep`
-    work with any. docs/filters.md has a skeleton.
+    A filter holds settings only. Its state is a tuple with a field `belief`; a step returns the
+    next state and an `Info`. `scan_filter` and `CompiledStep` work with any filter, and
+    docs/filters.md has a skeleton.
     """
 
     @abstractmethod
     def init(self, model: Model) -> State:
-        """The state before the first bin."""
+        """Return the state before the first bin."""
 
     def restart(self, model: Model, state: State) -> State:
-        """The state before the first bin of another trial; what a filter has learned, it keeps."""
+        """Return the state before the first bin of another trial; learned parameters are kept."""
         del state
         return self.init(model)
 
@@ -90,20 +89,20 @@ class Filter(eqx.Module):
         key: Key | None = None,
         u: Input | None = None,
     ) -> tuple[State, Info]:
-        """Take in one bin."""
+        """Filter one bin."""
 
 
 class PredictUpdate(Filter):
-    """A filter whose step is a prediction and an update, which can also be had one by one.
+    """A filter whose step is a public prediction followed by a public update.
 
-    A prediction is a tuple of the filter's own with a field `belief`; `update` takes it on.
+    A prediction is a tuple with a field `belief`; `update` takes it.
     """
 
     @abstractmethod
     def predict(
         self, model: Model, state: State, key: Key | None = None, u: Input | None = None
     ) -> NamedTuple:
-        """The belief about the next bin before it is observed. The state is not changed."""
+        """Predict the next bin; the state is not changed."""
 
     @abstractmethod
     def update(
@@ -114,7 +113,7 @@ class PredictUpdate(Filter):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[State, Info]:
-        """Take an observation into a prediction."""
+        """Update a prediction by an observation."""
 
     def step(
         self,
@@ -203,7 +202,7 @@ def scan_filter(
 
 
 def check_filter(filter: Filter) -> None:
-    """Refuse what is no filter, such as the class of one."""
+    """Refuse an object that is not a filter, such as a class."""
     if not isinstance(filter, Filter):
         raise InputError(
             f"a filter of type {type(filter).__name__}",
@@ -268,7 +267,7 @@ def _scan(
 def read_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
-    """Check a recording against the model; nothing is reshaped, cast away or dropped."""
+    """Check a sequence against the model, and return it as JAX arrays, zero where masked."""
     observed, seen = check_observations(model, ys, masks)
     return jnp.asarray(observed), jnp.asarray(seen)
 
@@ -276,7 +275,7 @@ def read_observations(
 def check_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[np.ndarray, "T N"], Bool[np.ndarray, "T N"]]:
-    """The same, as NumPy arrays that no device has seen yet."""
+    """Check a sequence against the model, and return it as NumPy arrays, zero where masked."""
     channels = model.likelihood.num_channels
     trials = f"pass (bins, {channels}): concatenate trials and mark the starts with fresh="
     try:
@@ -316,7 +315,7 @@ def check_observations(
 
 
 def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
-    """Check the marks of trial starts."""
+    """Check the marks of trial starts; none when left out."""
     marks = np.zeros(num_bins, bool) if fresh is None else np.asarray(fresh)
     if marks.dtype != bool or marks.shape != (num_bins,):
         raise InputError(
@@ -331,9 +330,9 @@ def read_bin(model: Model, y: Observation, mask: Mask | None) -> tuple[Observati
     """Check the observation of one bin.
 
     Args:
-        model: Whose channels it has.
-        y: (channels,).
-        mask: True where observed; all of it is when left out.
+        model: The model.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,); all when left out.
     """
     y, channels = jnp.asarray(y), model.likelihood.num_channels
     if y.shape != (channels,):
@@ -361,7 +360,7 @@ def read_input(model: Model, u: Input | None) -> Input:
 
 
 def read_key(key: Key | None, why: str) -> Key:
-    """The key of a step that samples, and why it does; old-style keys will do."""
+    """Check the key of a step that samples, for a reason; old-style keys are accepted."""
     if key is None:
         raise InputError("no key", "key", f"pass key=jax.random.key(0), say: {why}")
     dtype = getattr(key, "dtype", np.dtype(object))
@@ -371,7 +370,7 @@ def read_key(key: Key | None, why: str) -> Key:
 
 
 def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0) -> Info:
-    """What a filter can say that only estimates $\\log p(y_t | y_{<t})$."""
+    r"""Return the diagnostics of a filter that only estimates $\log p(y_t | y_{<t})$."""
     nan = jnp.full_like(evidence, jnp.nan)
     return Info(evidence, nan, jnp.asarray(evaluations), nan, status)
 
@@ -379,7 +378,7 @@ def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0
 def read_step(
     model: Model, y: Observation, mask: Mask | None, key: Key | None, u: Input | None
 ) -> tuple[Observation, Mask, Key, Input]:
-    """Check all that a step which samples is given; what is masked becomes zero."""
+    """Check the arguments of a step that samples; masked entries become zero."""
     y, mask = read_bin(model, y, mask)
     u = read_input(model, u)
     return jnp.where(mask, y, 0).astype(u.dtype), mask, read_key(key, "this filter samples"), u

@@ -1,9 +1,9 @@
-"""Many sessions at once: of different lengths, under one model.
+"""`scan_sessions`: filter many sessions of different lengths under one model.
 
-Sessions of about the same length are laid side by side in one scan and filled up at the end with
-bins that are not observed, in which a session's state stands still. On a CPU this pays for few
-latents; with more, every core takes one session after another. Numbers of bins and of sessions are
-filled up to one of few sizes, so that others seldom mean another compilation.
+Sessions of similar length are stacked side by side in one scan, padded at the end; in the padding
+the state of a session does not change. On a CPU this pays for few latents; with more, every core
+filters one session after another. Numbers of bins and of sessions are padded to few sizes, so that
+a new size seldom needs another compilation. `lean.py` has a faster step for GPUs.
 """
 
 import os
@@ -35,20 +35,24 @@ from evkf.numerics.linalg import tree_where
 from evkf.types import Key
 
 SHORTEST = 64
-"""Bins that sessions are filled up to at least."""
+"""Least number of bins after padding."""
 
 MOST_WORK = 2
-"""Bins filtered for every bin given, at most, by sessions of different lengths side by side."""
+"""Largest ratio of filtered to given bins, for sessions of different lengths side by side."""
 
 
 FEW_LATENTS, MANY_LATENTS = 3, 24
-"""Up to so many latents a CPU is faster side by side; from more on XLA shares a single step out
-among the cores.
+"""Latents up to which a CPU is faster side by side, and from which XLA itself spreads a step over
+the cores.
 """
 
 
+Bins = tuple[Array, Array, Array]
+"""Observations, masks and inputs; time first, then sessions where there are several."""
+
+
 class Session(NamedTuple):
-    """What was observed, checked: observations, zero where masked; masks; inputs."""
+    """Checked bins of a session: observations, zero where masked; masks; inputs."""
 
     ys: Float[np.ndarray, "T N"]
     masks: Bool[np.ndarray, "T N"]
@@ -65,23 +69,22 @@ def scan_sessions(
     key: Key | None = None,
     firsts: Sequence[int] | None = None,
 ) -> list[tuple[State, Trace]]:
-    """Filter many sessions at once: for each, what `scan_filter` gives of it alone.
+    """Filter many sessions at once, each independently, as `scan_filter` would.
 
-    Sessions know nothing of one another; also a filter that learns, learns from each alone.
+    A filter that learns, learns from each session separately.
 
     Args:
         filter: Any filter.
         model: The model of all sessions.
-        ys: Observations of every session, (bins, channels), the bins as many as it has.
+        ys: Observations of every session, (bins, channels); numbers of bins may differ.
         masks: True where observed, for every session as in `scan_filter`; None for all of one.
         us: Inputs of every session, (bins, inputs).
-        states: Where every session goes on from; `filter.init(model)` when left out.
-        key: Randomness, for filters that sample; that of session i is that of `scan_filter` with
-            the key `jax.random.fold_in(key, i)`.
+        states: States to continue from, one a session; `filter.init(model)` when left out.
+        key: Randomness, for filters that sample; session i uses `jax.random.fold_in(key, i)`.
         firsts: The index of the first bin of every session, as in `scan_filter`; 0 when left out.
 
     Returns:
-        For every session its last state, and the beliefs and infos of exactly its bins, as NumPy
+        The last state of every session, and beliefs and diagnostics of exactly its bins, as NumPy
         arrays.
 
     Example:
@@ -123,7 +126,7 @@ def scan_sessions(
 def read_session(
     model: Model, ys: ArrayLike, masks: ArrayLike | None, us: ArrayLike | None, index: int | None
 ) -> Session:
-    """Check a session against the model; what is wrong is said to be in that of the index.
+    """Check a session against the model; errors name its index.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -162,7 +165,7 @@ def scan_checked(
 
 
 def side_by_side_pays(model: Model) -> bool:
-    """Whether one scan of many sessions is faster than many of one.
+    """True if one scan of many sessions is faster than one scan after another.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -192,7 +195,8 @@ def _one_by_one(
     def scan_one(i: int) -> tuple[State, Trace]:
         num = len(sessions[i].ys)
         num_bins = filled(max(num, SHORTEST))
-        bins = Session(*(_lay_side_by_side([x], num_bins, 1)[:, 0] for x in sessions[i]))
+        ys, masks, us = (_lay_side_by_side([x], num_bins, 1)[:, 0] for x in sessions[i])
+        bins = jax.tree.map(jnp.asarray, (ys, masks, us))
         own = None if keys is None else keys[i]
         scanned = _scan_one(filter, model, bins, num, firsts[i], states[i], own, predictions)
         last, trace = jax.device_get(scanned)
@@ -215,11 +219,12 @@ def _side_by_side(
     lengths = np.array([len(session.ys) for session in sessions])
     for group in group_lengths(lengths):
         num_bins, num = filled(max(lengths[group[0]], SHORTEST)), filled(len(group))
-        # the places of sessions that are not there are taken by the first, of which nothing is kept
+        # The first session fills the padding columns, whose results are dropped.
         rows = np.array([*group, *group[:1] * (num - len(group))])
         own = np.where(np.arange(num) < len(group), lengths[rows], 0)
         columns = zip(*(sessions[i] for i in group), strict=True)
-        bins = Session(*(_lay_side_by_side(arrays, num_bins, num) for arrays in columns))
+        ys, masks, us = (_lay_side_by_side(arrays, num_bins, num) for arrays in columns)
+        bins = jax.tree.map(jnp.asarray, (ys, masks, us))
         given = jax.device_get([states[i] for i in rows])
         begin = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
         own_keys = None if keys is None else keys[rows]
@@ -234,7 +239,7 @@ def _side_by_side(
 def _scan_one(
     filter: Filter,
     model: Model,
-    bins: Session,
+    bins: Bins,
     length: Int[Array, ""],
     first: Int[Array, ""],
     state: State,
@@ -243,7 +248,7 @@ def _scan_one(
 ) -> tuple[State, Trace]:
     """Scan a padded session; after `length` bins its state stays as it is."""
 
-    def body(carry: tuple[Any, ...], bin: Session) -> tuple[Any, ...]:
+    def body(carry: tuple[Any, ...], bin: Bins) -> tuple[Any, ...]:
         state, t = carry
         own = None if key is None else jax.random.fold_in(key, first + t)
         new, row = filter_bin(filter, model, state, *bin, own, predictions)
@@ -258,7 +263,7 @@ def _scan_one(
 def _scan_many(
     filter: Filter,
     model: Model,
-    bins: Session,
+    bins: Bins,
     lengths: Int[Array, " B"],
     firsts: Int[Array, " B"],
     states: State,
@@ -271,10 +276,10 @@ def _scan_many(
         own = None if key is None else jax.random.fold_in(key, t)
         return filter_bin(filter, model, state, y, mask, u, own, predictions)
 
-    def body(carry: tuple[Any, ...], bin: Session) -> tuple[Any, ...]:
+    def body(carry: tuple[Any, ...], bin: Bins) -> tuple[Any, ...]:
         states, t = carry
         if quick:
-            new, info = lean.step_many(filter, model, states, bin.ys, bin.masks)
+            new, info = lean.step_many(filter, model, states, *bin[:2])
             rows = Trace(new.belief, info)
         else:
             new, rows = jax.vmap(step)(states, *bin, firsts + t, keys)
@@ -288,7 +293,7 @@ def _scan_many(
 
 
 def group_lengths(lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
-    """Which sessions are laid side by side, the longest first: few groups, little filled up.
+    """Group sessions to be stacked side by side, the longest first: few groups, little padding.
 
     Example:
         >>> group_lengths([500, 90, 30_000, 480])
@@ -309,7 +314,7 @@ def group_lengths(lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
 
 
 def filled(num: int) -> int:
-    """The size that a number is filled up to, at most a quarter more: four between n and 2n.
+    """Return the padded size of a number, at most a quarter more: four sizes between n and 2n.
 
     Example:
         >>> [filled(num) for num in (1, 7, 9, 65, 1000, 1025)]
@@ -320,7 +325,7 @@ def filled(num: int) -> int:
 
 
 def _lay_side_by_side(arrays: Sequence[np.ndarray], num_bins: int, num: int) -> np.ndarray:
-    """Time first, then sessions; zero where there is none."""
+    """Stack arrays of sessions along a second axis, zero in the padding."""
     whole = np.zeros((num_bins, num, *arrays[0].shape[1:]), arrays[0].dtype)
     for column, array in enumerate(arrays):
         whole[: len(array), column] = array

@@ -1,9 +1,9 @@
-"""A step compiled ahead of time, for streams where every microsecond of a bin counts.
+"""`CompiledStep`: a filter step compiled ahead of time, for streams with a deadline.
 
-Handing a model to a compiled function costs more than running it at small sizes: every leaf of a
-tree is an argument to check and every output a buffer to wrap. Here the small arrays of a model
-travel as one vector, and state and info together as another, so that a bin is one dispatch with a
-few arguments and one result.
+At small sizes, passing a model to a compiled function costs more than the step: every leaf of a
+tree is an argument to check, every output a buffer to wrap. Here the small arrays of the model are
+packed into one vector, and state and diagnostics into another: a bin is one dispatch with a few
+arguments and one result.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,11 @@ Carry = Float[Array, " D"]
 
 
 CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-"""Runs the kernels of a step one after another: handing them to other threads costs more than they
-do.
-"""
+"""Run the kernels of a step one after another: passing them to other threads costs more."""
 
 
 LARGE = 2048
-"""Arrays with more numbers than this travel alone."""
+"""Arrays with more numbers than this are not packed."""
 
 Packed = tuple[Array, ...]
 
@@ -40,7 +38,7 @@ Packed = tuple[Array, ...]
 def packing(
     like: PyTree,
 ) -> tuple[Callable[[PyTree], Packed], Callable[[Sequence[Array | np.ndarray]], PyTree]]:
-    """Functions from a tree of this structure to few arrays, and back: from NumPy's to NumPy's."""
+    """Return functions that pack a tree of this structure into few arrays, and unpack it."""
     leaves, structure = jax.tree.flatten(like)
     large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
     kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
@@ -72,8 +70,8 @@ def packing(
 class CompiledStep:
     """A filter and a model, compiled for one bin at a time.
 
-    The carry is a vector that holds the state and what the last step said of itself; `state` and
-    `info` read it. Nothing is compiled after construction.
+    The carry is a vector with the state and the diagnostics of the last step; `state` and `info`
+    read it. Nothing is compiled after construction.
 
     Args:
         filter: Any filter.
@@ -142,11 +140,11 @@ class CompiledStep:
         self.info(self._carry)
 
     def init(self) -> Carry:
-        """The carry before the first bin."""
+        """Return the carry before the first bin."""
         return self._carry
 
     def load(self, model: Model) -> None:
-        """Use other parameters from the next bin on."""
+        """Replace the parameters from the next bin on, without compiling."""
         if shapes(model) != self._signature:
             raise InputError(
                 "a model of another kind or size",
@@ -163,15 +161,15 @@ class CompiledStep:
         u: ArrayLike | None = None,
         key: Key | None = None,
     ) -> Carry:
-        """Take in one bin."""
+        """Filter one bin."""
         if u is None:
             if self._inputs:
                 remedy = f"pass shape ({self._inputs},): the dynamics take inputs"
                 raise InputError("no input", "u", remedy)
         elif not self._inputs:
             if getattr(u, "shape", None) != (0,):
-                remedy = "leave it out: the dynamics take no inputs"
-                raise InputError("input that is not wanted", "u", remedy)
+                remedy = "leave it out"
+                raise InputError("an input for dynamics without inputs", "u", remedy)
             u = None
         try:
             return self._call(self._parameters, carry, y, mask, u, key)
@@ -193,7 +191,7 @@ class CompiledStep:
     def _mismatch(
         self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike | None
     ) -> InputError | None:
-        """What the compiled program does not take: nothing is cast on the way of a bin."""
+        """Return an error for an argument of another type or shape; nothing is cast for a bin."""
         channels = (self._channels,)
         wanted: dict[str, tuple[ArrayLike | None, tuple[int, ...], Any]] = {
             "carry": (carry, self._carry.shape, self._carry.dtype),
@@ -218,11 +216,11 @@ class CompiledStep:
         return jax.tree.map(jnp.array, self._pack(model))
 
     def state(self, carry: Carry) -> State:
-        """The filter's state in a carry."""
+        """Return the filter's state in a carry."""
         return self._unravel_state(carry[: self._size])
 
     def info(self, carry: Carry) -> Info:
-        """What the last step said of itself."""
+        """Return the diagnostics of the last step."""
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)

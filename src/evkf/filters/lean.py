@@ -1,11 +1,10 @@
-"""One step of very many sessions under one model, for accelerators: sessions come last.
+"""One filter step of thousands of sessions under one model, for GPUs; used by `batched.py`.
 
-`jax.vmap` of a step leaves an accelerator with thousands of tiny factorisations and products, and
-every session waits for the slowest. Here matrices are rows of numbers, one number of every session
-beside another, so that a factorisation is arithmetic on rows; the readouts of all sessions are one
-product with a matrix that they share; and all updates take the same few Newton steps. Sessions
-that have not settled by then, or that need caps or other care, are done again by the filter itself,
-a share of all at a time.
+`jax.vmap` of a step gives a GPU thousands of tiny factorisations and products, and every session
+waits for the slowest. Here the axis of sessions comes last and a matrix is a list of its entries: a
+factorisation is arithmetic on rows, the readouts of all sessions are one product with the shared
+matrix C, and all updates take the same few Newton steps. Sessions that have not converged by then,
+or whose prediction must be capped, are filtered again by the filter itself, a few at a time.
 """
 
 import math
@@ -30,17 +29,17 @@ from evkf.numerics.covariance import DiagonalCovariance
 from evkf.types import Status
 
 MOST = 16
-"""Latent dimensions up to which factorisations are written out."""
-LOOKS, MOST_LOOKS = 3, 8
-"""Evaluations of every session: the fewest, and the most while many have not settled."""
+"""Largest number of latents for which factorisations are written out."""
+FEWEST, MOST_EVALUATIONS = 3, 8
+"""Evaluations of every session: the fewest, and the most while many have not converged."""
 MOST_INFLATED = 1e3
-"""How much larger a variance may be than what is left of it given the others: beyond, float32
-needs the filter's whitening.
+"""Largest ratio of a variance to its conditional variance given the other latents. Beyond that,
+float32 needs the filter's whitening.
 """
 AGAIN = 64
-"""One session in so many is done again at a time; while more are left, all are looked at again."""
+"""One in this many sessions is filtered again at a time; with more left, all iterate again."""
 LANES = 128
-"""Sessions of one block of a kernel."""
+"""Sessions in a block of a GPU kernel."""
 
 Rows = Float[Array, "D B"]
 """The lower triangle of a symmetric matrix of every session, row by row."""
@@ -48,28 +47,34 @@ Many = Float[Array, "L B"]
 Each = Float[Array, " B"]
 
 
-class Place(NamedTuple):
-    """Where every session is in its update."""
+class LeanPoint(NamedTuple):
+    """Iterates of all sessions.
 
-    at: Many
+    Attributes:
+        mean: Means.
+        cov: Covariances.
+        log_det: Log-determinants of the covariances.
+        elbo: Bounds one step before.
+        gain: Gains of that step, to second order.
+        climbs: True where every step so far raised the bound.
+        residual: Predicted change of the next step.
+    """
+
+    mean: Many
     cov: Rows
-    entropy: Each
-    """Log-determinant of the covariance."""
+    log_det: Each
     elbo: Each
-    """At the last look, one step before."""
     gain: Each
-    """What that step gained, to second order."""
     climbs: Bool[Array, " B"]
     residual: Each
-    """What the next step would change."""
 
 
 def applies(filter: Filter, model: Model, sessions: int) -> bool:
-    """Whether steps can be taken this way, and there are enough sessions for it to pay."""
+    """True if the step applies to filter and model, and there are enough sessions for it to pay."""
     likelihood, dynamics = model.likelihood, model.dynamics
     if type(filter) is not VariationalKalmanFilter or sessions < 8 * LANES:
         return False
-    if filter.max_evaluations <= LOOKS or jax.tree.leaves(model.prior)[0].dtype != jnp.float32:
+    if filter.max_evaluations <= FEWEST or jax.tree.leaves(model.prior)[0].dtype != jnp.float32:
         return False
     if not isinstance(model.family, GaussianFamily) or model.family.dim > MOST:
         return False
@@ -91,14 +96,14 @@ def step_many(
     ys: Float[Array, "B N"],
     masks: Bool[Array, "B N"],
 ) -> tuple[State, Info]:
-    """What `jax.vmap(filter.step)` gives, within the tolerance of an update."""
+    """Return `jax.vmap(filter.step)` of all sessions, within the tolerance of an update."""
     assert isinstance(filter, VariationalKalmanFilter)
     mean, cov = states.belief
     num, dim = mean.shape
     lower = np.ravel_multi_index(np.tril_indices(dim), (dim, dim))
     rows = cov.reshape(num, -1).T[lower]
-    found, info, settled = _step(model, filter, mean.T, rows, ys.T, masks.T)
-    new = State(GaussianBelief(found[0].T, _square(found[1], dim).transpose(2, 0, 1)))
+    belief, info, converged = _step(model, filter, mean.T, rows, ys.T, masks.T)
+    new = State(GaussianBelief(belief[0].T, _square(belief[1], dim).transpose(2, 0, 1)))
     some = max(num // AGAIN, 1)
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -116,7 +121,7 @@ def step_many(
         )
         return new, info, left.at[which].set(False, mode="drop")
 
-    new, info, _ = lax.while_loop(lambda c: jnp.any(c[2]), body, (new, info, ~settled))
+    new, info, _ = lax.while_loop(lambda c: jnp.any(c[2]), body, (new, info, ~converged))
     return new, info
 
 
@@ -131,7 +136,7 @@ def _step(
     i, j = np.tril_indices(dim)
     twice = jnp.asarray(2 - (i == j), mean.dtype)[:, None]
 
-    # prediction: cubature for the mean, the tangent for the covariance
+    # Prediction: cubature for the mean, the tangent for the covariance.
     root, _ = _by_rows(_cholesky, rows, dim)
     columns = _triangle(root, dim)
     u = jnp.zeros(0, mean.dtype)
@@ -149,7 +154,7 @@ def _step(
     most = filter.max_std
     inside = jnp.all((jnp.abs(middle) <= most) & (var <= most**2), axis=0)
 
-    # update: Newton's steps on the natural parameters
+    # Update: Newton steps on the natural parameters.
     prior, log_det = _by_rows(_inverse, before, dim)
     inside = inside & jnp.all(var * prior[i == j] < MOST_INFLATED, axis=0)
     pairs = likelihood.C[:, i] * likelihood.C[:, j]
@@ -157,10 +162,10 @@ def _step(
     rest = jax.vmap(likelihood.each_rest, 1, 1)(observed)
     expect: Callable[..., Site] = jax.vmap(likelihood.each_site, 1, 1)  # pyright: ignore
     begin = jax.vmap(likelihood.each_start, 1, 1)
-    tolerance = filter._tolerance(mean.dtype)  # pyright: ignore[reportPrivateUsage]
+    tolerance = filter.limits(model.family, mean.dtype).tolerance
 
-    def look(here: Place, start: bool = False) -> Place:
-        a = likelihood.C @ here.at + likelihood.b[:, None]
+    def iterate(here: LeanPoint, start: bool = False) -> LeanPoint:
+        a = likelihood.C @ here.mean + likelihood.b[:, None]
         v = jnp.maximum(pairs @ (twice * here.cov), 0)
         site = expect(a, v, observed)
         if start:
@@ -168,40 +173,42 @@ def _step(
         value, slope, curvature = (
             jnp.where(mask, term, 0) for term in site._replace(value=site.value + rest)
         )
-        shift = here.at - middle
+        shift = here.mean - middle
         pulled = _times(prior, shift, dim)
         square = jnp.sum(twice * prior * here.cov, axis=0) + jnp.sum(pulled * shift, axis=0)
-        elbo = jnp.sum(value, axis=0) - 0.5 * (square - dim + log_det - here.entropy)
+        elbo = jnp.sum(value, axis=0) - 0.5 * (square - dim + log_det - here.log_det)
         climbs = elbo >= here.elbo - 1e-3 * (1 + here.gain)
         force = likelihood.C.T @ slope - pulled
         precision = prior - pairs.T @ curvature
         cov, entropy = _by_rows(_inverse, precision, dim)
         step = _times(cov, force, dim)
-        # what is left to gain here, to second order
+        # Gain left here, to second order.
         gain = 0.5 * jnp.sum(force * step, axis=0) + 0.25 * _drift(here.cov, precision, dim)
         decay = jnp.clip(gain / jnp.maximum(here.gain, 1e-30), 0, 1)
         residual = jnp.sqrt(2 * gain * decay / dim)
-        return Place(here.at + step, cov, -entropy, elbo, gain, here.climbs & climbs, residual)
+        return LeanPoint(
+            here.mean + step, cov, -entropy, elbo, gain, here.climbs & climbs, residual
+        )
 
-    def unsettled(here: Place) -> Bool[Array, " B"]:
+    def unsettled(here: LeanPoint) -> Bool[Array, " B"]:
         return ~(here.climbs & (here.residual <= tolerance))
 
     none = jnp.full_like(log_det, -jnp.inf)
-    first = look(Place(middle, before, log_det, none, -none, inside, none), start=True)
-    # The bound of a tamed first site is not one to climb from.
-    here = look(first._replace(elbo=none))
+    first = iterate(LeanPoint(middle, before, log_det, none, -none, inside, none), start=True)
+    # The bound of a damped first site is not comparable with later ones.
+    here = iterate(first._replace(elbo=none))
 
     def go_on(carry: tuple[Any, ...]) -> Bool[Array, ""]:
-        here, looks = carry
+        here, evaluations = carry
         many = jnp.sum(unsettled(here) & inside) > len(inside) // AGAIN
-        return (looks < LOOKS) | (many & (looks < MOST_LOOKS))
+        return (evaluations < FEWEST) | (many & (evaluations < MOST_EVALUATIONS))
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        here, looks = carry
-        return look(here), looks + 1
+        here, evaluations = carry
+        return iterate(here), evaluations + 1
 
-    here, looks = lax.while_loop(go_on, body, (here, jnp.asarray(2)))
-    at, cov, residual = here.at, here.cov, here.residual
+    here, evaluations = lax.while_loop(go_on, body, (here, jnp.asarray(2)))
+    at, cov, residual = here.mean, here.cov, here.residual
     sound = jnp.isfinite(here.elbo) & jnp.isfinite(_by_rows(_cholesky, cov, dim)[1])
     settled = sound & jnp.all(jnp.isfinite(at), axis=0) & ~unsettled(here)
 
@@ -213,9 +220,9 @@ def _step(
     moments = (cov[i == j] + shift**2) * precise
     gap = noise.log_det_root() + 0.5 * (jnp.sum(moments, axis=0) + spread) - predicted
     bound = jnp.where(seen, here.elbo + here.gain, 0)
-    looks = jnp.broadcast_to(looks, bound.shape)
+    evaluations = jnp.broadcast_to(evaluations, bound.shape)
     status = jnp.full(len(bound), int(Status.OK))
-    info = Info(bound, gap, looks, residual, status)
+    info = Info(bound, gap, evaluations, residual, status)
     belief = jnp.where(seen, at, middle), jnp.where(seen, cov, before)
     return belief, info, settled
 
@@ -236,7 +243,7 @@ def _times(rows: Rows, vectors: Many, dim: int) -> Many:
 
 
 def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
-    """$\\text{tr}((P J - I)^2)$, how far a covariance is from the inverse of a precision."""
+    r"""Return $\text{tr}((P J - I)^2)$, the distance of a covariance from an inverse precision."""
     left, right = _square(cov, dim), _square(precision, dim)
     product = jnp.sum(left[:, :, None] * right[None], axis=1)
     product = product - jnp.eye(dim, dtype=cov.dtype)[:, :, None]
@@ -244,7 +251,7 @@ def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
 
 
 def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Each]:
-    """A factorisation written out for rows, as one kernel where there is an accelerator."""
+    """Run a factorisation that is written out for rows, as one Pallas kernel on a GPU."""
     num = rows.shape[1]
 
     def written_out(rows: Rows) -> tuple[Rows, Each]:
@@ -255,10 +262,10 @@ def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Ea
         return written_out(rows)
 
     def body(source, target, log_det):
-        found, own = kernel([source[k, :] for k in range(len(rows))], dim)
-        for k, row in enumerate(found):
+        results, half = kernel([source[k, :] for k in range(len(rows))], dim)
+        for k, row in enumerate(results):
             target[k, :] = row
-        log_det[0, :] = own
+        log_det[0, :] = half
 
     def as_kernel(rows: Rows) -> tuple[Rows, Each]:
         from jax.experimental import pallas as pl
@@ -280,14 +287,10 @@ def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Ea
     return lax.platform_dependent(rows, cuda=as_kernel, default=written_out)
 
 
-def _places(dim: int) -> list[tuple[int, int]]:
-    """Row and column of every entry of a lower triangle."""
-    return [(i, j) for i in range(dim) for j in range(i + 1)]
-
-
 def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
-    """The lower Cholesky factor, and half the log-determinant."""
-    at = dict(zip(_places(dim), rows, strict=True))
+    """Return the lower Cholesky factor and half the log-determinant."""
+    places = [(i, j) for i in range(dim) for j in range(i + 1)]
+    at = dict(zip(places, rows, strict=True))
     log_det = jnp.zeros_like(rows[0])
     for k in range(dim):
         log_det = log_det + 0.5 * jnp.log(at[k, k])
@@ -297,12 +300,13 @@ def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
         for i in range(k + 1, dim):
             for j in range(k + 1, i + 1):
                 at[i, j] = at[i, j] - at[i, k] * at[j, k]
-    return [at[i, j] for i, j in _places(dim)], log_det
+    return [at[place] for place in places], log_det
 
 
 def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
-    """Inverse and log-determinant of a positive definite matrix, by sweeping every latent."""
-    at = dict(zip(_places(dim), rows, strict=True))
+    """Return inverse and log-determinant of a positive definite matrix, by the sweep operator."""
+    places = [(i, j) for i in range(dim) for j in range(i + 1)]
+    at = dict(zip(places, rows, strict=True))
     log_det = jnp.zeros_like(rows[0])
     for k in range(dim):
         pivot = at[k, k]
@@ -315,4 +319,4 @@ def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
         for i in column:
             at[max(i, k), min(i, k)] = column[i] * scale
         at[k, k] = -scale
-    return [-at[i, j] for i, j in _places(dim)], log_det
+    return [-at[place] for place in places], log_det

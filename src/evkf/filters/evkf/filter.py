@@ -1,67 +1,33 @@
-"""The exponential family variational Kalman filter.
+"""The exponential family variational Kalman filter, without learning; see `evkf.learning`.
 
-Paper: alg:evkf, but for the learning of dynamics.
+`VariationalKalmanFilter.predict` is in `predict.py`; its updates are in one file for each kind of
+belief: `update_gaussian.py`, `update_low_rank.py` and `update_product.py`.
+Paper: alg:evkf.
 """
-
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool
 
 from evkf.errors import InputError
-from evkf.expectations.dispatch import Moments, is_conjugate, way, whitened
-from evkf.expectations.products import feasible_start, product_ell
-from evkf.families import (
-    GaussianBelief,
-    GaussianFamily,
-    LowRankBelief,
-    LowRankGaussianFamily,
-    ProductFamily,
-    Univariate,
-)
+from evkf.expectations.dispatch import way
+from evkf.families import Family, GaussianFamily, LowRankGaussianFamily
 from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
-from evkf.filters.evkf.predict import (
-    MAX_STD,
-    RULES,
-    AdditiveCross,
-    NaturalCross,
-    Prediction,
-    predict,
-)
-from evkf.filters.evkf.update_gaussian import conjugate_update, cvi_update
+from evkf.filters.evkf.predict import MAX_STD, RULES, predict
+from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated
+from evkf.filters.evkf.update_gaussian import update_gaussian
 from evkf.filters.evkf.update_low_rank import update_low_rank
-from evkf.filters.evkf.update_product import product_update
+from evkf.filters.evkf.update_product import update_product
 from evkf.model import Model
 from evkf.numerics.checks import check_choice, check_even, check_positive, check_whole
-from evkf.numerics.linalg import (
-    all_finite,
-    cholesky,
-    diagonal,
-    factorisable,
-    total,
-    total_of_many,
-    tree_where,
-)
-from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
+from evkf.numerics.linalg import total_of_many, tree_where
+from evkf.types import Input, Key, Mask, Observation, Status
 
 SOLVERS = ("auto", "cvi", "newton")
 
 LOW_RANK_TOLERANCE = 1e-3
-"""Nats that an update of low rank may leave to be gained, before its last step."""
-
-
-class Updated(NamedTuple):
-    belief: Belief
-    elbo: Scalar
-    gap: Scalar
-    evaluations: Array
-    residual: Scalar
-    converged: Bool[Array, ""]
-    sound: Bool[Array, ""]
+"""Default tolerance of beliefs of low rank: nats left to gain before the last step."""
 
 
 class VariationalKalmanFilter(PredictUpdate):
@@ -170,135 +136,61 @@ class VariationalKalmanFilter(PredictUpdate):
             key = read_key(key, "this likelihood is sampled")
         else:
             key = jax.random.key(0)
-        solve = self._product
-        if isinstance(model.family, GaussianFamily):
-            solve = self._gaussian
-        elif isinstance(model.family, LowRankGaussianFamily):
-            solve = self._low_rank
-        updated = solve(model, prediction, y, mask, key)
+        updated = self._solve(model, prediction, y, mask, key)
         return _settle(prediction, updated, mask)
 
-    def _tolerance(self, dtype: jnp.dtype) -> float:
-        if self.tolerance is not None:
-            return self.tolerance
-        return 5e-7 if dtype == jnp.float64 else 1e-3
+    def limits(self, family: Family, dtype: jnp.dtype) -> Limits:
+        """Return the stopping rule of updates in a family of states."""
+        tolerance = self.tolerance
+        if tolerance is None and isinstance(family, LowRankGaussianFamily):
+            tolerance = LOW_RANK_TOLERANCE
+        elif tolerance is None:
+            tolerance = 5e-7 if dtype == jnp.float64 else 1e-3
+        return Limits(self.max_evaluations, tolerance)
 
-    def _gaussian(
+    def _solve(
         self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
     ) -> Updated:
-        if self.solver == "newton":
-            raise InputError("solver='newton' for a Gaussian", "solver", "use 'auto' or 'cvi'")
-        mean, cov = prediction.belief
-        dtype, dim = mean.dtype, mean.shape[0]
-        root = cholesky(cov)
-        ell = whitened(model.likelihood, mean, root, y, mask, key, self.num_samples)
-        if is_conjugate(model.likelihood):
-            found = conjugate_update(ell, dim, dtype)
-        else:
-            concave = model.likelihood.log_concave
-            limits = (self.max_evaluations, self._tolerance(dtype))
-            found = cvi_update(ell, dim, dtype, concave, *limits)
-        spread = root @ found.moments.root
-        belief = GaussianBelief(mean + root @ found.moments.mean, factorisable(spread @ spread.T))
-        sound = all_finite(belief, found.residual)
-        gap = _gaussian_gap(model, prediction, root, found.moments, belief)
-        return Updated(
-            belief,
-            found.elbo,
-            gap,
-            found.evaluations,
-            found.residual,
-            found.converged,
-            sound,
-        )
-
-    def _low_rank(
-        self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
-    ) -> Updated:
-        del key
-        if self.solver == "newton":
-            raise InputError(
-                "solver='newton' for LowRankGaussianFamily states", "solver", "leave solver out"
-            )
-        limits = (self.max_evaluations, self.tolerance or LOW_RANK_TOLERANCE)
-        found = update_low_rank(model.likelihood, prediction.belief, y, mask, *limits)
-        gap = _low_rank_gap(model, prediction, found.belief)
-        return Updated(
-            found.belief,
-            found.elbo,
-            gap,
-            found.evaluations,
-            found.residual,
-            found.converged,
-            model.family.valid(found.belief) & jnp.isfinite(found.residual),
-        )
-
-    def _product(
-        self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
-    ) -> Updated:
-        family, prior = model.family, prediction.belief
-        assert isinstance(family, Univariate | ProductFamily)
-        ell = product_ell(family, model.likelihood, y, mask, key, self.num_samples, prior)
-        start = feasible_start(family, model.likelihood, prior, mask)
-        dtype = jax.tree.leaves(prior)[0].dtype
-        newton = self.solver != "cvi"
-        limits = (self.max_evaluations, self._tolerance(dtype))
-        found = product_update(family, ell, prior, start, newton, *limits)
-        gap = _natural_gap(model, prediction, found.nat)
-        return Updated(
-            found.nat,
-            found.elbo,
-            gap,
-            found.evaluations,
-            found.residual,
-            found.converged,
-            family.valid(found.nat) & jnp.isfinite(found.residual),
-        )
+        """Update by the method for the model's family of states."""
+        low_rank = isinstance(model.family, LowRankGaussianFamily)
+        limits = self.limits(model.family, jax.tree.leaves(prediction.belief)[0].dtype)
+        if isinstance(model.family, GaussianFamily | LowRankGaussianFamily):
+            if self.solver == "newton":
+                what = f"solver='newton' for {type(model.family).__name__} states"
+                raise InputError(what, "solver", "use 'auto' or 'cvi'")
+            if low_rank:
+                return _update_low_rank(model, prediction, y, mask, limits)
+            sampling = (key, self.num_samples)
+            return update_gaussian(model, prediction, y, mask, sampling, limits)
+        newton, sampling = self.solver != "cvi", (key, self.num_samples)
+        return update_product(model, prediction, y, mask, sampling, limits, newton)
 
 
-def _gaussian_gap(
-    model: Model,
-    prediction: Prediction,
-    root: Array,
-    found: Moments,
-    belief: GaussianBelief,
-) -> Scalar:
-    """$L_t - M_t = E_q[\\log \\bar q] - E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$."""
-    cross = prediction.cross
-    if not isinstance(cross, AdditiveCross):
-        return _natural_gap(model, prediction, model.family.nat(belief))
-    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
-    second = diagonal(found.cov) + found.mean**2
-    predicted = total(jnp.log(diagonal(root)) + 0.5 * second)
-    shift = belief.mean - cross.mean
-    square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
-    return noise.log_det_root() + 0.5 * square - predicted
-
-
-def _low_rank_gap(model: Model, prediction: Prediction, belief: LowRankBelief) -> Scalar:
-    """The same for beliefs of low rank."""
+def _update_low_rank(
+    model: Model, prediction: Prediction, y: Observation, mask: Mask, limits: Limits
+) -> Updated:
     cross, before = prediction.cross, prediction.belief
     assert isinstance(cross, AdditiveCross)
-    known = inverse(*before[1:])
+    solution = update_low_rank(model.likelihood, before, y, mask, *limits)
+    belief = solution.belief
     entropy = inverse(*belief[1:]).log_det_root + 0.5 * len(belief.mean)
-    predicted = divergence(belief, before.mean, known) + entropy
+    predicted = divergence(belief, before.mean, inverse(*before[1:])) + entropy
     noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
     shift = noise.whiten(belief.mean - cross.mean)
     square = jnp.sum(model.family.var(belief) / noise.var()) + shift @ shift + cross.spread
-    return noise.log_det_root() + 0.5 * square - predicted
-
-
-def _natural_gap(model: Model, prediction: Prediction, nat: Belief) -> Scalar:
-    family, cross = model.family, prediction.cross
-    assert isinstance(cross, NaturalCross)
-    prior = family.nat(prediction.belief)
-    shift = ravel_pytree(prior)[0] - ravel_pytree(cross.nat)[0]
-    product = shift @ ravel_pytree(family.to_mean(nat))[0]
-    return product - family.log_partition(prior) + cross.log_partition
+    return Updated(
+        belief=belief,
+        elbo=solution.elbo,
+        gap=noise.log_det_root() + 0.5 * square - predicted,
+        evaluations=solution.evaluations,
+        residual=solution.residual,
+        converged=solution.converged,
+        sound=model.family.valid(belief) & jnp.isfinite(solution.residual),
+    )
 
 
 def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State, Info]:
-    """Keep the update if it is sound, else the prediction; say what happened."""
+    """Keep the update if it is sound and something was observed, else the prediction."""
     seen = total_of_many(mask.astype(updated.elbo.dtype)) > 0
     sound = updated.sound & jnp.isfinite(updated.elbo)
     keep = sound & seen
@@ -315,7 +207,7 @@ def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State
 
 
 def check_variational(filter: VariationalKalmanFilter) -> VariationalKalmanFilter:
-    """Refuse another filter, for what differentiates or reverses the steps of this one."""
+    """Return the filter if it is a `VariationalKalmanFilter`; refuse others."""
     if not isinstance(filter, VariationalKalmanFilter):
         name = filter.__name__ if isinstance(filter, type) else type(filter).__name__
         raise InputError(f"{name} as the filter", "filter", "pass VariationalKalmanFilter()")

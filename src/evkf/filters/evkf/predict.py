@@ -1,18 +1,16 @@
-"""The variational prediction $\\bar\\lambda = E_q[\\lambda_\\theta(z)]$ and its variance
-correction.
+r"""The variational prediction $\bar\lambda = E_q[\lambda_\theta(z)]$ and its variance correction.
 
 Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated
 variance.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from evkf.dynamics import Dynamics, GaussianDynamics
 from evkf.errors import InputError
@@ -25,6 +23,7 @@ from evkf.families import (
     Nodes,
 )
 from evkf.families.gaussian import cubature
+from evkf.filters.evkf.results import AdditiveCross, NaturalCross, Prediction
 from evkf.model import Model
 from evkf.numerics.covariance import DiagonalCovariance
 from evkf.numerics.linalg import (
@@ -36,44 +35,15 @@ from evkf.numerics.linalg import (
     total,
     tree_where,
 )
-from evkf.types import Belief, Input, Key, Matrix, Nat, Scalar, Vector
+from evkf.types import Belief, Input, Key, Matrix, Nat, Vector
 
 RULES = ("cubature", "monte_carlo", "moment_matching")
 
 MAX_STD = 1e4
-"""Bound on mean and standard deviation of a Gaussian prediction, if none is given."""
+"""Default bound on mean and standard deviation of a Gaussian prediction."""
 
 PATTERNS = 16
 """Sign patterns for latents that are independent in a belief of low rank; a power of two."""
-
-
-class AdditiveCross(NamedTuple):
-    """What $E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})]$ needs when the noise is additive and
-    Gaussian.
-    """
-
-    mean: Vector
-    """$E[f]$ over the nodes."""
-    spread: Scalar
-    """$\\text{tr}(Q^{-1} \\text{Cov} f)$ over the nodes."""
-
-
-class NaturalCross(NamedTuple):
-    """The same for any family: $\\langle E[\\lambda_\\theta], \\mu \\rangle -
-    E[A(\\lambda_\\theta)]$.
-    """
-
-    nat: Nat
-    log_partition: Scalar
-
-
-class Prediction(NamedTuple):
-    """The belief before the observation, and what the bounds need to know of how it was made."""
-
-    belief: Belief
-    cross: AdditiveCross | NaturalCross
-    capped: Bool[Array, ""]
-    failed: Bool[Array, ""]
 
 
 def predict(
@@ -86,55 +56,38 @@ def predict(
     correct: bool,
     max_std: float,
 ) -> Prediction:
-    """Push a belief through the dynamics.
+    r"""Push a belief through the dynamics.
 
-    Without correction the mean of natural parameters is taken, which loses the variance the belief
-    had. With it, mean and covariance follow the law of total variance, the dynamics linearised:
-    $E[m_\\theta(z)]$ and $E[V_\\theta(z)] + M P M^\\top$, $M = \\nabla m_\\theta$ at the mean. (For
-    Gamma this keeps $E[f]$, not the $E[f^2]/E[f]$ that averaging natural parameters gives.) Moment
-    matching averages mean parameters, and so propagates the variance by itself.
+    Without correction, natural parameters are averaged, which loses the variance of the belief.
+    With correction, mean and covariance follow the law of total variance with linearised dynamics:
+    $E[m_\theta(z)]$ and $E[V_\theta(z)] + M P M^\top$, $M = \nabla m_\theta$ at the mean. (For
+    Gamma states the corrected mean is $E[f]$, not the $E[f^2]/E[f]$ of averaged natural
+    parameters.) Moment matching averages mean parameters, and needs no correction.
+
+    Args:
+        model: The model.
+        belief: The belief about the last bin.
+        u: Input of this bin.
+        key: Randomness of the rule "monte_carlo".
+        rule: One of `RULES`.
+        num_samples: Samples of the rule "monte_carlo".
+        correct: True to correct the variance.
+        max_std: Bound on mean and standard deviation of Gaussian predictions.
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, GaussianFamily):
         new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
         mean, cov, capped = cap(*new, max_std)
         new = GaussianBelief(mean, cov)
     elif isinstance(model.family, LowRankGaussianFamily):
-        dynamics = _check_low_rank(model.dynamics, rule)
-        new, cross = push_low_rank(dynamics, belief, u, rule, correct)
+        new, cross = push_low_rank(model.dynamics, belief, u, rule, correct)
         new, capped = _cap_low_rank(new, max_std)
     else:
         new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
     if isinstance(new, GaussianBelief):
         new = GaussianBelief(new.mean, factorisable(new.cov))
-    failed = _has_nan(new)
+    failed = any_true(jnp.isnan(ravel_pytree(new)[0]))
     new = tree_where(failed, belief, new)
     return Prediction(new, cross, capped & ~failed, failed)
-
-
-def _check_low_rank(dynamics: Dynamics, rule: str) -> GaussianDynamics:
-    if not isinstance(dynamics, GaussianDynamics):
-        raise InputError(
-            f"{type(dynamics).__name__} of LowRankGaussianFamily states",
-            "dynamics",
-            "use dynamics with additive Gaussian noise (GaussianDynamics), or Gaussian states",
-        )
-    if not isinstance(dynamics.noise, DiagonalCovariance):
-        raise InputError(
-            f"{type(dynamics).__name__} with a full noise matrix",
-            "LowRankGaussianFamily",
-            "pass one variance per latent, or use Gaussian states",
-        )
-    if rule == "monte_carlo":
-        raise InputError(
-            "rule='monte_carlo' for LowRankGaussianFamily states",
-            "rule",
-            "use 'cubature' or 'moment_matching'",
-        )
-    return dynamics
-
-
-def _samples(points: Float[Array, "S L"]) -> Nodes:
-    return Nodes(points, jnp.full(len(points), 1 / len(points), points.dtype))
 
 
 def push_forward(
@@ -146,11 +99,12 @@ def push_forward(
     num_samples: int,
     correct: bool,
 ) -> tuple[GaussianBelief, AdditiveCross]:
-    """The prediction under additive Gaussian noise, as it is: neither capped nor checked."""
+    """Return the prediction under additive Gaussian noise, neither capped nor checked."""
     noise, root = dynamics.noise, cholesky(belief.cov)
     if rule == "monte_carlo":
         standard = jax.random.normal(key, (num_samples, len(root)), root.dtype)
-        nodes = _samples(belief.mean + standard @ root.T)
+        points = belief.mean + standard @ root.T
+        nodes = Nodes(points, jnp.full(num_samples, 1 / num_samples, points.dtype))
     else:
         nodes = cubature(belief.mean, root)
     images = jax.vmap(dynamics.mean, in_axes=(0, None))(nodes.points, u)
@@ -169,17 +123,37 @@ def push_forward(
 
 
 def push_low_rank(
-    dynamics: GaussianDynamics, belief: LowRankBelief, u: Input, rule: str, correct: bool
+    dynamics: Dynamics, belief: LowRankBelief, u: Input, rule: str, correct: bool
 ) -> tuple[LowRankBelief, AdditiveCross]:
-    """The prediction of a belief with covariance $D + UU^\\top$, as `push_forward`.
+    r"""Return the prediction of a belief with covariance $D + UU^\top$, not capped.
 
-    Points lie along the columns of U and along sign patterns of $\\sqrt D$. The patterns are rows
-    of a Hadamard matrix, so that sums over them give the diagonal of $MDM^\\top$ but for products
-    of latents that are `PATTERNS` apart; its other entries are dropped.
+    Points lie along the columns of U and along sign patterns of $\sqrt D$. The patterns are rows
+    of a Hadamard matrix: sums over them give the diagonal of $MDM^\top$ except for products of
+    latents that are `PATTERNS` apart. Its other entries are dropped.
     """
+    if not isinstance(dynamics, GaussianDynamics):
+        raise InputError(
+            f"{type(dynamics).__name__} of LowRankGaussianFamily states",
+            "dynamics",
+            "use dynamics with additive Gaussian noise (GaussianDynamics), or Gaussian states",
+        )
+    if not isinstance(dynamics.noise, DiagonalCovariance):
+        raise InputError(
+            f"{type(dynamics).__name__} with a full noise matrix",
+            "LowRankGaussianFamily",
+            "pass one variance per latent, or use Gaussian states",
+        )
+    if rule == "monte_carlo":
+        raise InputError(
+            "rule='monte_carlo' for LowRankGaussianFamily states",
+            "rule",
+            "use 'cubature' or 'moment_matching'",
+        )
+    from scipy.linalg import hadamard  # slow to import, and needed for these beliefs alone
+
     mean, diagonal, factor = belief
     size, rank = factor.shape
-    patterns = _hadamard(min(PATTERNS, 1 << (size - 1).bit_length()))
+    patterns = hadamard(min(PATTERNS, 1 << (size - 1).bit_length()))
     signs = jnp.asarray(patterns[:, np.arange(size) % len(patterns)], mean.dtype)
     rows = jnp.concatenate([factor.T, jnp.sqrt(diagonal) * signs / math.sqrt(len(patterns))])
     reach = math.sqrt(len(rows))
@@ -198,13 +172,6 @@ def push_low_rank(
         moved = jax.vmap(jax.linearize(lambda z: dynamics.mean(z, u), mean)[1])(rows)
     own = noise.var() + jnp.sum(moved[rank:] ** 2, axis=0)
     return LowRankBelief(new, own, moved[:rank].T), cross
-
-
-def _hadamard(size: int) -> np.ndarray:
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix
 
 
 def _cap_low_rank(belief: LowRankBelief, max_std: float) -> tuple[LowRankBelief, Bool[Array, ""]]:
@@ -231,7 +198,8 @@ def _general(
     family = model.family
     can_explode = isinstance(family, GaussianFamily | DiagonalGaussianFamily)
     if rule == "monte_carlo":
-        nodes = _samples(family.sample(belief, key, num_samples))
+        points = family.sample(belief, key, num_samples)
+        nodes = Nodes(points, jnp.full(num_samples, 1 / num_samples, points.dtype))
     else:
         nodes = family.nodes(belief)
 
@@ -264,21 +232,18 @@ def _general(
     return family.from_moments(mean, cov), cross, capped
 
 
-def _has_nan(tree: Belief) -> Bool[Array, ""]:
-    return any_true(jnp.isnan(ravel_pytree(tree)[0]))
-
-
 def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
-    """Bring mean and standard deviations into $[-max, max]$, correlations unchanged.
+    r"""Cut mean and standard deviations to $[-max, max]$; correlations stay.
 
-    A latent whose variance overflowed loses its correlations.
+    A latent whose variance overflowed loses its correlations. The last value returned is True if
+    something was cut.
     """
     var = diagonal(cov)
     over = var > max_std**2
     shrink = jnp.where(over, max_std / jnp.sqrt(jnp.where(over, var, 1)), 1)
-    gone = jnp.isinf(var)
-    lost = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(gone, max_std**2, 0)
-    known = jnp.where(gone[:, None] | gone | jnp.isinf(cov), 0, cov)
-    shrunk = known * shrink[:, None] * shrink + lost
+    overflowed = jnp.isinf(var)
+    replaced = jnp.eye(len(mean), dtype=mean.dtype) * jnp.where(overflowed, max_std**2, 0)
+    kept = jnp.where(overflowed[:, None] | overflowed | jnp.isinf(cov), 0, cov)
+    shrunk = kept * shrink[:, None] * shrink + replaced
     capped = any_true(over | (jnp.abs(mean) > max_std))
     return jnp.clip(mean, -max_std, max_std), shrunk, capped

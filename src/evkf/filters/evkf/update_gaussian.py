@@ -1,12 +1,10 @@
-"""The variational update of a full Gaussian belief by conjugate-computation VI.
+r"""The variational update of a full Gaussian belief by conjugate-computation VI (CVI).
 
-Everything happens in coordinates whitened by the prediction, $z = \\bar m + \\bar S u$ with
-$\\bar q(u) = N(0, I)$: the factorised matrix is $I$ plus the information of the data, whose
+Computed in coordinates whitened by the prediction, $z = \bar m + \bar S u$ with
+$\bar q(u) = N(0, I)$: the factorised matrix is $I$ plus the information of the data, whose
 eigenvalues are at least one for log-concave models, and the divergence needs no inverse of the
-prediction.
-
-A belief over u is one vector: $h = Jm$, then the lower triangle of the precision $J$. What XLA
-does with it is a handful of kernels, which is what a step costs at small sizes.
+prediction. A belief over u is one vector, $h = Jm$ followed by the lower triangle of the precision
+$J$: an iteration is then a handful of XLA kernels, whose number is the cost at small sizes.
 
 Paper: eq:variational_update.
 """
@@ -21,28 +19,41 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations.dispatch import Moments, Whitened, standard
+from evkf.expectations.dispatch import Moments, Whitened, is_conjugate, standard, whitened
+from evkf.families import GaussianBelief
+from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated, natural_gap
+from evkf.model import Model
 from evkf.numerics.linalg import (
+    all_finite,
     cholesky,
     diagonal,
+    factorisable,
     inverse_lower,
     inverse_positive,
     pack,
     total,
     unpack,
 )
-from evkf.types import Matrix, Scalar
+from evkf.types import Key, Mask, Matrix, Observation, Scalar
 
 NEAR = 0.3
 """Residual below which steps are extrapolated."""
 SETTLED = 1e-3
-"""Nats left to gain below which the residual of the next step can be foretold from the last two."""
+"""Nats left to gain below which the next residual can be predicted from the last two."""
 
 Packed = Float[Array, " D"]
 
 
-class Solution(NamedTuple):
-    """Where an update ended: the moments of u, and how it got there."""
+class WhitenedSolution(NamedTuple):
+    """The optimum over u.
+
+    Attributes:
+        moments: Moments of u.
+        elbo: The bound.
+        evaluations: Evaluations of gradient and curvature.
+        residual: Relative residual of the fixed point.
+        converged: True if the residual is within the tolerance.
+    """
 
     moments: Moments
     elbo: Scalar
@@ -51,103 +62,160 @@ class Solution(NamedTuple):
     converged: Bool[Array, ""]
 
 
-class Point(NamedTuple):
-    """A belief over u, what was found there, and how it was reached."""
+class CVIPoint(NamedTuple):
+    """One iterate of CVI.
+
+    Attributes:
+        nat: Natural parameters of the belief over u.
+        gap: Full CVI step from here.
+        cov: Covariance of u.
+        elbo: The bound.
+        size: Magnitude of the terms of the bound, which sets its rounding error.
+        gain: Gain of the bound from moving the mean, to second order.
+        residual: Relative residual of the fixed point.
+        next_residual: Predicted residual after the next step.
+        exact: One where the gap is exact, zero where it is that of a damped first site.
+        rate: Rate of the next step.
+        steps: The last steps taken, newest first.
+        changes: Changes of the gap along these steps.
+    """
 
     nat: Packed
     gap: Packed
-    """From here to where CVI at rate 1 goes."""
     cov: Matrix
     elbo: Scalar
     size: Scalar
-    """Magnitude of the terms of the bound, which sets its rounding error."""
     gain: Scalar
-    """What the bound will gain from moving the mean, to second order."""
     residual: Scalar
-    foretold: Scalar
-    """Residual after the next step."""
+    next_residual: Scalar
     exact: Scalar
-    """One where the gap is the true one, zero where it is that of a tamed first site."""
     rate: Scalar
-    """Of the next step."""
     steps: Float[Array, "M D"]
-    """The last steps taken, newest first."""
     changes: Float[Array, "M D"]
-    """How the gap changed along each."""
 
 
-def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> Solution:
-    """The exact posterior when the expected log-likelihood is quadratic: one step."""
+def update_gaussian(
+    model: Model,
+    prediction: Prediction,
+    y: Observation,
+    mask: Mask,
+    sampling: tuple[Key, int],
+    limits: Limits,
+) -> Updated:
+    """Update a Gaussian belief by an observation.
+
+    Args:
+        model: The model.
+        prediction: The prediction, with a `GaussianBelief`.
+        y: The observation.
+        mask: True where observed.
+        sampling: Key and number of samples, for likelihoods whose expectation is sampled.
+        limits: Stopping rule of CVI; conjugate models take one step.
+    """
+    mean, cov = prediction.belief
+    dtype, dim = mean.dtype, mean.shape[0]
+    root = cholesky(cov)
+    ell = whitened(model.likelihood, mean, root, y, mask, *sampling)
+    if is_conjugate(model.likelihood):
+        solution = conjugate_update(ell, dim, dtype)
+    else:
+        solution = cvi_update(ell, dim, dtype, model.likelihood.log_concave, limits)
+    moments = solution.moments
+    spread = root @ moments.root
+    belief = GaussianBelief(mean + root @ moments.mean, factorisable(spread @ spread.T))
+    return Updated(
+        belief=belief,
+        elbo=solution.elbo,
+        gap=_gap(model, prediction, root, moments, belief),
+        evaluations=solution.evaluations,
+        residual=solution.residual,
+        converged=solution.converged,
+        sound=all_finite(belief, solution.residual),
+    )
+
+
+def _gap(
+    model: Model, prediction: Prediction, root: Matrix, moments: Moments, belief: GaussianBelief
+) -> Scalar:
+    r"""Return $L_t - M_t = E_q[\log \bar q] - E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})]$."""
+    cross = prediction.cross
+    if not isinstance(cross, AdditiveCross):
+        return natural_gap(model, prediction, model.family.nat(belief))
+    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
+    second = diagonal(moments.cov) + moments.mean**2
+    predicted = total(jnp.log(diagonal(root)) + 0.5 * second)
+    shift = belief.mean - cross.mean
+    square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
+    return noise.log_det_root() + 0.5 * square - predicted
+
+
+def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> WhitenedSolution:
+    """Return the exact posterior for a quadratic expected log-likelihood: one step."""
     first = ell.evaluate(standard(dim, dtype))
     nat = jnp.concatenate([first.grad, pack(jnp.eye(dim, dtype=dtype)) - first.curv])
-    found = _moments(nat, dim)
-    elbo = ell.evaluate(found).value - _divergence(found)
+    moments = _moments(nat, dim)
+    elbo = ell.evaluate(moments).value - _divergence(moments)
     zero = jnp.zeros((), dtype)
-    return Solution(found, elbo, jnp.asarray(1), zero, jnp.asarray(True))
+    return WhitenedSolution(moments, elbo, jnp.asarray(1), zero, jnp.asarray(True))
 
 
 def cvi_update(
-    ell: Whitened,
-    dim: int,
-    dtype: jnp.dtype,
-    log_concave: bool,
-    max_evaluations: int,
-    tolerance: float,
-) -> Solution:
-    """Climb $ELL - KL$ by full natural-gradient steps, shortened until they climb.
+    ell: Whitened, dim: int, dtype: jnp.dtype, log_concave: bool, limits: Limits
+) -> WhitenedSolution:
+    """Maximise $ELL - KL$ by full natural-gradient steps, shortened until the bound rises.
 
-    A step goes to $J = I - H$, $h = g - Hu$, with g and H the expected gradient and Hessian: the
-    fixed point of CVI at rate 1, extrapolated along the last step once it is near (Anderson's
-    method; along the last three where the model is not log-concave). One trip of the loop is one
-    factorisation and one evaluation. The residual of the fixed point falls out of it, and its decay
-    foretells that of the next step; when this is small enough, the step is taken without another
-    look, and the bound there is extrapolated to second order.
+    A step goes to $J = I - H$, $h = g - Hu$ with the expected gradient g and Hessian H, which is
+    CVI at rate 1. Near the fixed point, steps are extrapolated along the last step (Anderson's
+    method; along the last three where the model is not log-concave). One iteration is one
+    factorisation and one evaluation. It gives the residual of the fixed point, whose decay
+    predicts the next residual; once that is below the tolerance, the last step is taken without
+    another evaluation, and the bound there is extrapolated to second order.
 
     Args:
         ell: The expected log-likelihood in whitened coordinates.
         dim: Latent dimensions.
-        dtype: Of the belief.
-        log_concave: If not, H may be indefinite away from the optimum and steps are bent into the
-            cone.
-        max_evaluations: Bound on evaluations of gradient and curvature.
-        tolerance: Relative residual at which to stop.
+        dtype: Precision of the belief.
+        log_concave: False if H may be indefinite away from the optimum; steps are then bent into
+            the cone of positive definite precisions.
+        limits: Bound on evaluations, and the relative residual at which to stop.
     """
+    max_evaluations, tolerance = limits
     # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
     shares = np.concatenate([np.ones(dim), 0.5 - 0.25 * np.eye(dim)[np.tril_indices(dim)]])
     weight = jnp.asarray(shares, dtype)
     eps = float(jnp.finfo(dtype).eps)
 
-    found, exact = ell.start()
+    start_terms, exact = ell.start()
     identity, one = np.eye(dim, dtype=dtype), np.ones((), dtype)
     none = np.zeros((1 if log_concave else 3, len(weight)), dtype)
     nat = np.concatenate([np.zeros(dim, dtype), identity[np.tril_indices(dim)]])
-    gap = jnp.concatenate([found.grad, -found.curv])
+    gap = jnp.concatenate([start_terms.grad, -start_terms.curv])
     left = jnp.sqrt(total(weight * gap**2) / (nat**2 @ shares).astype(dtype))
-    # One vector: every array that a loop carries costs a copy and a choice of its own. What is
-    # known of it is added as one constant.
+    # The loop carries one vector: every further array costs a copy and a select. The constant
+    # entries of the first point are added at once.
     zero = jnp.zeros((), dtype)
-    first = Point(
+    first = CVIPoint(
         jnp.zeros_like(gap),
         gap,
         jnp.zeros_like(identity),
-        elbo=found.value,
-        size=jnp.abs(found.value),
-        gain=0.5 * total(found.grad**2),
+        elbo=start_terms.value,
+        size=jnp.abs(start_terms.value),
+        gain=0.5 * total(start_terms.grad**2),
         residual=left,
-        foretold=jnp.where(exact, left, jnp.inf),
+        next_residual=jnp.where(exact, left, jnp.inf),
         exact=exact.astype(dtype),
         rate=zero,
         steps=jnp.zeros_like(none),
         changes=jnp.zeros_like(none),
     )
     start, unravel = ravel_pytree((zero, first))
-    known = jax.tree.map(lambda leaf: np.zeros(leaf.shape, dtype), first)
-    known = known._replace(nat=nat, cov=identity, rate=one)
-    start = start + np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((one, known))])
+    constants = jax.tree.map(lambda leaf: np.zeros(leaf.shape, dtype), first)
+    constants = constants._replace(nat=nat, cov=identity, rate=one)
+    start = start + np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((one, constants))])
 
     def keep_going(flat: Array) -> Bool[Array, ""]:
         evaluations, here = unravel(flat)
-        return (here.foretold > tolerance) & (evaluations < max_evaluations)
+        return (here.next_residual > tolerance) & (evaluations < max_evaluations)
 
     def body(flat: Array) -> Array:
         evaluations, here = unravel(flat)
@@ -168,17 +236,17 @@ def cvi_update(
         force = grad - at.mean
         divergence, gain = _divergence(at), 0.5 * total((at.cov @ force) * force)
         elbo, size = value - divergence, jnp.abs(value) + jnp.abs(divergence)
-        # A step that halves the residual may lose what rounding or quadrature make of the bound.
+        # A step that halves the residual may lower the bound by rounding or quadrature error.
         halves = 2 * left < here.residual
         rounding = 8 * eps * (here.size + 1)
         slack = rounding + jnp.where(halves, jnp.minimum(here.residual, 0.1) ** 2, 0)
         climbs = elbo >= here.elbo - slack
         taken = climbs | (jnp.isfinite(elbo) & ~jnp.isfinite(here.elbo))
         decay = jnp.clip(left / here.residual, contraction, 1)
-        foretold = jnp.where((here.exact > 0) & (gain < SETTLED), left * decay, left)
-        # Nothing to gain but rounding: in float32 the residual itself may never get small enough.
+        next_residual = jnp.where((here.exact > 0) & (gain < SETTLED), left * decay, left)
+        # In float32 rounding may keep the residual above the tolerance for ever.
         finished = (gain < rounding) & (left < 10 * math.sqrt(eps))
-        there = Point(
+        there = CVIPoint(
             nat,
             gap,
             at.cov,
@@ -186,27 +254,27 @@ def cvi_update(
             size,
             gain,
             residual=left,
-            foretold=jnp.where(finished, 0, foretold),
+            next_residual=jnp.where(finished, 0, next_residual),
             exact=jnp.asarray(one),
             rate=jnp.minimum(1, 2 * rate),
-            steps=_push(here.steps, step),
-            changes=_push(here.changes, change),
+            steps=jnp.concatenate([step[None], here.steps[:-1]]),
+            changes=jnp.concatenate([change[None], here.changes[:-1]]),
         )
         back = here._replace(rate=0.3 * rate)
         both = (ravel_pytree((evaluations + 1, point))[0] for point in (there, back))
         return jnp.where(taken, *both)
 
     evaluations, end = unravel(lax.while_loop(keep_going, body, start))
-    converged = end.foretold <= tolerance
+    converged = end.next_residual <= tolerance
     spread = end.cov @ unpack(end.gap[dim:], dim)
     gain = end.gain + 0.25 * total(spread * spread.T)
     elbo = jnp.where(converged, end.elbo + gain, end.elbo)
     at = _moments(jnp.where(converged, end.nat + end.gap, end.nat), dim)
-    return Solution(at, elbo, evaluations.astype(int), end.foretold, converged)
+    return WhitenedSolution(at, elbo, evaluations.astype(int), end.next_residual, converged)
 
 
 def _moments(nat: Packed, dim: int) -> Moments:
-    """From natural parameters; up to two dimensions by cofactors, which lose too much of three."""
+    """Return moments from natural parameters; up to two dimensions by cofactors."""
     precision = unpack(nat[dim:], dim)
     if dim <= 2:
         cov, log_det = inverse_positive(precision)
@@ -217,7 +285,7 @@ def _moments(nat: Packed, dim: int) -> Moments:
 
 
 def _divergence(moments: Moments) -> Scalar:
-    """KL to the standard normal."""
+    """Return the divergence KL to the standard normal."""
     mean, cov, _, log_det = moments
     return 0.5 * (total(diagonal(cov) + mean**2 - 1) - log_det)
 
@@ -229,7 +297,7 @@ def _extrapolate(
     weight: Packed,
     direct: Bool[Array, ""],
 ) -> Packed:
-    """Anderson's step: the gap, less what the last steps say will be left of it."""
+    """Return Anderson's step: the gap minus its part predicted from the last steps."""
     products = jnp.concatenate([changes, gap[None]]) @ (changes * weight).T
     products, along = products[:-1], products[-1]
     sizes = jnp.diagonal(products)
@@ -243,14 +311,8 @@ def _extrapolate(
     return gap - shares @ (steps + changes)
 
 
-def _push(stack: Float[Array, "M D"], newest: Packed) -> Float[Array, "M D"]:
-    return jnp.concatenate([newest[None], stack[:-1]])
-
-
 def _into_cone(nat: Packed, cov: Matrix, step: Packed) -> Packed:
-    """Replace $J + S$ by $J + S + \\tfrac12 S J^{-1} S$, always positive definite, where it is
-    not.
-    """
+    r"""Add $\tfrac12 S J^{-1} S$ to $J + S$ where that is not positive definite; the sum is."""
     dim = len(cov)
     definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
     bent = unpack(step[dim:], dim)

@@ -1,9 +1,10 @@
-"""The variational update of a product of univariate families, by Newton's method or CVI.
+r"""The variational update of a product of univariate families, by Newton's method or CVI.
 
-The optimum solves $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL(\\lambda)$, with $\\nabla_\\mu ELL$
-the natural gradient $F^{-1} \\nabla_\\lambda ELL$. Newton's method on this equation takes a handful
-of evaluations where CVI takes dozens; where its step does not climb, CVI's, which always does for a
-small enough rate, is taken.
+The optimum solves $\lambda = \bar\lambda + \nabla_\mu ELL(\lambda)$, with $\nabla_\mu ELL$
+the natural gradient $F^{-1} \nabla_\lambda ELL$. Newton's method on this equation takes a handful
+of evaluations where CVI takes dozens. Where Newton's step does not raise the bound, a CVI step is
+taken, which does for a small enough rate.
+Paper: eq:variational_update.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,12 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from evkf.expectations.products import feasible_start, product_ell
 from evkf.families import ProductFamily, Univariate
+from evkf.filters.evkf.results import Limits, Prediction, Updated, natural_gap
+from evkf.model import Model
 from evkf.numerics.linalg import tree_where
-from evkf.types import Nat, Scalar
+from evkf.types import Key, Mask, Nat, Observation, Scalar
 
 Flat = Float[Array, " D"]
 
@@ -25,58 +29,80 @@ NEAR = 0.1
 """Residual below which Newton's step is tried again after one that failed."""
 
 
-class Solution(NamedTuple):
-    """Where an update ended and how it got there."""
+class NewtonPoint(NamedTuple):
+    """One iterate.
 
-    nat: Nat
-    elbo: Scalar
-    evaluations: Int[Array, ""]
-    residual: Scalar
-    converged: Bool[Array, ""]
-
-
-class Point(NamedTuple):
-    """Natural parameters, and what was found there."""
+    Attributes:
+        nat: Natural parameters.
+        ell: Expected log-likelihood.
+        kl: Divergence from the prediction.
+        newton: Newton's step from here.
+        cvi: CVI step at rate 1: minus the residual of the fixed point.
+    """
 
     nat: Flat
     ell: Scalar
     kl: Scalar
     newton: Flat
-    """Newton's step."""
     cvi: Flat
-    """CVI's step at rate 1: minus the residual of the fixed point."""
 
 
 class Carry(NamedTuple):
-    point: Point
+    """State of the iteration: the best point, its residual, and the kind and rate of next steps."""
+
+    point: NewtonPoint
     residual: Scalar
     newton: Bool[Array, ""]
-    """Whether to try Newton's step next."""
     rate: Scalar
-    """Rate of the next CVI step."""
     evaluations: Int[Array, ""]
 
 
-def product_update(
+def update_product(
+    model: Model,
+    prediction: Prediction,
+    y: Observation,
+    mask: Mask,
+    sampling: tuple[Key, int],
+    limits: Limits,
+    newton: bool,
+) -> Updated:
+    r"""Maximise $ELL - KL(q \| \bar q)$ over the natural parameters of a product.
+
+    Args:
+        model: The model.
+        prediction: The prediction, with natural parameters as its belief.
+        y: The observation.
+        mask: True where observed.
+        sampling: Key and number of samples, for expectations that are sampled.
+        limits: Bound on evaluations, and the relative residual at which to stop.
+        newton: True to try Newton's steps; otherwise CVI alone.
+    """
+    family, prior = model.family, prediction.belief
+    assert isinstance(family, Univariate | ProductFamily)
+    ell = product_ell(family, model.likelihood, y, mask, *sampling, prior)
+    start = feasible_start(family, model.likelihood, prior, mask)
+    end = _climb(family, ell, prior, start, newton, limits)
+    nat = ravel_pytree(prior)[1](end.point.nat)
+    return Updated(
+        belief=nat,
+        elbo=end.point.ell - end.point.kl,
+        gap=natural_gap(model, prediction, nat),
+        evaluations=end.evaluations,
+        residual=end.residual,
+        converged=end.residual <= limits.tolerance,
+        sound=family.valid(nat) & jnp.isfinite(end.residual),
+    )
+
+
+def _climb(
     family: Univariate | ProductFamily,
     ell: Callable[[Nat], Scalar],
     prior: Nat,
     start: Nat,
     newton: bool,
-    max_evaluations: int,
-    tolerance: float,
-) -> Solution:
-    """Climb $ELL - KL(q \\| \\bar q)$ from a start where it is finite.
-
-    Args:
-        family: A product of univariate families.
-        ell: Expected log-likelihood as a function of natural parameters.
-        prior: $\\bar\\lambda$.
-        start: Where to begin; $\\bar\\lambda$ unless it is infeasible.
-        newton: Whether to use Newton's steps; otherwise CVI alone.
-        max_evaluations: Bound on evaluations.
-        tolerance: Relative residual of the fixed point at which to stop.
-    """
+    limits: Limits,
+) -> Carry:
+    """Iterate from a start where the bound is finite."""
     flat_prior, unravel = ravel_pytree(prior)
     dtype = flat_prior.dtype
 
@@ -85,7 +111,7 @@ def product_update(
         natural = ravel_pytree(family.natural_gradient(unravel(nat), grad))[0]
         return flat_prior + natural - nat, value
 
-    def look(nat: Flat) -> Point:
+    def evaluate(nat: Flat) -> NewtonPoint:
         cvi, value = step_of_cvi(nat)
         newton_step = cvi
         if newton:
@@ -93,21 +119,22 @@ def product_update(
             newton_step = jnp.linalg.solve(-slope, cvi)
             climb = _slope(family, unravel, nat, cvi, newton_step)
             newton_step = jnp.where(climb > 0, newton_step, cvi)
-        return Point(nat, value, family.kl(unravel(nat), prior), newton_step, cvi)
+        return NewtonPoint(nat, value, family.kl(unravel(nat), prior), newton_step, cvi)
 
-    def residual(point: Point) -> Scalar:
+    def residual(point: NewtonPoint) -> Scalar:
         # One-parameter families may have their optimum at zero.
         return jnp.linalg.norm(point.cvi) / jnp.maximum(jnp.linalg.norm(point.nat), 0.1)
 
     def keep_going(carry: Carry) -> Bool[Array, ""]:
-        return ~(carry.residual <= tolerance) & (carry.evaluations < max_evaluations)
+        going = carry.evaluations < limits.max_evaluations
+        return going & ~(carry.residual <= limits.tolerance)
 
     def body(carry: Carry) -> Carry:
         here, rate = carry.point, carry.rate
         nat = here.nat + jnp.where(carry.newton, here.newton, rate * here.cvi)
         valid = family.valid(unravel(nat))
-        # Where the step leaves the family, look again from here: the answer is not used.
-        there = look(jnp.where(valid, nat, here.nat))
+        # Where the step leaves the family, evaluate here again; the result is not used.
+        there = evaluate(jnp.where(valid, nat, here.nat))
         left = residual(there)
         old, new = here.ell - here.kl, there.ell - there.kl
         slack = 8 * jnp.finfo(dtype).eps * (jnp.abs(here.ell) + jnp.abs(here.kl) + 1)
@@ -122,13 +149,10 @@ def product_update(
             carry.evaluations + 1,
         )
 
-    first = look(ravel_pytree(start)[0])
+    first = evaluate(ravel_pytree(start)[0])
     one = jnp.ones((), dtype)
     start_carry = Carry(first, residual(first), jnp.asarray(newton), one, jnp.asarray(1))
-    end = lax.while_loop(keep_going, body, start_carry)
-    point, converged = end.point, end.residual <= tolerance
-    elbo = point.ell - point.kl
-    return Solution(unravel(point.nat), elbo, end.evaluations, end.residual, converged)
+    return lax.while_loop(keep_going, body, start_carry)
 
 
 def _slope(

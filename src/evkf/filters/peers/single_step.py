@@ -14,7 +14,8 @@ from evkf.errors import InputError
 from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily, Family
 from evkf.families.base import MAX_TENSOR_DIM
 from evkf.filters.base import Info
-from evkf.filters.evkf.predict import MAX_STD, Prediction, predict
+from evkf.filters.evkf.predict import MAX_STD, predict
+from evkf.filters.evkf.results import Prediction
 from evkf.model import Model
 from evkf.numerics.covariance import DiagonalCovariance
 from evkf.numerics.linalg import tree_where
