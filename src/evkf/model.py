@@ -27,11 +27,11 @@ from evkf.types import Belief, Input, Key, Vector
 
 
 class Model(eqx.Module):
-    """$z_0 \\sim q_0$, $z_t \\sim p_\\theta(z_t | z_{t-1}, u_t)$, $y_t \\sim p_\\psi(y_t | z_t)$.
+    r"""$z_0 \sim q_0$, $z_t \sim p_\theta(z_t | z_{t-1}, u_t)$, $y_t \sim p_\psi(y_t | z_t)$.
 
     Args:
-        dynamics: $p_\\theta$.
-        likelihood: $p_\\psi$.
+        dynamics: $p_\theta$.
+        likelihood: $p_\psi$.
         prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)`
             makes it; the family's standard member when left out (a standard normal for the
             `GaussianFamily`).
@@ -69,7 +69,7 @@ class Model(eqx.Module):
         self.prior = _check_prior(self.family, prior)
 
     def transition(self, z: Vector, u: Input) -> Belief:
-        """$p_\\theta(z_t | z_{t-1} = z)$ in the family of the belief."""
+        r"""$p_\theta(z_t | z_{t-1} = z)$ in the family of the belief."""
         native = self.dynamics.family
         belief = self.dynamics.transition(z, u)
         if type(native) is type(self.family):

@@ -16,7 +16,7 @@ from evkf.numerics.linalg import cholesky
 from evkf.types import Vector
 
 PARTS = ("dynamics", "noise", "readout", "observation", "prior")
-"""The map $f_\\theta$; its noise Q; the readout C and b; what else the likelihood has (dispersion,
+r"""The map $f_\theta$; its noise Q; the readout C and b; what else the likelihood has (dispersion,
 noise, scale); the initial state."""
 
 FIXED = {"bin_width", "dt", "df", "low", "high"}

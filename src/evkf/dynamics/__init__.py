@@ -1,4 +1,4 @@
-"""Models of the latent dynamics $p_\\theta(z_t | z_{t-1}, u_t)$."""
+r"""Models of the latent dynamics $p_\theta(z_t | z_{t-1}, u_t)$."""
 
 from evkf.dynamics.base import Dynamics, GaussianDynamics
 from evkf.dynamics.driven import Driven

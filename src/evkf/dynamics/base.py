@@ -1,4 +1,4 @@
-"""What every model of the latent dynamics offers: the map $\\lambda_\\theta(z)$.
+r"""What every model of the latent dynamics offers: the map $\lambda_\theta(z)$.
 
 Paper: the conditional exponential family of section 3.1.
 """
@@ -20,13 +20,13 @@ from evkf.types import Belief, Input, Matrix, Vector
 
 
 class Dynamics(eqx.Module):
-    """A conditional exponential family $p_\\theta(z_t | z_{t-1}, u_t)$.
+    r"""A conditional exponential family $p_\theta(z_t | z_{t-1}, u_t)$.
 
     Inputs u (a stimulus, a stimulation) are vectors of length `num_inputs`, which may be zero.
     """
 
     family: eqx.AbstractVar[Family]
-    """The family of $p_\\theta(z_t | z_{t-1})$."""
+    r"""The family of $p_\theta(z_t | z_{t-1})$."""
     num_inputs: eqx.AbstractVar[int]
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Dynamics(eqx.Module):
 
 
 class GaussianDynamics(Dynamics):
-    """Additive Gaussian noise: $z_t \\sim N(f_\\theta(z_{t-1}, u_t), Q)$."""
+    r"""Additive Gaussian noise: $z_t \sim N(f_\theta(z_{t-1}, u_t), Q)$."""
 
     noise: eqx.AbstractVar[Covariance]
     any_coordinates: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class GaussianDynamics(Dynamics):
 
     @abstractmethod
     def mean(self, z: Vector, u: Input) -> Vector:
-        """$f_\\theta(z, u)$."""
+        r"""$f_\theta(z, u)$."""
 
     def visited(self, mean: Vector, std: Vector) -> Self:
         """The same dynamics after a state was there: what is learned may keep to such places."""

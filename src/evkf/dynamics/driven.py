@@ -14,7 +14,7 @@ from evkf.types import Input, Vector
 
 
 class Driven(GaussianDynamics):
-    """$z_t \\sim N(f_\\theta(z_{t-1}) + B u_t, Q)$ with f and Q of dynamics without inputs.
+    r"""$z_t \sim N(f_\theta(z_{t-1}) + B u_t, Q)$ with f and Q of dynamics without inputs.
 
     For stimulation whose effect is known from elsewhere, while the rest is learned; learning the
     dynamics refines B too.

@@ -12,7 +12,7 @@ from evkf.types import Input, Matrix, Vector
 
 
 class Linear(GaussianDynamics):
-    """$z_t \\sim N(A z_{t-1} + B u_t + c, Q)$.
+    r"""$z_t \sim N(A z_{t-1} + B u_t + c, Q)$.
 
     Args:
         weight: A, (latents, latents).

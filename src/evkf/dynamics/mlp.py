@@ -63,7 +63,7 @@ class Network(eqx.Module):
 
 
 class ResidualMLP(GaussianDynamics):
-    """$z_t \\sim N(z_{t-1} + \\text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
+    r"""$z_t \sim N(z_{t-1} + \text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
 
     A network whose output is near zero is a random walk: where learning starts. The units of the
     first layer bend at places spread over states of order one.

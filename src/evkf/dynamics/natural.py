@@ -46,11 +46,11 @@ def _check_length(
 
 
 class NaturalDynamics(Dynamics):
-    """The general map $\\lambda_\\theta(z)$: a network into the valid natural parameters of any
+    r"""The general map $\lambda_\theta(z)$: a network into the valid natural parameters of any
     family.
 
     For the Gaussian the precision depends on the state; for the continuous Bernoulli and the
-    Bernoulli the output is $\\lambda$ itself. How raw outputs become parameters is
+    Bernoulli the output is $\lambda$ itself. How raw outputs become parameters is
     `family.from_unconstrained`.
 
     Args:
@@ -82,9 +82,9 @@ class NaturalDynamics(Dynamics):
 
 
 class GammaDynamics(Dynamics):
-    """Positive states: $z_t \\sim \\text{Gamma}(b_0 f^2, b_0 f)$ with mean f and variance $1/b_0$.
+    r"""Positive states: $z_t \sim \text{Gamma}(b_0 f^2, b_0 f)$ with mean f and variance $1/b_0$.
 
-    $f = \\text{softplus}$ of the network. Paper: sec:gamma.
+    $f = \text{softplus}$ of the network. Paper: sec:gamma.
 
     Args:
         network: Maps $[z, u]$ to one number per latent.
@@ -120,14 +120,14 @@ class GammaDynamics(Dynamics):
 
 
 class BetaDynamics(Dynamics):
-    """Peaked states between 0 and 1: $z_t \\sim \\text{Beta}(\\kappa f, \\kappa(1 - f))$, mean f.
+    r"""Peaked states between 0 and 1: $z_t \sim \text{Beta}(\kappa f, \kappa(1 - f))$, mean f.
 
-    $f = \\text{sigmoid}$ of the network.
+    $f = \text{sigmoid}$ of the network.
 
     Args:
         network: Maps $[z, u]$ to one number per latent.
         dim: Latent dimensions.
-        concentration: $\\kappa$; the variance is $f(1 - f)/(\\kappa + 1)$.
+        concentration: $\kappa$; the variance is $f(1 - f)/(\kappa + 1)$.
         num_inputs: Length of u.
 
     Example:

@@ -19,9 +19,9 @@ between neighbours."""
 
 
 class ResidualRBF(GaussianDynamics):
-    """$z_t \\sim N(z_{t-1} + \\Phi(z_{t-1}, u_t)^\\top W, Q)$ with Gaussian radial basis functions.
+    r"""$z_t \sim N(z_{t-1} + \Phi(z_{t-1}, u_t)^\top W, Q)$ with Gaussian radial basis functions.
 
-    $\\Phi = [\\exp(-\\tfrac12 |(z - c_k)/w|^2)]_k$ with the inputs $u_t$ behind. Without weights it
+    $\Phi = [\exp(-\tfrac12 |(z - c_k)/w|^2)]_k$ with the inputs $u_t$ behind. Without weights it
     is a random walk, and so it is far from all centres. Given the centres it is linear in W, which
     recursive least squares can learn.
 
@@ -64,7 +64,7 @@ class ResidualRBF(GaussianDynamics):
         self.num_inputs = num_inputs
 
     def features(self, z: Vector, u: Input) -> Float[Array, " D"]:
-        """$\\Phi(z, u)$: the functions at z, then the inputs."""
+        r"""$\Phi(z, u)$: the functions at z, then the inputs."""
         distance = (z - self.centres) / jnp.exp(self.log_width)
         return jnp.concatenate([jnp.exp(-0.5 * jnp.sum(distance**2, axis=-1)), u])
 

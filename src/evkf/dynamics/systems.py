@@ -16,7 +16,7 @@ from evkf.types import Input, Matrix, Scalar, Vector
 
 
 class System(GaussianDynamics):
-    """A known flow plus inputs: $z_t \\sim N(z + g(z) + B u_t, Q)$."""
+    r"""A known flow plus inputs: $z_t \sim N(z + g(z) + B u_t, Q)$."""
 
     input_weight: eqx.AbstractVar[Float[Array, "L U"]]
 
@@ -33,10 +33,10 @@ class System(GaussianDynamics):
 
 
 class VanDerPol(System):
-    """The Van der Pol oscillator, a stable limit cycle in the plane.
+    r"""The Van der Pol oscillator, a stable limit cycle in the plane.
 
-    $z_1' = z_1 + \\frac{\\Delta}{\\tau_1} z_2$,
-    $z_2' = z_2 + \\frac{\\Delta}{\\tau_2}(\\gamma(1 - z_1^2)z_2 - z_1)$.
+    $z_1' = z_1 + \frac{\Delta}{\tau_1} z_2$,
+    $z_2' = z_2 + \frac{\Delta}{\tau_2}(\gamma(1 - z_1^2)z_2 - z_1)$.
     Paper: eq:vdp_generative_model, with its misplaced square mended.
 
     Example:
@@ -70,9 +70,9 @@ class VanDerPol(System):
 
 
 class ChaoticRNN(System):
-    """A rate network, chaotic for strong coupling.
+    r"""A rate network, chaotic for strong coupling.
 
-    $z' = z + \\frac{\\Delta}{\\tau}(\\gamma W \\tanh z - z)$.
+    $z' = z + \frac{\Delta}{\tau}(\gamma W \tanh z - z)$.
     Paper: the system of table:chaotic_rnn; the defaults are the published protocol of Campbell et
     al. 2021.
 
@@ -80,7 +80,7 @@ class ChaoticRNN(System):
         weight: W, (latents, latents), usually with entries of variance 1/L.
         gamma: Coupling.
         tau: Time constant.
-        dt: Step $\\Delta$.
+        dt: Step $\Delta$.
         noise: Q.
         input_weight: B, (latents, inputs).
 
@@ -164,9 +164,9 @@ class Lorenz(System):
 
 
 class RingAttractor(System):
-    """A circle of fixed points in the plane: states fall onto it and drift along it by noise alone.
+    r"""A circle of fixed points in the plane: states fall onto it and drift along it by noise alone.
 
-    $z' = z + \\Delta \\kappa (1 - |z|^2 / r^2) z$.
+    $z' = z + \Delta \kappa (1 - |z|^2 / r^2) z$.
 
     Example:
         >>> import jax.numpy as jnp

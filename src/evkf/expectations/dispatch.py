@@ -1,4 +1,4 @@
-"""How $E_q[\\log p(y|z)]$ and its derivatives are computed, for every family and likelihood.
+r"""How $E_q[\log p(y|z)]$ and its derivatives are computed, for every family and likelihood.
 
 | family | likelihood | way |
 |---|---|---|
@@ -69,7 +69,7 @@ Start = Callable[[], tuple[Ell, Bool[Array, ""]]]
 
 
 class Whitened(NamedTuple):
-    """The expected log-likelihood as a function of u with $z = \\bar m + \\bar S u$.
+    r"""The expected log-likelihood as a function of u with $z = \bar m + \bar S u$.
 
     `start` is `evaluate` at the prediction, with the first site of an update (see
     `ReadoutLikelihood.each_start`), and whether that is the true one.
@@ -118,12 +118,12 @@ def whitened(
     key: Key,
     num_samples: int,
 ) -> Whitened:
-    """Prepare one update of a Gaussian belief: everything that does not change between iterations.
+    r"""Prepare one update of a Gaussian belief: everything that does not change between iterations.
 
     Args:
         likelihood: The observation model.
-        mean: Predicted mean $\\bar m$.
-        root: Root $\\bar S$ of the predicted covariance.
+        mean: Predicted mean $\bar m$.
+        root: Root $\bar S$ of the predicted covariance.
         y: Observation.
         mask: Which channels were observed.
         key: Randomness for the sampled way; the same samples serve the whole update.

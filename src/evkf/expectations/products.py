@@ -26,9 +26,9 @@ def product_ell(
     num_samples: int,
     prior: Nat,
 ) -> Callable[[Nat], Scalar]:
-    """The expected log-likelihood as a differentiable function of the natural parameters.
+    r"""The expected log-likelihood as a differentiable function of the natural parameters.
 
-    It is $-\\infty$ where the expectation does not exist.
+    It is $-\infty$ where the expectation does not exist.
 
     Args:
         family: Of the belief, a product of univariate ones.
@@ -120,7 +120,7 @@ def _product_poisson(
 
 
 def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    """$\\log E[e^{cz}] = -\\alpha \\log(1 - c/\\beta)$, infinite unless $c < \\beta$."""
+    r"""$\log E[e^{cz}] = -\alpha \log(1 - c/\beta)$, infinite unless $c < \beta$."""
     shape, rate = nat[:, 0] + 1, -nat[:, 1]
     ratio = C / rate
     feasible = ratio < 1
@@ -128,7 +128,7 @@ def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array
 
 
 def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    """$\\log E[e^{cz}] = A(\\lambda + c) - A(\\lambda)$, since z is its own sufficient
+    r"""$\log E[e^{cz}] = A(\lambda + c) - A(\lambda)$, since z is its own sufficient
     statistic.
     """
     family = fam.ContinuousBernoulliFamily(nat.shape[0])
@@ -148,13 +148,13 @@ _TILT: dict[type[fam.Family], Callable[[Nat, Array], Array]] = {
 
 
 def can_tilt(family: fam.Family) -> bool:
-    """Whether $\\log E[e^{cz}]$ has a closed form."""
+    r"""Whether $\log E[e^{cz}]$ has a closed form."""
     parts = family.parts if isinstance(family, fam.ProductFamily) else (family,)
     return all(type(part) in _TILT for part in parts)
 
 
 def tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    """$\\log E[e^{cz}]$ of every dimension, part by part."""
+    r"""$\log E[e^{cz}]$ of every dimension, part by part."""
     if not isinstance(family, fam.ProductFamily):
         return _TILT[type(family)](nat, C)
     ends = np.cumsum([part.dim for part in family.parts])[:-1]
@@ -163,9 +163,9 @@ def tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "
 
 
 def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
-    """Where an update can begin: the prediction, unless its expected rate is infinite.
+    r"""Where an update can begin: the prediction, unless its expected rate is infinite.
 
-    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \\beta_l$. The optimum
+    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \beta_l$. The optimum
     may exist though the prediction is infeasible: begin from the same mean with a rate that is.
     """
     if isinstance(likelihood, lik.Joint):

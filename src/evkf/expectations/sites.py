@@ -1,4 +1,4 @@
-"""Expectations of one channel: $E_{N(a, v)}[\\log p(y|x)]$ with its derivatives in a.
+r"""Expectations of one channel: $E_{N(a, v)}[\log p(y|x)]$ with its derivatives in a.
 
 With a linear readout every channel sees a one-dimensional Gaussian, however many latents there are.
 """

@@ -1,4 +1,4 @@
-"""Exponential families for the latent state.
+r"""Exponential families for the latent state.
 
 Every one is a `Family`: natural and mean parameters, log-partition, density, entropy, divergence,
 samples and deterministic nodes, each accurate to rounding over the family's whole range.
@@ -8,10 +8,10 @@ samples and deterministic nodes, each accurate to rounding over the family's who
 | `GaussianFamily` | real, correlated | mean and covariance | yes |
 | `LowRankGaussianFamily` | real, many, correlated | mean, variances and a factor | yes |
 | `DiagonalGaussianFamily` | real | $(m/v, -1/2v)$ | yes |
-| `GammaFamily` | positive | $(\\alpha - 1, -\\beta)$ | yes |
-| `BetaFamily` | in (0, 1) | $(\\alpha - 1, \\beta - 1)$ | yes |
-| `ContinuousBernoulliFamily` | in [0, 1] | $\\lambda$ | no |
-| `BernoulliFamily` | 0 or 1 | $\\lambda$ | no |
+| `GammaFamily` | positive | $(\alpha - 1, -\beta)$ | yes |
+| `BetaFamily` | in (0, 1) | $(\alpha - 1, \beta - 1)$ | yes |
+| `ContinuousBernoulliFamily` | in [0, 1] | $\lambda$ | no |
+| `BernoulliFamily` | 0 or 1 | $\lambda$ | no |
 | `ProductFamily` | blocks of the univariate ones | those of its parts | if all parts' |
 """
 

@@ -1,9 +1,9 @@
-"""What every exponential family of latent states offers.
+r"""What every exponential family of latent states offers.
 
 A family is stored in one fixed form, its *belief*: mean and covariance for the full Gaussian,
 mean, diagonal and factor for the low-rank one, natural parameters for everything else. The paper's
-coordinates are always one call away: `nat(belief)` gives $\\lambda$, `to_mean(nat)` gives
-$\\mu = E[t(z)] = \\nabla A(\\lambda)$.
+coordinates are always one call away: `nat(belief)` gives $\lambda$, `to_mean(nat)` gives
+$\mu = E[t(z)] = \nabla A(\lambda)$.
 
 Paper: eq:expfam, with constant base measure throughout.
 """
@@ -47,9 +47,9 @@ def tensor_nodes(points: Float[Array, "2 L"], weights: Float[Array, "2 L"]) -> N
 
 
 class Family(eqx.Module):
-    """An exponential family with constant base measure over `dim` latent dimensions.
+    r"""An exponential family with constant base measure over `dim` latent dimensions.
 
-    $q(z) = h \\exp(\\lambda^\\top t(z) - A(\\lambda))$.
+    $q(z) = h \exp(\lambda^\top t(z) - A(\lambda))$.
     """
 
     dim: eqx.AbstractVar[int]
@@ -61,15 +61,15 @@ class Family(eqx.Module):
 
     @abstractmethod
     def nat(self, belief: Belief) -> Nat:
-        """Natural parameters $\\lambda$ of a belief."""
+        r"""Natural parameters $\lambda$ of a belief."""
 
     @abstractmethod
     def from_nat(self, nat: Nat) -> Belief:
-        """The belief with natural parameters $\\lambda$."""
+        r"""The belief with natural parameters $\lambda$."""
 
     @abstractmethod
     def to_mean(self, nat: Nat) -> Nat:
-        """Mean parameters $\\mu = \\nabla A(\\lambda)$."""
+        r"""Mean parameters $\mu = \nabla A(\lambda)$."""
 
     @abstractmethod
     def to_nat(self, mean_params: Nat) -> Nat:
@@ -77,7 +77,7 @@ class Family(eqx.Module):
 
     @abstractmethod
     def log_partition(self, nat: Nat) -> Scalar:
-        """Log-partition $A(\\lambda)$."""
+        r"""Log-partition $A(\lambda)$."""
 
     @abstractmethod
     def stats(self, z: Vector) -> Nat:
@@ -174,7 +174,7 @@ class Univariate(Family):
 
     @abstractmethod
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
-        """Gradient in mean parameters from the gradient in natural ones: $F(\\lambda)^{-1} g$.
+        r"""Gradient in mean parameters from the gradient in natural ones: $F(\lambda)^{-1} g$.
 
         $F$ is nearly singular at extreme parameters: solve with a Schur complement in closed form.
         """

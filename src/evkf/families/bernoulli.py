@@ -14,10 +14,10 @@ from evkf.types import Belief, Key
 
 
 class BernoulliFamily(Symmetric):
-    """Independent Bernoulli states, $q(z) = \\exp(\\lambda z - A(\\lambda))$ for z in {0, 1}.
+    r"""Independent Bernoulli states, $q(z) = \exp(\lambda z - A(\lambda))$ for z in {0, 1}.
 
-    $A(\\lambda) = \\log(1 + e^\\lambda)$, mean $\\sigma(\\lambda)$, variance
-    $\\sigma(\\lambda)\\sigma(-\\lambda)$. Log-probability and entropy are those of the discrete
+    $A(\lambda) = \log(1 + e^\lambda)$, mean $\sigma(\lambda)$, variance
+    $\sigma(\lambda)\sigma(-\lambda)$. Log-probability and entropy are those of the discrete
     distribution. The mean fixes the variance, so the variance correction does not apply. Samples
     carry the straight-through gradient, which is exact for expectations of linear functions only.
 

@@ -26,14 +26,14 @@ _LEAST_SHAPE = 1e-4
 
 
 class BetaFamily(Univariate):
-    """Independent Beta states with shapes $\\alpha$ and $\\beta$.
+    r"""Independent Beta states with shapes $\alpha$ and $\beta$.
 
-    $t(z) = (\\log z, \\log(1-z))$, $\\lambda = (\\alpha - 1, \\beta - 1)$,
-    $A = \\log B(\\alpha, \\beta)$, $\\mu = (\\psi(\\alpha) - \\psi(s), \\psi(\\beta) - \\psi(s))$
-    with $s = \\alpha + \\beta$, mean $m = \\alpha/s$, variance $m(1-m)/(s+1)$. Shapes from 1e-3 to
-    1e6 keep their digits: with $h(x) = x - 1 - \\log x$ and Stirling's remainder $r$, the log
-    density is $-\\alpha h(z/m) - \\beta h((1-z)/(1-m)) - \\log z(1-z)
-    + \\tfrac12\\log(\\alpha\\beta/2\\pi s) - r(\\alpha) - r(\\beta) + r(s)$, and so on.
+    $t(z) = (\log z, \log(1-z))$, $\lambda = (\alpha - 1, \beta - 1)$,
+    $A = \log B(\alpha, \beta)$, $\mu = (\psi(\alpha) - \psi(s), \psi(\beta) - \psi(s))$
+    with $s = \alpha + \beta$, mean $m = \alpha/s$, variance $m(1-m)/(s+1)$. Shapes from 1e-3 to
+    1e6 keep their digits: with $h(x) = x - 1 - \log x$ and Stirling's remainder $r$, the log
+    density is $-\alpha h(z/m) - \beta h((1-z)/(1-m)) - \log z(1-z)
+    + \tfrac12\log(\alpha\beta/2\pi s) - r(\alpha) - r(\beta) + r(s)$, and so on.
 
     In float32 the *mean* parameters of concentrated beliefs do not hold the shapes, as for `Gamma`.
 
@@ -92,7 +92,7 @@ class BetaFamily(Univariate):
         return _solve(_curvature(_unpack(nat)), grad.T).T
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        """Newton's method for $\\psi(s) - \\psi(\\alpha) = -\\mu_1$ and the like of $\\beta$."""
+        r"""Newton's method for $\psi(s) - \psi(\alpha) = -\mu_1$ and the like of $\beta$."""
         target = -mean_params.T
         # Geometric means sum to less than one; rounding may hide it, so raise the smaller target.
         eps = float(jnp.finfo(target.dtype).eps)
@@ -154,7 +154,7 @@ def _unpack(nat: Float[Array, "L 2"]) -> Float[Array, "2 L"]:
 
 
 def _saddle(shapes: Float[Array, "2 L"]) -> Vector:
-    """$\\log B$ less its large part $a\\log m + b\\log(1-m)$."""
+    r"""$\log B$ less its large part $a\log m + b\log(1-m)$."""
     remainder = stirling(jnp.concatenate([shapes, jnp.sum(shapes, 0, keepdims=True)]), 0)
     return (
         0.5 * jnp.log(2 * math.pi * jnp.sum(1 / shapes, 0))

@@ -13,10 +13,10 @@ from evkf.types import Belief, Key
 
 
 class ContinuousBernoulliFamily(Symmetric):
-    """Independent continuous Bernoulli states, $q(z) = \\exp(\\lambda z - A(\\lambda))$ on [0, 1].
+    r"""Independent continuous Bernoulli states, $q(z) = \exp(\lambda z - A(\lambda))$ on [0, 1].
 
-    $A(\\lambda) = \\log((e^\\lambda - 1)/\\lambda)$, smooth through $\\lambda = 0$, the uniform;
-    the mean is $1/(1 - e^{-\\lambda}) - 1/\\lambda$. The mean fixes the variance, so a belief
+    $A(\lambda) = \log((e^\lambda - 1)/\lambda)$, smooth through $\lambda = 0$, the uniform;
+    the mean is $1/(1 - e^{-\lambda}) - 1/\lambda$. The mean fixes the variance, so a belief
     cannot be narrow inside the interval and the variance correction does not apply.
 
     Example:
@@ -34,7 +34,7 @@ class ContinuousBernoulliFamily(Symmetric):
         return log_uniform(nat, order)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        """Newton's method; $|\\lambda|$ is at most the reciprocal of the rounding unit."""
+        r"""Newton's method; $|\lambda|$ is at most the reciprocal of the rounding unit."""
         unit = float(jnp.finfo(mean_params.dtype).epsneg)
         inner = jnp.clip(mean_params, unit, 1 - unit)
         edge = jnp.minimum(inner, 1 - inner)  # the mean at -x, x >= 0

@@ -15,10 +15,10 @@ from evkf.types import Belief, Key, Nat, Vector
 
 
 class DiagonalGaussianFamily(Univariate):
-    """Independent Gaussian states with mean $m$ and variance $v$.
+    r"""Independent Gaussian states with mean $m$ and variance $v$.
 
-    $t(z) = (z, z^2)$, $\\lambda = (m/v, -1/2v)$, $A = \\tfrac12 (m^2/v + \\log v)$ with base
-    measure $(2\\pi)^{-L/2}$, $\\mu = (m, v + m^2)$.
+    $t(z) = (z, z^2)$, $\lambda = (m/v, -1/2v)$, $A = \tfrac12 (m^2/v + \log v)$ with base
+    measure $(2\pi)^{-L/2}$, $\mu = (m, v + m^2)$.
 
     Example:
         >>> import jax.numpy as jnp
@@ -65,7 +65,7 @@ class DiagonalGaussianFamily(Univariate):
         return jnp.stack([grad[:, 0] / var - 2 * mean * second, second], -1)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        """The variance is at least the rounding error of $\\mu_2 - \\mu_1^2$."""
+        r"""The variance is at least the rounding error of $\mu_2 - \mu_1^2$."""
         mean, second = mean_params[:, 0], mean_params[:, 1]
         info = jnp.finfo(mean.dtype)
         return _pack(mean, jnp.maximum(second - mean**2, info.eps * second + info.tiny))
@@ -92,7 +92,7 @@ class DiagonalGaussianFamily(Univariate):
         return mean + jnp.sqrt(var) * jax.random.normal(key, (num, self.dim), mean.dtype)
 
     def nodes(self, belief: Belief) -> Nodes:
-        """Spherical cubature in any dimension: $m \\pm \\sqrt{L v_l}\\,e_l$, equal weights."""
+        r"""Spherical cubature in any dimension: $m \pm \sqrt{L v_l}\,e_l$, equal weights."""
         mean, var = _moments(belief)
         offsets = jnp.diag(jnp.sqrt(self.dim * var))
         points = jnp.concatenate([mean + offsets, mean - offsets])

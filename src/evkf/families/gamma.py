@@ -19,16 +19,16 @@ _LEAST_MEAN = 1e-12
 
 
 class GammaFamily(Univariate):
-    """Independent Gamma states with shape $\\alpha$ and rate $\\beta$.
+    r"""Independent Gamma states with shape $\alpha$ and rate $\beta$.
 
-    $t(z) = (\\log z, z)$, $\\lambda = (\\alpha - 1, -\\beta)$, $A = \\log\\Gamma(\\alpha) -
-    \\alpha\\log\\beta$, $\\mu = (\\psi(\\alpha) - \\log\\beta, m)$, mean $m = \\alpha/\\beta$.
-    Shapes from 1e-3 to 1e6 keep their digits: with $h(x) = x - 1 - \\log x$ and Stirling's
-    remainder $r$, the log density is $-\\alpha h(z/m) - \\log z + \\tfrac12\\log(\\alpha/2\\pi) -
-    r(\\alpha)$, and so on.
+    $t(z) = (\log z, z)$, $\lambda = (\alpha - 1, -\beta)$, $A = \log\Gamma(\alpha) -
+    \alpha\log\beta$, $\mu = (\psi(\alpha) - \log\beta, m)$, mean $m = \alpha/\beta$.
+    Shapes from 1e-3 to 1e6 keep their digits: with $h(x) = x - 1 - \log x$ and Stirling's
+    remainder $r$, the log density is $-\alpha h(z/m) - \log z + \tfrac12\log(\alpha/2\pi) -
+    r(\alpha)$, and so on.
 
-    In float32 the *mean* parameters of a shape above 1e5 do not hold that shape: $\\log m - \\mu_1
-    \\approx 1/2\\alpha$ drowns in the rounding of $\\mu_1$. `to_nat` then returns a valid belief
+    In float32 the *mean* parameters of a shape above 1e5 do not hold that shape: $\log m - \mu_1
+    \approx 1/2\alpha$ drowns in the rounding of $\mu_1$. `to_nat` then returns a valid belief
     with those mean parameters, to rounding, and a shape of at most 4e6.
 
     Example:
@@ -88,7 +88,7 @@ class GammaFamily(Univariate):
         return jnp.stack([first, rate / shape * (rate * grad[:, 1] - first)], -1)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        """Newton's method for $\\log\\alpha - \\psi(\\alpha) = \\log\\mu_2 - \\mu_1$."""
+        r"""Newton's method for $\log\alpha - \psi(\alpha) = \log\mu_2 - \mu_1$."""
         mean = mean_params[:, 1]
         eps = float(jnp.finfo(mean.dtype).eps)
         gap = jnp.maximum(jnp.log(mean) - mean_params[:, 0], eps)

@@ -24,14 +24,14 @@ class GaussianBelief(NamedTuple):
 
 
 class GaussianNat(NamedTuple):
-    """Natural parameters $(P^{-1}m, -\\tfrac12 P^{-1})$ (the print's first one is an erratum)."""
+    r"""Natural parameters $(P^{-1}m, -\tfrac12 P^{-1})$ (the print's first one is an erratum)."""
 
     linear: Vector
     quadratic: Matrix
 
 
 class GaussianMean(NamedTuple):
-    """Mean parameters $(E[z], E[zz^\\top])$."""
+    r"""Mean parameters $(E[z], E[zz^\top])$."""
 
     first: Vector
     second: Matrix
@@ -114,7 +114,7 @@ class GaussianFamily(Family):
         return GaussianBelief(mean, cov)
 
     def nodes(self, belief: GaussianBelief) -> Nodes:
-        """Spherical cubature: $m \\pm \\sqrt{L}$ times the columns of a root of P, equal
+        r"""Spherical cubature: $m \pm \sqrt{L}$ times the columns of a root of P, equal
         weights.
         """
         return cubature(belief.mean, cholesky(belief.cov))

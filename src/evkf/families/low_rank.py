@@ -23,7 +23,7 @@ Factor = Float[Array, "L R"]
 
 
 class LowRankBelief(NamedTuple):
-    """Mean $m$ and covariance $\\text{diag}(d) + UU^\\top$."""
+    r"""Mean $m$ and covariance $\text{diag}(d) + UU^\top$."""
 
     mean: Vector
     diagonal: Vector
@@ -31,14 +31,14 @@ class LowRankBelief(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    """Of $P = \\text{diag}(d) + UU^\\top$: $P^{-1} = \\text{diag}(d)^{-1} - BB^\\top$."""
+    r"""Of $P = \text{diag}(d) + UU^\top$: $P^{-1} = \text{diag}(d)^{-1} - BB^\top$."""
 
     diagonal: Vector
     """$d$ itself."""
     factor: Factor
     """$B$."""
     log_det_root: Scalar
-    """$\\tfrac12 \\log |P|$."""
+    r"""$\tfrac12 \log |P|$."""
 
     def times(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
         """$P^{-1}$ times a vector, or the columns of a matrix."""
@@ -58,7 +58,7 @@ def inverse(diagonal: Vector, factor: Factor) -> Inverse:
 
 
 class LowRankGaussianFamily(Family):
-    """Gaussian with covariance $\\text{diag}(d) + UU^\\top$, U of `rank` columns.
+    r"""Gaussian with covariance $\text{diag}(d) + UU^\top$, U of `rank` columns.
 
     What the filter needs costs $O(LR^2)$ rather than $O(L^3)$. Natural and mean parameters are
     those of the full Gaussian, and cost what they cost there.

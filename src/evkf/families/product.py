@@ -14,9 +14,9 @@ from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
 
 class ProductFamily(Family):
-    """Independent blocks of dimensions, each with a univariate family of its own.
+    r"""Independent blocks of dimensions, each with a univariate family of its own.
 
-    $q(z) = \\prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$. Beliefs, natural and mean
+    $q(z) = \prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$. Beliefs, natural and mean
     parameters are tuples with one array per part; $A$, entropy and KL are sums over the parts.
 
     Example:
@@ -60,7 +60,7 @@ class ProductFamily(Family):
         return self._map(lambda part, x: part.to_nat(x), mean_params)
 
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
-        """$F(\\lambda)^{-1} g$, part by part."""
+        r"""$F(\lambda)^{-1} g$, part by part."""
         return self._map(lambda part, x, g: part.natural_gradient(x, g), nat, grad)
 
     def log_partition(self, nat: Nat) -> Scalar:

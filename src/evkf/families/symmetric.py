@@ -13,9 +13,9 @@ from evkf.types import Nat, Vector
 
 
 class Symmetric(Univariate):
-    """A one-parameter member on [0, 1] with $t(z) = z$ that $z \\to 1-z$ only turns over.
+    r"""A one-parameter member on [0, 1] with $t(z) = z$ that $z \to 1-z$ only turns over.
 
-    That is, $A(-\\lambda) = A(\\lambda) - \\lambda$. So everything is computed at $-|\\lambda|$,
+    That is, $A(-\lambda) = A(\lambda) - \lambda$. So everything is computed at $-|\lambda|$,
     where the mean is small and loses no digits, and mirrored.
     """
 
@@ -24,7 +24,7 @@ class Symmetric(Univariate):
     correctable: ClassVar[bool] = False
 
     reach: eqx.AbstractClassVar[float]
-    """Share of $|\\lambda|$ over which $A''$ is a polynomial of low degree, to rounding."""
+    r"""Share of $|\lambda|$ over which $A''$ is a polynomial of low degree, to rounding."""
 
     @staticmethod
     @abstractmethod
@@ -79,5 +79,5 @@ class Symmetric(Univariate):
 
 
 def _fold(nat: Float[Array, "L 1"]) -> Vector:
-    """Sign that brings $\\lambda$ to $-|\\lambda|$; +1 at 0, to keep derivatives right there."""
+    r"""Sign that brings $\lambda$ to $-|\lambda|$; +1 at 0, to keep derivatives right there."""
     return jnp.where(nat[:, 0] > 0, -1, 1).astype(nat.dtype)

@@ -1,4 +1,4 @@
-"""Observation models $p_\\psi(y|z)$."""
+r"""Observation models $p_\psi(y|z)$."""
 
 from evkf.likelihoods.base import Likelihood, ReadoutLikelihood, Site
 from evkf.likelihoods.bernoulli import Bernoulli

@@ -25,11 +25,11 @@ ChannelCov = Float[Array, " N"] | Float[Array, "N N"]
 
 
 class Site(NamedTuple):
-    """Per channel: $E[\\ell]$, $E[\\ell']$ and $E[\\ell'']$ of the kernel $\\ell(a)$ of $\\log
+    r"""Per channel: $E[\ell]$, $E[\ell']$ and $E[\ell'']$ of the kernel $\ell(a)$ of $\log
     p(y|a)$.
 
     By the identities of Bonnet and Price these are also the value and the derivatives of the
-    expected log-likelihood: $\\partial_a = E[\\ell']$ and $\\partial_v = \\tfrac12 E[\\ell'']$.
+    expected log-likelihood: $\partial_a = E[\ell']$ and $\partial_v = \tfrac12 E[\ell'']$.
     """
 
     value: Channels
@@ -38,11 +38,11 @@ class Site(NamedTuple):
 
 
 class Likelihood(eqx.Module):
-    """An observation model $p_\\psi(y|z)$."""
+    r"""An observation model $p_\psi(y|z)$."""
 
     num_channels: eqx.AbstractVar[int]
     log_concave: eqx.AbstractVar[bool]
-    """Whether $\\log p(y|z)$ is concave in z for every y."""
+    r"""Whether $\log p(y|z)$ is concave in z for every y."""
 
     @abstractmethod
     def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
@@ -114,7 +114,7 @@ class ReadoutLikelihood(Likelihood):
         return jnp.ones_like(self.b)
 
     def each_site(self, a: Channels, v: Channels, y: Channels) -> Site | None:
-        """The closed form of the three expectations over $a \\sim N(a, v)$, if there is one."""
+        r"""The closed form of the three expectations over $a \sim N(a, v)$, if there is one."""
         return None
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:

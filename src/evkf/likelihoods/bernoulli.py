@@ -14,7 +14,7 @@ from evkf.types import Key, Scalar
 
 
 class Bernoulli(ReadoutLikelihood):
-    """$y_n \\in \\{0, 1\\}$ with odds $\\Delta \\exp(C_n z + b_n)$.
+    r"""$y_n \in \{0, 1\}$ with odds $\Delta \exp(C_n z + b_n)$.
 
     For short bins the probability is the Poisson rate times the bin width; with the default width
     of 1 this is logistic regression.
@@ -22,7 +22,7 @@ class Bernoulli(ReadoutLikelihood):
     Args:
         C: Readout, (channels, latents).
         b: Offset of the log odds, (channels,).
-        bin_width: $\\Delta$.
+        bin_width: $\Delta$.
 
     Example:
         >>> import jax.numpy as jnp

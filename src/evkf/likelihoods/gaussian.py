@@ -17,13 +17,13 @@ from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 
 class Gaussian(Likelihood):
-    """$y \\sim N(Cz + b, R / \\Delta)$: the conjugate model, whose update is one Kalman step.
+    r"""$y \sim N(Cz + b, R / \Delta)$: the conjugate model, whose update is one Kalman step.
 
     Args:
         C: Readout, (channels, latents).
         b: Offset, (channels,).
         noise: R for a bin of width 1: a variance, one per channel, or a full matrix.
-        bin_width: Averaging over a bin of width $\\Delta$ divides the noise by it.
+        bin_width: Averaging over a bin of width $\Delta$ divides the noise by it.
 
     Example:
         >>> import jax.numpy as jnp

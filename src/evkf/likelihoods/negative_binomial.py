@@ -21,13 +21,13 @@ from evkf.types import Key, Scalar
 
 
 class NegativeBinomial(ReadoutLikelihood):
-    """Counts with mean $\\mu = \\Delta\\exp(C_n z + b_n)$ and variance $\\mu + \\mu^2 / r_n$.
+    r"""Counts with mean $\mu = \Delta\exp(C_n z + b_n)$ and variance $\mu + \mu^2 / r_n$.
 
     Args:
         C: Readout, (channels, latents).
         b: Offset of the log rate, (channels,).
         dispersion: $r$, a number or one per channel; large means Poisson.
-        bin_width: $\\Delta$.
+        bin_width: $\Delta$.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,7 +58,7 @@ class NegativeBinomial(ReadoutLikelihood):
         return y * log_rate - (y + r) * jax.nn.softplus(log_rate - self.log_dispersion)
 
     def each_constant(self, y: Channels) -> Channels:
-        """$\\log\\Gamma(y+r) - \\log\\Gamma(r) - y\\log r$, by Stirling's series where it would
+        r"""$\log\Gamma(y+r) - \log\Gamma(r) - y\log r$, by Stirling's series where it would
         cancel.
         """
         r = jnp.exp(self.log_dispersion) * jnp.ones_like(y)

@@ -23,14 +23,14 @@ LINKS = ("exp", "softplus")
 
 
 class Poisson(ReadoutLikelihood):
-    """$y_n \\sim \\text{Poisson}(\\Delta\\, g(C_n z + b_n))$, g exponential or softplus.
+    r"""$y_n \sim \text{Poisson}(\Delta\, g(C_n z + b_n))$, g exponential or softplus.
 
     Paper: eq:vdp_generative_model (whose printed expected log-likelihood drops b; see the errata).
 
     Args:
         C: Readout, (channels, latents).
         b: Offset in the link's argument, (channels,).
-        bin_width: $\\Delta$, so that rates are per unit of time.
+        bin_width: $\Delta$, so that rates are per unit of time.
         link: "exp" or "softplus".
 
     Example:

@@ -17,14 +17,14 @@ from evkf.types import Key, Scalar
 
 
 class StudentT(ReadoutLikelihood):
-    """$y_n = C_n z + b_n + s_n \\epsilon$ with $\\epsilon$ Student-t of `df` degrees of freedom.
+    r"""$y_n = C_n z + b_n + s_n \epsilon$ with $\epsilon$ Student-t of `df` degrees of freedom.
 
     Args:
         C: Readout, (channels, latents).
         b: Offset, (channels,).
         df: Degrees of freedom; the variance is infinite at 2 and below.
         scale: $s$, a number or one per channel, for a bin of width 1.
-        bin_width: Averaging over a bin of width $\\Delta$ divides the scale by $\\sqrt\\Delta$.
+        bin_width: Averaging over a bin of width $\Delta$ divides the scale by $\sqrt\Delta$.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +70,7 @@ class StudentT(ReadoutLikelihood):
         return a
 
     def each_var(self, a: Channels) -> Channels:
-        """$s^2\\nu/(\\nu - 2)$; at `df` of 2 and below, where there is none, the variance of the
+        r"""$s^2\nu/(\nu - 2)$; at `df` of 2 and below, where there is none, the variance of the
         normal distribution with the same central interval of 90 %.
         """
         heavy = self.df <= 2

@@ -14,7 +14,7 @@ REACH = (1.0, 4.0)
 
 @cache
 def gauss_hermite(num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights with $E[f(x)] \\approx \\sum_i w_i f(x_i)$ for standard normal x.
+    r"""Nodes and weights with $E[f(x)] \approx \sum_i w_i f(x_i)$ for standard normal x.
 
     Example:
         >>> x, w = gauss_hermite(20)

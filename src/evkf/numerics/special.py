@@ -1,8 +1,8 @@
-"""Special functions that stay accurate where the textbook forms cancel.
+r"""Special functions that stay accurate where the textbook forms cancel.
 
 What families need at extreme parameters are small differences of large numbers:
-$\\log\\Gamma(10^6)$ is 1.3e7, while a divergence between two such Gammas may be 1e-7. The way out,
-throughout: take the large parts away by hand (Stirling's formula, $r - 1 - \\log r$) and compute
+$\log\Gamma(10^6)$ is 1.3e7, while a divergence between two such Gammas may be 1e-7. The way out,
+throughout: take the large parts away by hand (Stirling's formula, $r - 1 - \log r$) and compute
 what remains as a sum of terms of one sign.
 
 Functions with an `order` argument are derivative ladders: `f(x, n)` is the n-th derivative for n up
@@ -70,14 +70,14 @@ def _ladder(body: Ladder) -> Ladder:
 
 
 def _atanh_gap(square: Real) -> Real:
-    """$\\operatorname{atanh}(y)/y - 1$ as a function of $y^2 \\le 1/9$."""
+    r"""$\operatorname{atanh}(y)/y - 1$ as a function of $y^2 \le 1/9$."""
     num = 17 if _double(square) else 8
     return square * horner(square, [1 / (2 * k + 3) for k in range(num)])
 
 
 @jax.custom_jvp
 def log_gap(x: Real, y: Real, excess: Real) -> Real:
-    """$h(y/x)$ with $h(r) = r - 1 - \\log r$: never negative, accurate relative to itself.
+    r"""$h(y/x)$ with $h(r) = r - 1 - \log r$: never negative, accurate relative to itself.
 
     Args:
         x: A positive number; gradients flow through it and y.
@@ -103,7 +103,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def relative_entropy(x: Real, y: Real, excess: Real) -> Real:
-    """$x\\log(x/y) - x + y = x h(y/x)$; arguments as for `log_gap`."""
+    r"""$x\log(x/y) - x + y = x h(y/x)$; arguments as for `log_gap`."""
     return x * log_gap(x, y, excess)
 
 
@@ -144,22 +144,22 @@ def _stirling(x: Real, order: int) -> Real:
 
 
 stirling = _ladder(_stirling)
-"""$r(x) = \\log\\Gamma(x) - (x - 1/2)\\log x + x - \\log(2\\pi)/2$ for $x > 0$."""
+r"""$r(x) = \log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2$ for $x > 0$."""
 
 
 def digamma(x: Real) -> Real:
-    """$\\psi(x)$ for $x > 0$."""
+    r"""$\psi(x)$ for $x > 0$."""
     return jnp.log(x) - 0.5 / x + stirling(x, 1)
 
 
 def trigamma(x: Real) -> Real:
-    """$\\psi'(x)$ for $x > 0$, a sum of positive terms."""
+    r"""$\psi'(x)$ for $x > 0$, a sum of positive terms."""
     return (1 + 0.5 / x) / x + stirling(x, 2)
 
 
 @jax.custom_jvp
 def digamma_rise(x: Real, step: Real) -> Real:
-    """$\\psi(x + d) - \\psi(x)$ for $x, d > 0$, accurate relative to itself."""
+    r"""$\psi(x + d) - \psi(x)$ for $x, d > 0$, accurate relative to itself."""
     end = x + step
     return jnp.log1p(step / x) + 0.5 * step / x / end + rise(stirling, x, end, step, x / 3)
 
@@ -173,7 +173,7 @@ def _(primals, tangents):
 
 
 def trigamma_drop(x: Real, step: Real) -> Real:
-    """Fall of $\\psi'(x) - 1/x$ from $x$ to $x + d$, both positive, accurate relative to itself."""
+    r"""Fall of $\psi'(x) - 1/x$ from $x$ to $x + d$, both positive, accurate relative to itself."""
     end = x + step
     rational = 0.5 * step / x / end * (1 / x + 1 / end)
     return rational - rise(_stirling_slope, x, end, step, x / 3)
@@ -187,7 +187,7 @@ def _stirling_slope(x: Real, order: int) -> Real:
 
 
 def _quadrature(f: Ladder, base: Real, step: Real, moment: int) -> Real:
-    """$\\int_0^1 (1-t)^k f''(b + t d)\\,dt$ with $k$ the moment, by Gauss–Legendre."""
+    r"""$\int_0^1 (1-t)^k f''(b + t d)\,dt$ with $k$ the moment, by Gauss–Legendre."""
     nodes, weights = np.polynomial.legendre.leggauss(8 if _double(base) else 4)
     t = jnp.asarray(0.5 * (1 + nodes), base.dtype)
     w = jnp.asarray(0.5 * weights * (0.5 * (1 - nodes)) ** moment, base.dtype)
@@ -262,7 +262,7 @@ def _log_uniform(x: Real, order: int) -> Real:
 
 
 log_uniform = _ladder(_log_uniform)
-"""$\\log\\int_0^1 e^{xz}\\,dz = \\log((e^x - 1)/x)$, smooth through 0."""
+r"""$\log\int_0^1 e^{xz}\,dz = \log((e^x - 1)/x)$, smooth through 0."""
 
 
 def _softplus(x: Real, order: int) -> Real:
@@ -273,4 +273,4 @@ def _softplus(x: Real, order: int) -> Real:
 
 
 softplus = _ladder(_softplus)
-"""$\\log(1 + e^x)$."""
+r"""$\log(1 + e^x)$."""
