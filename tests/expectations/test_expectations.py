@@ -10,9 +10,14 @@ from scipy import stats
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations.dispatch import is_conjugate, rooted, way, whitened
+from evkf.expectations.dispatch import (
+    expectation_method,
+    gaussian_ell,
+    is_conjugate,
+    rooted_moments,
+)
 from evkf.expectations.products import MAX_SUM, feasible_start, product_ell
-from evkf.expectations.sites import choose_level, site
+from evkf.expectations.readout import choose_level, expect_channels
 from evkf.numerics.linalg import unpack
 from tests.likelihoods.cases import CASES, EVERY, L, N, full_noise, readout
 from tests.quick import quick_compilation  # noqa: F401
@@ -69,14 +74,17 @@ TABLE = {
 
 
 @pytest.mark.parametrize("family", TABLE, ids=str)
-def test_way(family):
-    got = {name: way(family, likelihood) for name, likelihood in LIKELIHOODS.items()}
+def test_method(family):
+    got = {name: expectation_method(family, likelihood) for name, likelihood in LIKELIHOODS.items()}
     assert got == dict(zip(LIKELIHOODS, TABLE[family], strict=True))
 
 
-def test_way_of_a_joint_names_each_once():
+def test_method_of_a_joint_names_each_once():
     parts = [LIKELIHOODS[name] for name in ("gaussian", "student_t", "bernoulli", "custom")]
-    assert way(fam.GaussianFamily(L), lik.Joint(parts)) == "closed form, quadrature, sampling"
+    assert (
+        expectation_method(fam.GaussianFamily(L), lik.Joint(parts))
+        == "closed form, quadrature, sampling"
+    )
 
 
 def test_conjugate():
@@ -100,7 +108,9 @@ def gaussian_belief():
 
 @partial(jax.jit, static_argnums=6)
 def evaluate(likelihood, prior, belief, y, mask, key=KEY, num_samples=64):
-    return whitened(likelihood, *prior, y, mask, key, num_samples).evaluate(rooted(*belief))
+    return gaussian_ell(likelihood, *prior, y, mask, key, num_samples).evaluate(
+        rooted_moments(*belief)
+    )
 
 
 @jax.jit
@@ -201,7 +211,7 @@ def test_sampled_gaussian_belief():
     assert again.value == got.value
 
 
-def test_joint_of_all_ways():
+def test_joint_of_all_methods():
     C, b = readout()
     parts = [lik.Poisson(C, b), lik.StudentT(C, b, 3.0, 0.5), lik.Gaussian(C, b), custom(C)]
     y, mask = np.tile(COUNTS, 4), np.concatenate([SEEN, ALL, SEEN, ALL])
@@ -248,7 +258,7 @@ def compare_with_trapezoids(likelihood, width, y):
     scale = likelihood.each_scale()
     std = width * scale
     a, y = CENTRES * std, jnp.full(len(CENTRES), y)
-    got = site(likelihood, a, std**2, y, choose_level(likelihood, std**2))
+    got = expect_channels(likelihood, a, std**2, y, choose_level(likelihood, std**2))
     x = jnp.linspace(-10, 10, 2001)
     weights = jnp.exp(-0.5 * x**2) / jnp.sum(jnp.exp(-0.5 * x**2))
 
@@ -355,7 +365,7 @@ def test_product_belief(family, name):
     """Value and gradient against brute force and its central differences."""
     nat, log_prob = NATS[family], scipy_log_prob(name)
     likelihood, y = CASES[name].make(*readout(), EVERY), np.where(SEEN, OBSERVED[name], np.nan)
-    assert way(family(L), likelihood) != "sampling"
+    assert expectation_method(family(L), likelihood) != "sampling"
     value, slope = value_and_slope(family(L), likelihood, nat, y, SEEN)
     np.testing.assert_allclose(value, brute_force(family, nat, log_prob), rtol=1e-7)
     h = 1e-4
@@ -373,7 +383,7 @@ def test_sampled_product_belief(family):
     nat, num = NATS[family], 4_000
     log_prob = scipy_log_prob("student_t")
     likelihood = CASES["student_t"].make(*readout(), EVERY)
-    assert way(family(L), likelihood) == "sampling"
+    assert expectation_method(family(L), likelihood) == "sampling"
     value, slope = value_and_slope(family(L), likelihood, nat, REALS, SEEN, num)
     want = brute_force(family, nat, log_prob)
     spread = brute_force(family, nat, lambda z: (log_prob(z) - want) ** 2)

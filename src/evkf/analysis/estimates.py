@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from evkf.analysis.forecasting import expected_observation, observation_variance
+from evkf.expectations.readout import expected_observation, observation_variance
 from evkf.filters import Trace
 from evkf.model import Model
 

@@ -1,7 +1,6 @@
 """Looking ahead: what the next bins will bring, and how well that was foretold."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,22 +13,15 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from evkf import families as fam
-from evkf import likelihoods as lik
 from evkf.errors import InputError
-from evkf.expectations.products import can_tilt, tilt
-from evkf.expectations.sites import choose_level
+from evkf.expectations.readout import GAUSSIANS, expected_observation, observation_variance
 from evkf.families.base import MAX_TENSOR_DIM
-from evkf.families.low_rank import readout_var
 from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.filters.base import read_bin
-from evkf.likelihoods.base import Channels
 from evkf.model import Model, draw_path, read_inputs
 from evkf.numerics.checks import check_even, check_whole
 from evkf.numerics.linalg import tree_where
-from evkf.numerics.quadrature import LEVELS, gauss_hermite
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
-
-GAUSSIANS = (fam.GaussianFamily, fam.LowRankGaussianFamily, fam.DiagonalGaussianFamily)
 
 
 class Forecast(NamedTuple):
@@ -117,59 +109,6 @@ def _forecast(
     )
 
 
-def expected_observation(model: Model, belief: Belief) -> Channels:
-    """$E_q[E[y|z]]$ of every channel.
-
-    In closed form for means that are linear or exponential in the readout; for any other readout
-    of a Gaussian belief by Gauss–Hermite, and else by the nodes of the family, which are exact only
-    for the first moments of z.
-
-    Example:
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.likelihoods import Poisson
-        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[2.0]]))
-        >>> round(float(expected_observation(model, model.prior)[0]), 4)
-        7.3891
-    """
-    return _expected(model.family, model.likelihood, belief)
-
-
-def observation_variance(model: Model, belief: Belief) -> Channels:
-    """$\\operatorname{Var} y = E_q[\\operatorname{Var}(y|z)] + \\operatorname{Var}_q E[y|z]$ of
-    every channel.
-
-    Of a `ReadoutLikelihood` under Gaussian beliefs: in closed form for means that are exponential
-    in the readout, else by Gauss–Hermite.
-
-    Example:
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.likelihoods import Poisson
-        >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))  # prior N(0, 1)
-        >>> round(float(observation_variance(model, model.prior)[0]), 3)  # e^½ + e (e - 1)
-        6.319
-    """
-    family, likelihood = model.family, model.likelihood
-    readout = isinstance(likelihood, lik.ReadoutLikelihood)
-    if not (readout and isinstance(family, GAUSSIANS)):
-        what = f"{type(likelihood).__name__} observations of a {type(family).__name__} state"
-        remedy = "use a likelihood with a linear readout, such as Poisson, and Gaussian states"
-        raise InputError(what, "model", remedy)
-    a, v = _readout_moments(family, likelihood, belief)
-    mean, most = _expected(family, likelihood, belief), jnp.finfo(a.dtype).max
-    if not _exponential(likelihood):
-        second = _quadrature(likelihood, lambda x: _second_moment(likelihood, x), a, v)
-        return jnp.clip(second - mean**2, 0, most)
-    v = jnp.minimum(v, 80)  # beyond it single precision has no exponential
-    spread = jnp.expm1(v)
-    if isinstance(likelihood, lik.NegativeBinomial):
-        spread = spread + jnp.exp(v - likelihood.log_dispersion)
-    return jnp.minimum(mean + mean**2 * spread, most)
-
-
-def _second_moment(likelihood: lik.ReadoutLikelihood, a: Channels) -> Channels:
-    return likelihood.each_var(a) + likelihood.each_mean(a) ** 2
-
-
 @partial(jax.jit, static_argnames="variance")
 def expected_counts(
     filter: VariationalKalmanFilter,
@@ -198,58 +137,6 @@ def expected_counts(
 
     before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
     return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
-
-
-def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) -> Channels:
-    if isinstance(likelihood, lik.Joint):
-        parts = [_expected(family, part, belief) for part in likelihood.parts]
-        return jnp.concatenate(parts)
-    if isinstance(likelihood, lik.Gaussian | lik.StudentT):
-        return likelihood.mean(family.mean(belief))
-    if isinstance(likelihood, lik.ReadoutLikelihood):
-        exponential = _exponential(likelihood)
-        if exponential and can_tilt(family):
-            log_gain = jnp.sum(tilt(family, belief, likelihood.C), axis=-1)
-            return likelihood.each_mean(likelihood.b + log_gain)
-        if isinstance(family, GAUSSIANS):
-            a, v = _readout_moments(family, likelihood, belief)
-            if exponential:
-                return likelihood.each_mean(a + 0.5 * v)
-            return _quadrature(likelihood, likelihood.each_mean, a, v)
-    points, weights = family.nodes(belief)
-    return weights @ jax.vmap(likelihood.mean)(points)
-
-
-def _exponential(likelihood: lik.ReadoutLikelihood) -> bool:
-    """Whether means are exponential in the readout."""
-    return isinstance(likelihood, lik.NegativeBinomial) or (
-        isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
-    )
-
-
-def _readout_moments(
-    family: fam.Family, likelihood: lik.ReadoutLikelihood, belief: Belief
-) -> tuple[Channels, Channels]:
-    """Mean and variance of every readout."""
-    C, a = likelihood.C, likelihood.readout(family.mean(belief))
-    if isinstance(family, fam.LowRankGaussianFamily):
-        return a, readout_var(C, belief.diagonal, C @ belief.factor)
-    # Not below zero, where rounding of an ill-conditioned covariance can take it.
-    return a, jnp.maximum(jnp.sum((C @ family.cov(belief)) * C, axis=-1), 0)
-
-
-def _quadrature(
-    likelihood: lik.ReadoutLikelihood,
-    each: Callable[[Channels], Channels],
-    a: Channels,
-    v: Channels,
-) -> Channels:
-    def with_nodes(num: int) -> Channels:
-        nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))
-        return weights @ jax.vmap(each)(a + jnp.sqrt(v) * nodes[:, None])
-
-    level = choose_level(likelihood, v)
-    return lax.switch(level, [partial(with_nodes, num) for num in LEVELS])
 
 
 def sample_forecast(

@@ -164,7 +164,7 @@ class Lorenz(System):
 
 
 class RingAttractor(System):
-    r"""A circle of fixed points in the plane: states fall onto it and drift along it by noise alone.
+    r"""A circle of fixed points in the plane, onto which states fall; noise moves them along it.
 
     $z' = z + \Delta \kappa (1 - |z|^2 / r^2) z$.
 

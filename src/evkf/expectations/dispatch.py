@@ -1,6 +1,6 @@
-r"""How $E_q[\log p(y|z)]$ and its derivatives are computed, for every family and likelihood.
+r"""Expected log-likelihoods $E_q[\log p(y|z)]$ of Gaussian beliefs, and the method for any pair.
 
-| family | likelihood | way |
+| family | likelihood | method |
 |---|---|---|
 | the three Gaussians | Gaussian, Poisson with exponential link | closed form |
 | the three Gaussians | any other linear readout | quadrature, one dimension a channel |
@@ -9,8 +9,9 @@ r"""How $E_q[\log p(y|z)]$ and its derivatives are computed, for every family an
 | Bernoulli up to 10 dimensions | any other | exact sum over its states |
 | any other pair | | sampling, the same samples throughout an update |
 
-`way(family, likelihood)` answers with the word of the last column. Sums of likelihoods (`Joint`)
-take each part its own way.
+`expectation_method(family, likelihood)` names the method of the last column. Every part of a
+`Joint` has its own. `gaussian_ell` prepares the expectation for full Gaussian beliefs;
+`evkf.expectations.products.product_ell` does so for products of univariate families.
 """
 
 from collections.abc import Callable
@@ -18,19 +19,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations.products import can_tilt, sums_exactly
-from evkf.expectations.sites import choose_level, site
-from evkf.likelihoods.base import Channels, Site, safe
+from evkf.expectations.products import sums_exactly
+from evkf.expectations.readout import GAUSSIANS, observe, project
+from evkf.likelihoods.base import Site, safe
 from evkf.numerics.linalg import cholesky, inverse_lower, pack, total_of_many
 from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
-
-PACK = 16
-"""Most latent dimensions for which products of readout weights are formed once per update."""
 
 
 class Ell(NamedTuple):
@@ -43,73 +40,70 @@ class Ell(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of u; of root and covariance, what an expectation does not use is not computed."""
+    """Moments of a Gaussian u; what an expectation does not use of them is not computed."""
 
     mean: Vector
     cov: Matrix
     root: Matrix
+    """A triangular root of the covariance."""
     log_det: Scalar
-    """Of the covariance."""
+    """Log-determinant of the covariance."""
 
 
-def standard(dim: int, dtype: jnp.dtype) -> Moments:
-    """The moments of u before the observation."""
+def standard_moments(dim: int, dtype: jnp.dtype) -> Moments:
+    """Moments of u before the observation: those of the standard normal."""
     identity = jnp.eye(dim, dtype=dtype)
     return Moments(jnp.zeros(dim, dtype), identity, identity, jnp.zeros((), dtype))
 
 
-def rooted(mean: Vector, root: Matrix) -> Moments:
-    """The moments of a Gaussian with this root of its covariance, a triangular one."""
+def rooted_moments(mean: Vector, root: Matrix) -> Moments:
+    """Moments of a Gaussian from a triangular root of its covariance."""
     log_det = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
     return Moments(mean, root @ root.T, root, log_det)
 
 
 Evaluate = Callable[[Moments], Ell]
-Start = Callable[[], tuple[Ell, Bool[Array, ""]]]
 
 
-class Whitened(NamedTuple):
-    r"""The expected log-likelihood as a function of u with $z = \bar m + \bar S u$.
+class GaussianEll(NamedTuple):
+    r"""The expected log-likelihood as a function of u with $z = \bar m + \bar S u$."""
 
-    `start` is `evaluate` at the prediction, with the first site of an update (see
-    `ReadoutLikelihood.each_start`), and whether that is the true one.
+    start: Callable[[], tuple[Ell, Bool[Array, ""]]]
+    """Gives `evaluate` at the prediction with the first site of an update (see
+    `ReadoutLikelihood.each_start`), and True if that is the exact one.
     """
-
-    start: Start
     evaluate: Evaluate
 
 
-def way(family: fam.Family, likelihood: lik.Likelihood) -> str:
-    """Name how the expectation is computed: closed form, quadrature, exact sum or sampling.
+def expectation_method(family: fam.Family, likelihood: lik.Likelihood) -> str:
+    """Name how an expectation is computed: closed form, quadrature, exact sum or sampling.
 
     Example:
-        >>> way(fam.GaussianFamily(2), lik.StudentT([[1.0, 0.0]]))
+        >>> expectation_method(fam.GaussianFamily(2), lik.StudentT([[1.0, 0.0]]))
         'quadrature'
     """
     if isinstance(likelihood, lik.Joint):
-        return ", ".join(dict.fromkeys(way(family, part) for part in likelihood.parts))
+        names = [expectation_method(family, part) for part in likelihood.parts]
+        return ", ".join(dict.fromkeys(names))
     if isinstance(likelihood, lik.Gaussian):
         return "closed form"
-    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(
-        family, fam.GaussianFamily | fam.LowRankGaussianFamily | fam.DiagonalGaussianFamily
-    ):
+    if isinstance(likelihood, lik.ReadoutLikelihood) and isinstance(family, GAUSSIANS):
         one = jnp.ones_like(likelihood.b)
         return "quadrature" if likelihood.each_site(one, one, one) is None else "closed form"
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and can_tilt(family):
+    exponential = isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
+    if exponential and family.has_log_mgf:
         return "closed form"
-    if sums_exactly(family):
-        return "exact sum"
-    return "sampling"
+    return "exact sum" if sums_exactly(family) else "sampling"
 
 
 def is_conjugate(likelihood: lik.Likelihood) -> bool:
-    """Whether a Gaussian belief stays Gaussian under this likelihood."""
+    """True if a Gaussian belief stays Gaussian under this likelihood."""
     if isinstance(likelihood, lik.Joint):
         return all(is_conjugate(part) for part in likelihood.parts)
     return isinstance(likelihood, lik.Gaussian)
 
 
-def whitened(
+def gaussian_ell(
     likelihood: lik.Likelihood,
     mean: Vector,
     root: Matrix,
@@ -117,48 +111,62 @@ def whitened(
     mask: Mask,
     key: Key,
     num_samples: int,
-) -> Whitened:
-    r"""Prepare one update of a Gaussian belief: everything that does not change between iterations.
+) -> GaussianEll:
+    r"""Prepare one update of a Gaussian belief: all that does not change between iterations.
 
     Args:
         likelihood: The observation model.
         mean: Predicted mean $\bar m$.
         root: Root $\bar S$ of the predicted covariance.
         y: Observation.
-        mask: Which channels were observed.
-        key: Randomness for the sampled way; the same samples serve the whole update.
-        num_samples: How many, in antithetic pairs.
+        mask: True where observed.
+        key: Randomness for sampling; the same samples serve the whole update.
+        num_samples: Number of samples, in antithetic pairs.
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
         pieces = zip(
             likelihood.parts, likelihood.split(y), likelihood.split(mask), keys, strict=True
         )
-        parts = [whitened(p, mean, root, ys, m, k, num_samples) for p, ys, m, k in pieces]
-        return Whitened(_total_start([p.start for p in parts]), _total([p.evaluate for p in parts]))
+        parts = [gaussian_ell(p, mean, root, ys, m, k, num_samples) for p, ys, m, k in pieces]
+
+        def start_all() -> tuple[Ell, Bool[Array, ""]]:
+            ells, exact = zip(*[part.start() for part in parts], strict=True)
+            return jax.tree.map(lambda *terms: sum(terms), *ells), jnp.all(jnp.stack(exact))
+
+        def evaluate_all(at: Moments) -> Ell:
+            return jax.tree.map(lambda *terms: sum(terms), *[part.evaluate(at) for part in parts])
+
+        return GaussianEll(start_all, evaluate_all)
     if isinstance(likelihood, lik.ReadoutLikelihood):
-        return _readout(likelihood, mean, root, y, mask)
+        return _through_readout(likelihood, mean, root, y, mask)
     if isinstance(likelihood, lik.Gaussian):
         evaluate = _conjugate(likelihood, mean, root, y, mask)
     else:
         evaluate = _sampled(likelihood, mean, root, y, mask, key, num_samples)
-    origin = standard(len(mean), mean.dtype)
-    return Whitened(lambda: (evaluate(origin), jnp.asarray(True)), evaluate)
+    origin = standard_moments(len(mean), mean.dtype)
+    return GaussianEll(lambda: (evaluate(origin), jnp.asarray(True)), evaluate)
 
 
-def _total_start(parts: list[Start]) -> Start:
+def _through_readout(
+    likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix, y: Observation, mask: Mask
+) -> GaussianEll:
+    centre, loads = likelihood.readout(mean), jnp.where(mask, root.T @ likelihood.C.T, 0)
+    readout, before = project(loads), jnp.sum(loads**2, axis=0)
+    observed = observe(likelihood, y, mask, before)
+
+    def collect(site: Site) -> Ell:
+        curv = readout.hessian(site.curvature)
+        return Ell(total_of_many(site.value), loads @ site.slope, curv)
+
     def start() -> tuple[Ell, Bool[Array, ""]]:
-        found, exact = zip(*[part() for part in parts], strict=True)
-        return jax.tree.map(lambda *terms: sum(terms), *found), jnp.all(jnp.stack(exact))
+        site, exact = observed.start(centre, before)
+        return collect(site), total_of_many(jnp.where(exact, 0, 1).astype(mean.dtype)) == 0
 
-    return start
-
-
-def _total(parts: list[Evaluate]) -> Evaluate:
     def evaluate(at: Moments) -> Ell:
-        return jax.tree.map(lambda *terms: sum(terms), *[part(at) for part in parts])
+        return collect(observed.expect(centre + at.mean @ loads, readout.var(at.cov, at.root)))
 
-    return evaluate
+    return GaussianEll(start, evaluate)
 
 
 def _conjugate(
@@ -174,70 +182,6 @@ def _conjugate(
         return Ell(value, loads.T @ rest, curv)
 
     return evaluate
-
-
-def _readout(
-    likelihood: lik.ReadoutLikelihood, mean: Vector, root: Matrix, y: Observation, mask: Mask
-) -> Whitened:
-    observed = safe(y, mask, likelihood.b)
-    centre, rest = likelihood.readout(mean), likelihood.each_rest(observed)
-    # Channels come last, which is what small products are fast with.
-    loads = jnp.where(mask, root.T @ likelihood.C.T, 0)
-    project, gather = _packed(loads) if len(mean) <= PACK else _unpacked(loads)
-    before = jnp.sum(loads**2, axis=0)
-    level = choose_level(likelihood, before)
-
-    def collect(terms: Site) -> Ell:
-        value, slope, curvature = (
-            jnp.where(mask, term, 0) for term in terms._replace(value=terms.value + rest)
-        )
-        return Ell(total_of_many(value), loads @ slope, gather(curvature))
-
-    def start() -> tuple[Ell, Bool[Array, ""]]:
-        terms = site(likelihood, centre, before, observed, level)
-        first = likelihood.each_start(terms, centre, before, observed)
-        same = (first.slope == terms.slope) & (first.curvature == terms.curvature)
-        others = jnp.where(same | ~mask, 0, 1).astype(mean.dtype)
-        return collect(first), total_of_many(others) == 0
-
-    def evaluate(at: Moments) -> Ell:
-        terms = site(likelihood, centre + at.mean @ loads, project(at), observed, level)
-        return collect(terms)
-
-    return Whitened(start, evaluate)
-
-
-Loads = Float[Array, "L N"]
-"""What the readouts see of every whitened latent."""
-Project = Callable[[Moments], Channels]
-Gather = Callable[[Channels], Float[Array, " D"]]
-
-
-def _unpacked(loads: Loads) -> tuple[Project, Gather]:
-    """From moments of u to variances of the readouts; and from curvatures back to the Hessian."""
-
-    def project(at: Moments) -> Channels:
-        return jnp.sum((at.root.T @ loads) ** 2, axis=0)
-
-    def gather(curvature: Channels) -> Float[Array, " D"]:
-        return pack((loads * curvature) @ loads.T)
-
-    return project, gather
-
-
-def _packed(loads: Loads) -> tuple[Project, Gather]:
-    """The same through the products $l_i l_j$: fewer kernels and flops."""
-    rows, columns = np.tril_indices(len(loads))
-    squares = loads[rows] * loads[columns]
-    twice = jnp.asarray(2 - (rows == columns), loads.dtype)
-
-    def project(at: Moments) -> Channels:
-        return jnp.maximum((twice * pack(at.cov)) @ squares, 0)
-
-    def gather(curvature: Channels) -> Float[Array, " D"]:
-        return squares @ curvature
-
-    return project, gather
 
 
 def _sampled(

@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations.sites import choose_level, site
+from evkf.expectations.readout import observe
 from evkf.likelihoods.base import safe
 from evkf.types import Key, Mask, Nat, Observation, Scalar, Vector
 
@@ -31,13 +29,13 @@ def product_ell(
     It is $-\infty$ where the expectation does not exist.
 
     Args:
-        family: Of the belief, a product of univariate ones.
-        likelihood: The likelihood.
-        y: Observations of a bin.
+        family: The family of the belief, a product of univariate ones.
+        likelihood: The observation model.
+        y: Observation.
         mask: True where observed.
-        key: Randomness, where the expectation has to be sampled.
-        num_samples: How many draws are averaged then.
-        prior: Natural parameters of the prediction, which decide the level of quadrature.
+        key: Randomness, if the expectation is sampled.
+        num_samples: Number of samples, if so.
+        prior: Natural parameters of the prediction, by which the level of quadrature is chosen.
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
@@ -52,7 +50,7 @@ def product_ell(
         family, fam.DiagonalGaussianFamily
     ):
         return _product_readout(family, likelihood, y, mask, prior)
-    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and can_tilt(family):
+    if isinstance(likelihood, lik.Poisson) and likelihood.link == "exp" and family.has_log_mgf:
         return _product_poisson(family, likelihood, y, mask)
 
     def log_prob(z: Vector) -> Scalar:
@@ -69,7 +67,7 @@ def product_ell(
 
 
 def sums_exactly(family: fam.Family) -> bool:
-    """Whether all states can be summed over."""
+    """True if all states of the family can be summed over."""
     return isinstance(family, fam.BernoulliFamily) and family.dim <= MAX_SUM
 
 
@@ -90,15 +88,12 @@ def _product_gaussian(
 def _product_readout(
     family: fam.Family, likelihood: lik.ReadoutLikelihood, y: Observation, mask: Mask, prior: Nat
 ) -> Callable[[Nat], Scalar]:
-    observed = safe(y, mask, likelihood.b)
     squares = jnp.where(mask[:, None], likelihood.C**2, 0)
-    level = choose_level(likelihood, squares @ family.var(prior))
-    constant = likelihood.each_rest(observed)
+    observed = observe(likelihood, y, mask, squares @ family.var(prior))
 
     def ell(nat: Nat) -> Scalar:
         a, v = likelihood.readout(family.mean(nat)), squares @ family.var(nat)
-        value = site(likelihood, a, v, observed, level).value + constant
-        return jnp.sum(jnp.where(mask, value, 0))
+        return jnp.sum(observed.expect(a, v).value)
 
     return ell
 
@@ -112,58 +107,15 @@ def _product_poisson(
     constant = likelihood.each_rest(counts)
 
     def ell(nat: Nat) -> Scalar:
-        log_rate = likelihood.b + log_bin + jnp.sum(tilt(family, nat, loads), axis=-1)
+        log_rate = likelihood.b + log_bin + jnp.sum(family.log_mgf(nat, loads), axis=-1)
         linear = counts * (likelihood.readout(family.mean(nat)) + log_bin) + constant
         return jnp.sum(jnp.where(mask, linear - jnp.exp(log_rate), 0))
 
     return ell
 
 
-def _tilt_gamma(nat: Float[Array, "L 2"], C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    r"""$\log E[e^{cz}] = -\alpha \log(1 - c/\beta)$, infinite unless $c < \beta$."""
-    shape, rate = nat[:, 0] + 1, -nat[:, 1]
-    ratio = C / rate
-    feasible = ratio < 1
-    return jnp.where(feasible, -shape * jnp.log1p(-jnp.where(feasible, ratio, 0)), jnp.inf)
-
-
-def _tilt_continuous_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    r"""$\log E[e^{cz}] = A(\lambda + c) - A(\lambda)$, since z is its own sufficient
-    statistic.
-    """
-    family = fam.ContinuousBernoulliFamily(nat.shape[0])
-    shifted = jax.vmap(lambda row: family.each_log_partition(nat + row[:, None]))(C)
-    return shifted - family.each_log_partition(nat)
-
-
-def _tilt_bernoulli(nat: Float[Array, "L 1"], C: Float[Array, "N L"]) -> Array:
-    return jax.nn.softplus(nat[:, 0] + C) - jax.nn.softplus(nat[:, 0])
-
-
-_TILT: dict[type[fam.Family], Callable[[Nat, Array], Array]] = {
-    fam.GammaFamily: _tilt_gamma,
-    fam.ContinuousBernoulliFamily: _tilt_continuous_bernoulli,
-    fam.BernoulliFamily: _tilt_bernoulli,
-}
-
-
-def can_tilt(family: fam.Family) -> bool:
-    r"""Whether $\log E[e^{cz}]$ has a closed form."""
-    parts = family.parts if isinstance(family, fam.ProductFamily) else (family,)
-    return all(type(part) in _TILT for part in parts)
-
-
-def tilt(family: fam.Family, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    r"""$\log E[e^{cz}]$ of every dimension, part by part."""
-    if not isinstance(family, fam.ProductFamily):
-        return _TILT[type(family)](nat, C)
-    ends = np.cumsum([part.dim for part in family.parts])[:-1]
-    pieces = zip(family.parts, nat, jnp.split(C, ends, axis=1), strict=True)
-    return jnp.concatenate([_TILT[type(part)](n, c) for part, n, c in pieces], axis=1)
-
-
 def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
-    r"""Where an update can begin: the prediction, unless its expected rate is infinite.
+    r"""Return the start of an update: the prediction, unless its expected rate is infinite.
 
     A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \beta_l$. The optimum
     may exist though the prediction is infeasible: begin from the same mean with a rate that is.
@@ -175,14 +127,13 @@ def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, m
     if not (isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"):
         return prior
     steepest = jnp.max(jnp.where(mask[:, None], likelihood.C, 0), axis=0)
-    if isinstance(family, fam.ProductFamily):
-        ends = np.cumsum([part.dim for part in family.parts])[:-1]
-        pieces = zip(family.parts, prior, jnp.split(steepest, ends), strict=True)
-        return tuple(_raise_rate(n, s) if type(p) is fam.GammaFamily else n for p, n, s in pieces)
-    return _raise_rate(prior, steepest) if type(family) is fam.GammaFamily else prior
-
-
-def _raise_rate(nat: Float[Array, "L 2"], steepest: Vector) -> Float[Array, "L 2"]:
-    shape, rate = nat[:, 0] + 1, -nat[:, 1]
-    feasible = jnp.maximum(rate, 1.5 * steepest)
-    return jnp.stack([shape / rate * feasible - 1, -feasible], axis=-1)
+    product = isinstance(family, fam.ProductFamily)
+    parts, nats = (family.parts, prior) if product else ((family,), (prior,))
+    columns = family.split(steepest) if product else [steepest]
+    started = []
+    for part, nat, most in zip(parts, nats, columns, strict=True):
+        if type(part) is fam.GammaFamily:
+            mean, rate = -(nat[:, 0] + 1) / nat[:, 1], jnp.maximum(-nat[:, 1], 1.5 * most)
+            nat = jnp.stack([mean * rate - 1, -rate], axis=-1)
+        started.append(nat)
+    return tuple(started) if product else started[0]

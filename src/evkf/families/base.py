@@ -133,6 +133,18 @@ class Family(eqx.Module):
     def num_raw(self) -> int:
         """Length of the vector `from_unconstrained` takes."""
 
+    @property
+    def has_log_mgf(self) -> bool:
+        """True if `log_mgf` has a closed form."""
+        return False
+
+    def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+        r"""Log moment-generating function $\log E[e^{C_{nl} z_l}]$ of every dimension.
+
+        With it, expectations of Poisson counts with exponential link have a closed form.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def valid(self, belief: Belief) -> Bool[Array, ""]:
         """Whether a belief is finite and inside the family."""

@@ -134,6 +134,17 @@ class GammaFamily(Univariate):
         mean = jax.nn.softplus(raw[: self.dim]) + 1e-4
         return _pack(mean, jax.nn.softplus(raw[self.dim :]) + 1e-3)
 
+    @property
+    def has_log_mgf(self) -> bool:
+        return True
+
+    def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+        r"""$-\alpha \log(1 - c/\beta)$, infinite unless $c < \beta$."""
+        shape, rate = _unpack(nat)
+        ratio = C / rate
+        feasible = ratio < 1
+        return jnp.where(feasible, -shape * jnp.log1p(-jnp.where(feasible, ratio, 0)), jnp.inf)
+
 
 def _unpack(nat: Float[Array, "L 2"]) -> tuple[Vector, Vector]:
     """Shape and rate."""

@@ -47,6 +47,11 @@ class ProductFamily(Family):
     def correctable(self) -> bool:
         return all(part.correctable for part in self.parts)
 
+    def split(self, array: Float[Array, "... L"]) -> list[Float[Array, "... P"]]:
+        """Cut the last axis into the blocks of the parts."""
+        ends = list(accumulate(part.dim for part in self.parts))[:-1]
+        return jnp.split(array, ends, axis=-1)
+
     def nat(self, belief: Belief) -> Nat:
         return belief
 
@@ -67,14 +72,14 @@ class ProductFamily(Family):
         return self._sum(lambda part, x: part.log_partition(x), nat)
 
     def stats(self, z: Vector) -> Nat:
-        return self._map(lambda part, x: part.stats(x), self._blocks(z))
+        return self._map(lambda part, x: part.stats(x), self.split(z))
 
     @property
     def log_base(self) -> float:
         return sum(part.log_base for part in self.parts)
 
     def log_prob(self, belief: Belief, z: Vector) -> Scalar:
-        return self._sum(lambda part, x, y: part.log_prob(x, y), belief, self._blocks(z))
+        return self._sum(lambda part, x, y: part.log_prob(x, y), belief, self.split(z))
 
     def entropy(self, belief: Belief) -> Scalar:
         return self._sum(lambda part, x: part.entropy(x), belief)
@@ -97,7 +102,7 @@ class ProductFamily(Family):
         return jnp.concatenate(self._map(lambda part, x: part.var(x), belief))
 
     def from_moments(self, mean: Vector, cov: Matrix) -> Belief:
-        blocks = self._blocks(mean), self._blocks(jnp.diagonal(cov))
+        blocks = self.split(mean), self.split(jnp.diagonal(cov))
         return self._map(lambda part, m, v: part.each_from_moments(m, v), *blocks)
 
     def nodes(self, belief: Belief) -> Nodes:
@@ -111,12 +116,21 @@ class ProductFamily(Family):
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
         """Consecutive stretches of `raw`, one per part, each by that part's own map."""
-        stretches = _split(raw, [part.num_raw for part in self.parts])
+        ends = list(accumulate(part.num_raw for part in self.parts))[:-1]
+        stretches = jnp.split(raw, ends)
         return self._map(lambda part, x: part.from_unconstrained(x), stretches)
 
     @property
     def num_raw(self) -> int:
         return sum(part.num_raw for part in self.parts)
+
+    @property
+    def has_log_mgf(self) -> bool:
+        return all(part.has_log_mgf for part in self.parts)
+
+    def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+        terms = self._map(lambda part, x, c: part.log_mgf(x, c), nat, self.split(C))
+        return jnp.concatenate(terms, axis=-1)
 
     def valid(self, belief: Belief) -> Bool[Array, ""]:
         return jnp.all(jnp.stack(self._map(lambda part, x: part.valid(x), belief)))
@@ -127,10 +141,3 @@ class ProductFamily(Family):
 
     def _sum(self, call: Callable[..., Scalar], *args: Iterable[Any]) -> Scalar:
         return jnp.sum(jnp.stack(self._map(call, *args)))
-
-    def _blocks(self, values: Vector) -> list[Array]:
-        return _split(values, [part.dim for part in self.parts])
-
-
-def _split(values: Float[Array, " R"], sizes: list[int]) -> list[Array]:
-    return jnp.split(values, list(accumulate(sizes))[:-1])

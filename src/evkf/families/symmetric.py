@@ -77,6 +77,14 @@ class Symmetric(Univariate):
         """The natural parameters themselves: every real number is valid."""
         return raw[:, None]
 
+    @property
+    def has_log_mgf(self) -> bool:
+        return True
+
+    def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
+        r"""$A(\lambda + c) - A(\lambda)$, since z is its own sufficient statistic."""
+        return self.cumulant(nat[:, 0] + C, 0) - self.cumulant(nat[:, 0], 0)
+
 
 def _fold(nat: Float[Array, "L 1"]) -> Vector:
     r"""Sign that brings $\lambda$ to $-|\lambda|$; +1 at 0, to keep derivatives right there."""

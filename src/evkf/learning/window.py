@@ -17,9 +17,9 @@ from jaxtyping import Array, Float
 
 from evkf import likelihoods as lik
 from evkf.dynamics import GaussianDynamics
-from evkf.expectations.dispatch import PACK, rooted, whitened
+from evkf.expectations.dispatch import gaussian_ell, rooted_moments
 from evkf.expectations.products import product_ell
-from evkf.expectations.sites import site
+from evkf.expectations.readout import PACK, expect_channels
 from evkf.families import GaussianBelief, GaussianFamily, ProductFamily, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.evkf.predict import push_forward
@@ -54,8 +54,8 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
 
     def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
-        ell = whitened(likelihood, origin, unit, y, mask, key, num_samples)
-        value, grad, curv = ell.evaluate(rooted(mean, cholesky(cov)))
+        ell = gaussian_ell(likelihood, origin, unit, y, mask, key, num_samples)
+        value, grad, curv = ell.evaluate(rooted_moments(mean, cholesky(cov)))
         return value, grad, unpack(curv, len(mean))
 
     return in_general
@@ -66,7 +66,7 @@ SiteOf = Callable[[Array, Array, Array], Site]
 
 def _site_of(likelihood: lik.ReadoutLikelihood) -> SiteOf:
     def at(a: Array, v: Array, y: Array) -> Site:
-        found = site(likelihood, a, v, y, 0)
+        found = expect_channels(likelihood, a, v, y, 0)
         return found._replace(value=found.value + likelihood.each_constant(y))
 
     return at

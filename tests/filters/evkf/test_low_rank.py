@@ -10,7 +10,7 @@ from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.analysis.forecasting import expected_observation
 from evkf.errors import InputError
-from evkf.expectations.dispatch import standard, whitened
+from evkf.expectations.dispatch import gaussian_ell, standard_moments
 from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.evkf.predict import push_low_rank
@@ -38,10 +38,10 @@ def best_bound(likelihood, y):
     def loss(free):
         mean, log_diagonal, factor = free
         belief = LowRankBelief(mean, jnp.exp(log_diagonal), factor)
-        ell = whitened(
+        ell = gaussian_ell(
             likelihood, mean, cholesky(family.cov(belief)), y, SEEN, jax.random.key(0), 2
         )
-        value = ell.evaluate(standard(L, mean.dtype)).value
+        value = ell.evaluate(standard_moments(L, mean.dtype)).value
         return family.kl(belief, PREDICTION) - value
 
     free = (PREDICTION.mean, jnp.log(PREDICTION.diagonal), PREDICTION.factor)
@@ -105,8 +105,8 @@ def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
     assert not cut.converged
     family = LowRankGaussianFamily(L, R)
     root = cholesky(family.cov(cut.belief))
-    ell = whitened(likelihood, cut.belief.mean, root, y, SEEN, jax.random.key(0), 2)
-    bound = ell.evaluate(standard(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
+    ell = gaussian_ell(likelihood, cut.belief.mean, root, y, SEEN, jax.random.key(0), 2)
+    bound = ell.evaluate(standard_moments(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
     np.testing.assert_allclose(cut.elbo, bound, rtol=1e-6)
 
 

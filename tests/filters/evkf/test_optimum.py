@@ -13,7 +13,7 @@ from jax.scipy.optimize import minimize
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations.sites import choose_level, site
+from evkf.expectations.readout import choose_level, expect_channels
 from evkf.likelihoods.base import safe
 from tests.filters.cases import STARTS, L, readout_cases, solve
 from tests.quick import quick_compilation  # noqa: F401
@@ -33,7 +33,7 @@ def gaussian_bound(case, level):
 
     def bound(mean, cov):
         a, v = likelihood.readout(mean), jnp.einsum("nl,lk,nk->n", C, cov, C)
-        value = site(likelihood, a, v, y, level).value + likelihood.each_rest(y)
+        value = expect_channels(likelihood, a, v, y, level).value + likelihood.each_rest(y)
         inverse = jnp.linalg.inv(prior.cov)
         d = mean - prior.mean
         log_dets = jnp.linalg.slogdet(prior.cov)[1] - jnp.linalg.slogdet(cov)[1]
@@ -82,7 +82,7 @@ def gaussian_residual(cases, beliefs):
         y = safe(case.y, case.mask, case.likelihood.b)
         a = case.likelihood.readout(belief.mean)
         v = jnp.einsum("nl,lk,nk->n", C, belief.cov, C)
-        terms = site(case.likelihood, a, v, y, quadrature_level(case))
+        terms = expect_channels(case.likelihood, a, v, y, quadrature_level(case))
         slope = jnp.where(case.mask, terms.slope, 0)
         curv = C.T @ (jnp.where(case.mask, terms.curvature, 0)[:, None] * C)
         family = fam.GaussianFamily(L)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from evkf.errors import InputError
-from evkf.expectations.dispatch import way
+from evkf.expectations.dispatch import expectation_method
 from evkf.families import Family, GaussianFamily, LowRankGaussianFamily
 from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
@@ -132,7 +132,7 @@ class VariationalKalmanFilter(PredictUpdate):
     ) -> tuple[State, Info]:
         """Take an observation into a prediction."""
         y, mask = read_bin(model, y, mask)
-        if key is not None or "sampling" in way(model.family, model.likelihood):
+        if key is not None or "sampling" in expectation_method(model.family, model.likelihood):
             key = read_key(key, "this likelihood is sampled")
         else:
             key = jax.random.key(0)

@@ -19,7 +19,13 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations.dispatch import Moments, Whitened, is_conjugate, standard, whitened
+from evkf.expectations.dispatch import (
+    GaussianEll,
+    Moments,
+    gaussian_ell,
+    is_conjugate,
+    standard_moments,
+)
 from evkf.families import GaussianBelief
 from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated, natural_gap
 from evkf.model import Model
@@ -115,7 +121,7 @@ def update_gaussian(
     mean, cov = prediction.belief
     dtype, dim = mean.dtype, mean.shape[0]
     root = cholesky(cov)
-    ell = whitened(model.likelihood, mean, root, y, mask, *sampling)
+    ell = gaussian_ell(model.likelihood, mean, root, y, mask, *sampling)
     if is_conjugate(model.likelihood):
         solution = conjugate_update(ell, dim, dtype)
     else:
@@ -149,9 +155,9 @@ def _gap(
     return noise.log_det_root() + 0.5 * square - predicted
 
 
-def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> WhitenedSolution:
+def conjugate_update(ell: GaussianEll, dim: int, dtype: jnp.dtype) -> WhitenedSolution:
     """Return the exact posterior for a quadratic expected log-likelihood: one step."""
-    first = ell.evaluate(standard(dim, dtype))
+    first = ell.evaluate(standard_moments(dim, dtype))
     nat = jnp.concatenate([first.grad, pack(jnp.eye(dim, dtype=dtype)) - first.curv])
     moments = _moments(nat, dim)
     elbo = ell.evaluate(moments).value - _divergence(moments)
@@ -160,7 +166,7 @@ def conjugate_update(ell: Whitened, dim: int, dtype: jnp.dtype) -> WhitenedSolut
 
 
 def cvi_update(
-    ell: Whitened, dim: int, dtype: jnp.dtype, log_concave: bool, limits: Limits
+    ell: GaussianEll, dim: int, dtype: jnp.dtype, log_concave: bool, limits: Limits
 ) -> WhitenedSolution:
     """Maximise $ELL - KL$ by full natural-gradient steps, shortened until the bound rises.
 

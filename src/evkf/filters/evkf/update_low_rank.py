@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.errors import InputError
-from evkf.expectations.sites import choose_level, site
+from evkf.expectations.readout import choose_level, expect_channels
 from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse, readout_var
 from evkf.likelihoods import Gaussian, Joint, Likelihood, ReadoutLikelihood
 from evkf.likelihoods.base import Channels, Site, safe
@@ -102,7 +102,7 @@ class Channelled(NamedTuple):
             if isinstance(part, Gaussian):
                 found.append(_gaussian_site(part, mean, var, seen))
                 continue
-            each = site(part, mean, var, seen, level)
+            each = expect_channels(part, mean, var, seen, level)
             found.append(part.each_start(each, mean, var, seen) if first else each)
         return Site(*(jnp.concatenate(terms) for terms in zip(*found, strict=True)))
 
