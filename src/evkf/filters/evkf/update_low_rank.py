@@ -8,8 +8,6 @@ last bin left them. The mean, on which the family puts no constraint, goes all t
 step by conjugate gradients.
 """
 
-import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +16,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from evkf.errors import InputError
-from evkf.expectations.readout import choose_level, expect_channels
+from evkf.expectations.readout import has_independent_channels, observe
 from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse, readout_var
-from evkf.likelihoods import Gaussian, Joint, Likelihood, ReadoutLikelihood
-from evkf.likelihoods.base import Channels, Site, safe
+from evkf.likelihoods import Joint, Likelihood
+from evkf.likelihoods.base import Channels, Site
 from evkf.types import Mask, Observation, Scalar, Vector
 
 GRADIENTS = 20
@@ -84,63 +82,6 @@ class Data(NamedTuple):
     weights: Channels
 
 
-class Channelled(NamedTuple):
-    """Observation models whose channels are independent given a linear readout."""
-
-    joint: Joint
-    C: Readout
-    b: Channels
-
-    def pieces(self, *arrays: Channels) -> Iterator[tuple[Any, ...]]:
-        """Every model with its channels of the arrays."""
-        return zip(self.joint.parts, *map(self.joint.split, arrays), strict=True)
-
-    def sites(self, a: Channels, v: Channels, y: Channels, level: Array, first: bool) -> Site:
-        """Expectations of every channel; the first of an update may be tamer ones."""
-        found = []
-        for part, mean, var, seen in self.pieces(a, v, y):
-            if isinstance(part, Gaussian):
-                found.append(_gaussian_site(part, mean, var, seen))
-                continue
-            each = expect_channels(part, mean, var, seen, level)
-            found.append(part.each_start(each, mean, var, seen) if first else each)
-        return Site(*(jnp.concatenate(terms) for terms in zip(*found, strict=True)))
-
-    def rest(self, y: Channels) -> Channels:
-        """Terms of the log density without the readout."""
-        return jnp.concatenate(
-            [0 * y if isinstance(p, Gaussian) else p.each_rest(y) for p, y in self.pieces(y)]
-        )
-
-    def level(self, v: Channels) -> Int[Array, ""]:
-        """Of quadrature, for the widest channel."""
-        pieces = self.pieces(v)
-        levels = [choose_level(p, v) for p, v in pieces if isinstance(p, ReadoutLikelihood)]
-        return jnp.max(jnp.stack(levels)) if levels else jnp.asarray(0)
-
-
-def channelled(likelihood: Likelihood) -> Channelled:
-    """Read an observation model, or refuse it."""
-    joint = likelihood if isinstance(likelihood, Joint) else Joint([likelihood])
-    for part in joint.parts:
-        independent = isinstance(part, Gaussian) and part.independent
-        if not isinstance(part, ReadoutLikelihood) and not independent:
-            raise InputError(
-                f"{type(part).__name__} observations of LowRankGaussianFamily states",
-                "LowRankGaussianFamily",
-                "use a linear readout with independent noise, or Gaussian states",
-            )
-    C, b = (jnp.concatenate([getattr(part, name) for part in joint.parts]) for name in ("C", "b"))
-    return Channelled(joint, C, b)
-
-
-def _gaussian_site(likelihood: Gaussian, a: Channels, v: Channels, y: Channels) -> Site:
-    precision = likelihood.bin_width / likelihood.noise.var()
-    off = y - a
-    value = -0.5 * (precision * (off**2 + v) - jnp.log(precision / (2 * math.pi)))
-    return Site(value, precision * off, -precision)
-
-
 def update_low_rank(
     likelihood: Likelihood,
     prediction: LowRankBelief,
@@ -159,22 +100,29 @@ def update_low_rank(
         max_evaluations: Bound on the times that the likelihood is looked at.
         tolerance: Nats to gain at which to stop.
     """
-    channels, before = channelled(likelihood), inverse(*prediction[1:])
-    C, observed = channels.C, safe(y, mask, channels.b)
+    parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
+    for part in parts:
+        if not has_independent_channels(part):
+            raise InputError(
+                f"{type(part).__name__} observations of LowRankGaussianFamily states",
+                "LowRankGaussianFamily",
+                "use a linear readout with independent noise, or Gaussian states",
+            )
+    C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
+    before = inverse(*prediction[1:])
     # one way through C
     seen = C @ jnp.concatenate([prediction.mean[:, None], prediction.factor], axis=1)
     start, loads = seen[:, 0], seen[:, 1:]
-    level = channels.level(readout_var(C, prediction.diagonal, loads))
-    constant = jnp.sum(jnp.where(mask, channels.rest(observed), 0))
+    observed = observe(likelihood, y, mask, readout_var(C, prediction.diagonal, loads))
     tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
 
     def look(
         belief: LowRankBelief, readout: Channels, loads: Loads, first: bool = False
     ) -> tuple[Scalar, Data]:
         v = readout_var(C, belief.diagonal, loads)
-        found = channels.sites(readout + channels.b, v, observed, level, first)
-        data = _read(C, found, loads, mask)
-        return data.value + constant - divergence(belief, prediction.mean, before), data
+        a = readout + b
+        data = _read(C, observed.start(a, v)[0] if first else observed.expect(a, v), loads)
+        return data.value - divergence(belief, prediction.mean, before), data
 
     def point(
         belief: LowRankBelief, readout: Channels, elbo: Scalar, data: Data, last: Scalar | float
@@ -271,11 +219,10 @@ def _newton(
     return lax.while_loop(keep_going, body, start)[:2]
 
 
-def _read(C: Readout, found: Site, loads: Loads, mask: Mask) -> Data:
+def _read(C: Readout, site: Site, loads: Loads) -> Data:
     """Sums over the channels that were observed."""
-    value, slope, curvature = (jnp.where(mask, term, 0) for term in found)
-    weights = jnp.maximum(-curvature, 0)
-    columns = jnp.concatenate([slope[:, None], weights[:, None] * loads], axis=1)
+    weights = jnp.maximum(-site.curvature, 0)
+    columns = jnp.concatenate([site.slope[:, None], weights[:, None] * loads], axis=1)
     back = columns.T @ C  # one way through C
     own = jnp.sum(weights[:, None] * C * C, axis=0)
-    return Data(jnp.sum(value), back[0], own, back[1:].T, weights)
+    return Data(jnp.sum(site.value), back[0], own, back[1:].T, weights)
