@@ -19,12 +19,11 @@ from evkf import likelihoods as lik
 from evkf.dynamics import GaussianDynamics
 from evkf.expectations.dispatch import gaussian_ell, rooted_moments
 from evkf.expectations.products import product_ell
-from evkf.expectations.readout import PACK, expect_channels
+from evkf.expectations.readout import has_independent_channels, observe, project
 from evkf.families import GaussianBelief, GaussianFamily, ProductFamily, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.evkf.predict import push_forward
 from evkf.learning.replay import Bins, Window
-from evkf.likelihoods.base import Site, safe
 from evkf.model import Model
 from evkf.numerics.linalg import cholesky, inverse_positive, tree_where, unpack
 from evkf.types import Belief, Input, Key, Mask, Matrix, Observation, Scalar, Vector
@@ -47,10 +46,8 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
             return jax.tree.map(lambda *terms: sum(terms), *found)
 
         return total
-    if isinstance(likelihood, lik.ReadoutLikelihood):
-        return _readout(likelihood.C, likelihood.b, _site_of(likelihood))
-    if isinstance(likelihood, lik.Gaussian) and likelihood.independent:
-        return _readout(likelihood.C, likelihood.b, _gaussian_site(likelihood))
+    if has_independent_channels(likelihood):
+        return _through_readout(likelihood)
 
     def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
@@ -61,42 +58,15 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
     return in_general
 
 
-SiteOf = Callable[[Array, Array, Array], Site]
-
-
-def _site_of(likelihood: lik.ReadoutLikelihood) -> SiteOf:
-    def at(a: Array, v: Array, y: Array) -> Site:
-        found = expect_channels(likelihood, a, v, y, 0)
-        return found._replace(value=found.value + likelihood.each_constant(y))
-
-    return at
-
-
-def _gaussian_site(likelihood: lik.Gaussian) -> SiteOf:
-    precision = likelihood.bin_width / likelihood.noise.var()
-    constant = 0.5 * jnp.log(precision / (2 * jnp.pi))
-
-    def at(a: Array, v: Array, y: Array) -> Site:
-        rest = y - a
-        value = constant - 0.5 * precision * (rest**2 + v)
-        return Site(value, precision * rest, -precision)
-
-    return at
-
-
-def _readout(C: Float[Array, "N L"], b: Float[Array, " N"], site_at: SiteOf) -> EllOf:
-    dim = C.shape[1]
-    squares = (C[:, :, None] * C[:, None, :]).reshape(-1, dim * dim) if dim <= PACK else None
+def _through_readout(likelihood: lik.Likelihood) -> EllOf:
+    assert isinstance(likelihood, lik.ReadoutLikelihood | lik.Gaussian)
+    C, b = likelihood.C, likelihood.b
+    readout = project(C.T)
 
     def at(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
-        v = jnp.sum((C @ cov) * C, axis=-1) if squares is None else squares @ cov.reshape(-1)
-        terms = site_at(C @ mean + b, v, safe(y, mask, b))
-        value, slope, curvature = (jnp.where(mask, term, 0) for term in terms)
-        if squares is None:
-            curv = (C * curvature[:, None]).T @ C
-        else:
-            curv = (curvature @ squares).reshape(dim, dim)
-        return jnp.sum(value), slope @ C, curv
+        site = observe(likelihood, y, mask, base=False).expect(C @ mean + b, readout.var(cov))
+        curv = unpack(readout.hessian(site.curvature), len(mean))
+        return jnp.sum(site.value), site.slope @ C, curv
 
     return at
 
