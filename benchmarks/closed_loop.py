@@ -41,7 +41,7 @@ from evkf.live.run import open_journal, open_session, recall, replay
 from evkf.live.segments import read
 from evkf.live.subject import respond
 from evkf.live.warden import PipeStimulator, start_guard, tell_guard
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 CONTROLLERS, STEPS, KILLS, FAULTS, SECONDS = 100_000, 60, 20, 30, 30.0
 QUICK = 500, 1, 2, 3.0

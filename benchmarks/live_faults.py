@@ -35,7 +35,7 @@ from evkf.live.ports import Phase
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session, recall
 from evkf.live.session import Session
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 BINS, QUICK, TAPE = 200_000, 20_000, 2000
 SHARE, AHEAD = 0.01, 3

@@ -35,7 +35,7 @@ from evkf.live.plan import JOURNAL, build, parts
 from evkf.live.records import Kind
 from evkf.live.segments import read
 from evkf.live.session import QUARANTINE
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 FULL, QUICK = 1_000_000, 100_000
 BETWEEN, FEWER = 50, 5

@@ -27,7 +27,7 @@ from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import replay
 from evkf.live.segments import read
 from evkf.live.zeromq import ZmqReader, ZmqSender
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 KILLS, QUICK, TAPE, FIRST_S = 300, 3, 5000, 15.0
 PERIOD = 0.005

@@ -22,7 +22,7 @@ from evkf.live.machine import real_time, rehearse
 from evkf.live.plan import Plan, build, fitted, keep_compiled, parts
 from evkf.live.run import open_journal, open_session, recall
 from evkf.live.zeromq import ZmqSink, ZmqSource
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 READY_S = 120.0
 """Seconds that a session may take to begin, compiling included."""

@@ -29,7 +29,7 @@ from evkf.live.plan import Plan, build, parts
 from evkf.live.rig import rig_counts, rig_model
 from evkf.live.run import open_session
 from evkf.live.zeromq import ZmqReader, ZmqSink
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 BINS, QUICK, TAPE = 2_000_000, 30_000, 2000
 GROWTH, STALLED = 0.02, 0.05

@@ -20,7 +20,7 @@ from evkf.live.pipes import Callback
 from evkf.live.plan import Parts, Plan, fitted, parts
 from evkf.live.ports import Due
 from evkf.live.run import open_session
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 # ## The plan
 #

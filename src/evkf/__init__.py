@@ -14,7 +14,7 @@ from evkf.estimators.evkf import EVKF
 from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter, scan_sessions
 from evkf.learning import CompiledLearner, Learner
 from evkf.model import Model, simulate
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.types import Status
 
 __version__ = "1.0.0"

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
 from evkf.numerics.checks import check_whole, real_numbers
-from evkf.numerics.ragged import Lengths, bins_of, read_bins, slices
+from evkf.numerics.trials import Lengths, bins_of, read_bins, slices
 
 ALPHAS = tuple(np.logspace(-2, 6, 17))
 """Penalties to choose from, on standardised columns."""

@@ -15,7 +15,7 @@ from scipy.stats import nbinom, poisson
 
 from evkf.errors import InputError
 from evkf.numerics.checks import first_of, real_numbers
-from evkf.numerics.ragged import Lengths, bins_of, read_counts, slices
+from evkf.numerics.trials import Lengths, bins_of, read_counts, slices
 
 FLOOR = 1e-9
 """Least expected count of a bin, that of the Neural Latents Benchmark: a spike where none was

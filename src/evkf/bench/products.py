@@ -19,7 +19,7 @@ from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.bench.steps import Cell, build
 from evkf.errors import EvkfError
 from evkf.model import simulate
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0

@@ -29,7 +29,7 @@ from evkf.cli.console import (
 from evkf.data.files import replacing
 from evkf.data.installed import versions
 from evkf.errors import InputError
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 
 def bench(

@@ -32,7 +32,7 @@ from evkf.data.files import replacing
 from evkf.data.installed import versions
 from evkf.errors import InputError
 from evkf.live.plan import PLAN, Plan, new_folder
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.recordings import demonstration as demo
 from evkf.web.process import check_installed
 

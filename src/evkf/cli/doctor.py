@@ -23,7 +23,7 @@ from evkf.errors import InputError
 from evkf.live.engine import Engine
 from evkf.live.machine import MOST, measure_hiccups, real_time, reckon, rehearse
 from evkf.live.plan import Plan, parts
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.recordings.units import UnitModel
 
 

@@ -31,7 +31,7 @@ from evkf.errors import InputError
 from evkf.live.export import Exported, recall_recording
 from evkf.live.plan import Plan, keep_compiled, parts
 from evkf.live.run import replay as replay_session
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.recordings.sessions import to_estimates
 
 

@@ -38,7 +38,7 @@ from evkf.live.machine import reckon, rehearse
 from evkf.live.plan import Plan, build, keep_compiled, keep_model, new_folder, parts
 from evkf.live.ports import Phase, Report
 from evkf.live.run import open_journal, recall
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.recordings.units import UnitModel
 
 

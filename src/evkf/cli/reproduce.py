@@ -28,7 +28,7 @@ from evkf.cli.console import (
 from evkf.cli.console import progress_bar as bar
 from evkf.data.installed import versions
 from evkf.errors import InputError
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.reproduce.catalogue import EXPERIMENTS
 from evkf.reproduce.runner import SOURCE, Spec, run_tasks
 from evkf.reproduce.streams import time_steps

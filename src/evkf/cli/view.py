@@ -13,7 +13,7 @@ from evkf.live.addresses import is_loopback
 from evkf.live.desk import FASTEST, SLOWEST
 from evkf.live.journal import is_written
 from evkf.live.plan import JOURNAL, Plan, parts
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.web.access import Place, keep_token, listen
 from evkf.web.process import check_installed, page_address
 from evkf.web.refusals import Measured

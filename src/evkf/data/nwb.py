@@ -27,7 +27,7 @@ from evkf.data._nwb_units import Units
 from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
 from evkf.data.recording import Columns, Recording, Series
 from evkf.errors import InputError
-from evkf.numerics.ragged import bins_of
+from evkf.numerics.trials import bins_of
 
 
 class NwbWarning(UserWarning):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from evkf.errors import InputError
-from evkf.numerics.ragged import bins_of
+from evkf.numerics.trials import bins_of
 
 Columns = dict[str, Shaped[np.ndarray, "..."]]
 SPEED = re.compile(r"\s*(/\s*s(ec)?|per\s+s(ec|econd)?|\s+s\^?-1)\s*$", re.IGNORECASE)

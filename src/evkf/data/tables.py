@@ -10,7 +10,7 @@ from evkf.data.files import check_file, unreadable
 from evkf.data.layout import check_counts, find_width
 from evkf.data.recording import Recording
 from evkf.errors import InputError
-from evkf.numerics.ragged import bins_of
+from evkf.numerics.trials import bins_of
 
 OWN = ("time", "trial")
 

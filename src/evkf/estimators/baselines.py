@@ -18,7 +18,7 @@ from evkf.analysis.spike_metrics import smooth_trials
 from evkf.errors import InputError
 from evkf.estimators.gpfa import GPFA
 from evkf.estimators.linear_system import LinearDynamicalSystem
-from evkf.numerics.ragged import Lengths, read_counts, slices
+from evkf.numerics.trials import Lengths, read_counts, slices
 
 __all__ = [
     "LinearDynamicalSystem",

@@ -13,7 +13,7 @@ from evkf.errors import InputError
 from evkf.estimators.gpfa import FLOOR, factor_analysis
 from evkf.estimators.linear_gaussian import Given, Params, em_step, infer, log_lik
 from evkf.numerics.checks import check_whole
-from evkf.numerics.ragged import Lengths, bins_of, read_counts, slices
+from evkf.numerics.trials import Lengths, bins_of, read_counts, slices
 
 DECAY = 0.9
 """Diagonal of the transition to start from."""

@@ -17,7 +17,7 @@ from evkf.live.limits import Delivered
 from evkf.live.machine import become_real_time
 from evkf.live.pipes import beside
 from evkf.live.rig import Subject, rig_model
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 
 DRAIN_S = 10.0
 """Seconds to wait, after the last bin, for both ends to be closed."""

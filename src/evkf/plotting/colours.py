@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from matplotlib.colors import LinearSegmentedColormap
 
 from evkf.errors import InputError
-from evkf.numerics.ragged import Lengths, read_bins, slices
+from evkf.numerics.trials import Lengths, read_bins, slices
 
 OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#1a1a1a"]
 TOL = [

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from evkf.analysis.decoding import integrate
 from evkf.analysis.spike_metrics import smooth_trials
 from evkf.errors import InputError
-from evkf.numerics.ragged import Lengths, aligned, read_bins, slices
+from evkf.numerics.trials import Lengths, aligned, read_bins, slices
 from evkf.plotting.checks import calibration, dispersion_check
 from evkf.plotting.colours import Colours, Labels, by_condition, by_direction
 from evkf.plotting.style import BAND, MUTED, TRUTH, new_axes, styled

@@ -23,7 +23,7 @@ import evkf
 from evkf.data.files import replacing
 from evkf.data.installed import need, versions
 from evkf.errors import EvkfError, InputError
-from evkf.numerics.latency import with_small_loops
+from evkf.numerics.jax_config import with_small_loops
 from evkf.reproduce.processes import MOST_LOST, map_in_processes
 
 Spec = dict[str, Any]

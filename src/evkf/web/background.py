@@ -21,7 +21,7 @@ from evkf.live.checkpoint import load_newest
 from evkf.live.pipes import ROOM
 from evkf.live.plan import CHECKPOINTS, Plan, parts
 from evkf.live.rig import rig_model
-from evkf.numerics.latency import low_latency
+from evkf.numerics.jax_config import low_latency
 from evkf.web.packing import finite, pack
 from evkf.web.survey import Rest, field, rest, visited, worth
 

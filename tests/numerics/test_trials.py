@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evkf.errors import InputError
-from evkf.numerics.ragged import bins_of, read_bins, read_counts, slices
+from evkf.numerics.trials import bins_of, read_bins, read_counts, slices
 
 
 def test_trials_are_cut_where_they_end():

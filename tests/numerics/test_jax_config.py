@@ -12,14 +12,14 @@ import evkf
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
 from evkf.likelihoods import Poisson
-from evkf.numerics.latency import SMALL_LOOP, with_small_loops
+from evkf.numerics.jax_config import SMALL_LOOP, with_small_loops
 
 PROGRAM = """
 import os
 import evkf
 evkf.low_latency()
 evkf.low_latency()
-from tests.numerics.test_latency import means
+from tests.numerics.test_jax_config import means
 found = means()
 evkf.low_latency()
 print(os.environ["XLA_FLAGS"])
