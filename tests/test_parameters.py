@@ -11,7 +11,7 @@ from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.model import Model
-from evkf.parameters import PARTS, Thawed, bound_noise, free, labels, split, thawed_vector
+from evkf.parameters import PARTS, Thawed, bound_noise, free, part_of, split, thawed_vector
 from tests.learning.cases import MODELS, network, readout
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -19,7 +19,7 @@ from tests.quick import quick_compilation  # noqa: F401
 def named(model, parts=PARTS):
     """Part -> names of its leaves."""
     tree, found = free(model, parts), {}
-    flat = jax.tree_util.tree_leaves_with_path(labels(tree), is_leaf=lambda leaf: leaf is None)
+    flat = [(path, part_of(path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     for path, part in flat:
         name = jax.tree_util.keystr(path[1:] if path[0].name == "model" else path)
         found.setdefault(part, set()).add(name)

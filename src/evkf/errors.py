@@ -1,4 +1,4 @@
-"""The exceptions of the package: what is wrong, where, and what to do about it."""
+"""Exceptions of the package. Each names the problem, its place and a remedy."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ class EvkfError(Exception):
 
 
 class InputError(EvkfError, ValueError):
-    """Something handed over at the boundary cannot be used.
+    """Input that cannot be used.
 
     Attributes:
-        what: What is wrong, with the offending value.
-        where: The argument, file or index it was found in.
-        remedy: What the caller can do about it.
+        what: The problem, with the offending value.
+        where: The argument, file or index where it was found.
+        remedy: An action that solves the problem.
 
     Example:
         >>> raise InputError("negative count -3", "ys[10, 4]", "pass counts, or mask the bin")
@@ -27,5 +27,5 @@ class InputError(EvkfError, ValueError):
         super().__init__(f"{what} (in {where}): {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Processes hand exceptions to one another by their arguments.
+        # Pickled between processes by these arguments.
         return type(self), (self.what, self.where, self.remedy)

@@ -1,4 +1,4 @@
-"""The generative model: a prior, dynamics and an observation model."""
+"""The generative model: a prior, dynamics and an observation model; and draws from it."""
 
 import equinox as eqx
 import jax
@@ -15,10 +15,10 @@ from evkf.families import (
     Family,
     GaussianBelief,
     GaussianFamily,
+    LowRankBelief,
     LowRankGaussianFamily,
     ProductFamily,
 )
-from evkf.families.low_rank import standard
 from evkf.likelihoods import Likelihood
 from evkf.likelihoods.shapes import check_likelihood
 from evkf.numerics.checks import check_whole, read_array, real_numbers
@@ -91,7 +91,7 @@ def simulate(
         key: Randomness.
         num_bins: T.
         us: Inputs, one row a bin; needed if the dynamics take inputs.
-        z0: The state before the first bin; drawn from the prior when left out.
+        z0: State before the first bin; drawn from the prior when left out.
 
     Returns:
         States (T, L) and observations (T, N).
@@ -110,22 +110,17 @@ def simulate(
     start_key, run_key = jax.random.split(key)
     if z0 is None:
         start = model.family.sample(model.prior, start_key, 1)[0]
+    elif isinstance(z0, Tracer):  # as under `jax.vmap`: there is a shape, but there are no values
+        if z0.shape != (model.family.dim,):
+            raise InputError(f"z0 of shape {z0.shape}", "z0", f"pass shape ({model.family.dim},)")
+        start = jnp.asarray(z0, jnp.result_type(float))
     else:
-        start = _read_start(z0, model.family.dim)
+        start = read_array(z0, (model.family.dim,), "z0")
     return draw_path(model, jax.random.split(run_key, num_bins), us, start)
 
 
-def _read_start(z0: ArrayLike, dim: int) -> Vector:
-    """Check a state; while it is traced, as under `jax.vmap`, it has a shape but no values."""
-    if not isinstance(z0, Tracer):
-        return read_array(z0, (dim,), "z0")
-    if z0.shape != (dim,):
-        raise InputError(f"z0 of shape {z0.shape}", "z0", f"pass shape ({dim},)")
-    return jnp.asarray(z0, jnp.result_type(float))
-
-
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
-    """Check the inputs of a recording."""
+    """Check and convert the inputs of a recording; None if there are none."""
     size = model.dynamics.num_inputs
     array = np.zeros((num_bins, 0)) if us is None else real_numbers(us, "us")
     if array.shape != (num_bins, size):
@@ -141,7 +136,7 @@ def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Arra
 
 @jax.jit
 def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, Array]:
-    """States and observations that follow a state, a key and an input for every bin."""
+    """Draw states and observations after a state, given a key and an input for every bin."""
     dynamics = model.dynamics
 
     def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:
@@ -154,8 +149,10 @@ def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, 
 
 
 def _standard(family: Family) -> Belief:
+    """Return the default prior of a family."""
     if isinstance(family, LowRankGaussianFamily):
-        return standard(family)
+        ones = jnp.ones(family.dim)
+        return LowRankBelief(0 * ones, ones, jnp.zeros((family.dim, family.rank)))
     if isinstance(family, GaussianFamily | DiagonalGaussianFamily):
         return family.from_moments(jnp.zeros(family.dim), jnp.eye(family.dim))
     return family.from_nat(family.from_unconstrained(jnp.zeros(family.num_raw)))
@@ -167,7 +164,7 @@ def _check_family(family: Family, dynamics: Dynamics) -> None:
         DiagonalGaussianFamily,
         LowRankGaussianFamily,
     )
-    have, want = _parts(family), _parts(native)
+    have, want = (x.parts if isinstance(x, ProductFamily) else (x,) for x in (family, native))
     remedy, product = "leave family out", isinstance(native, ProductFamily)
     if list(map(type, have)) != list(map(type, want)) and not stand_in:
         kinds, wanted = (" and ".join(type(x).__name__ for x in parts) for parts in (have, want))
@@ -180,10 +177,6 @@ def _check_family(family: Family, dynamics: Dynamics) -> None:
             "family",
             remedy if product else f"use {type(have[0]).__name__}({native.dim})",
         )
-
-
-def _parts(family: Family) -> tuple[Family, ...]:
-    return family.parts if isinstance(family, ProductFamily) else (family,)
 
 
 def _check_prior(family: Family, prior: Belief) -> Belief:

@@ -1,4 +1,4 @@
-"""Which numbers of a model are learned, and under which name a user can freeze them."""
+"""Learned parameters of a model: their parts, by which a user freezes and thaws them."""
 
 from typing import Any, NamedTuple
 
@@ -16,32 +16,32 @@ from evkf.numerics.linalg import cholesky
 from evkf.types import Vector
 
 PARTS = ("dynamics", "noise", "readout", "observation", "prior")
-r"""The map $f_\theta$; its noise Q; the readout C and b; what else the likelihood has (dispersion,
-noise, scale); the initial state."""
+r"""The map $f_\theta$; its noise Q; the readout C and b; other parameters of the
+likelihood (dispersion, noise, scale); the initial state."""
 
 FIXED = {"bin_width", "dt", "df", "low", "high"}
-"""Leaves that no gradient moves: units, the shape of a Student-t, where states have been."""
+"""Leaves that are never learned: units, the shape of a Student-t, the box of visited states."""
 
 
 MOST_LOG_DISPERSION = 7.0
-"""A negative binomial with more is a Poisson, and its likelihood flat."""
+"""Largest log-dispersion; above it a negative binomial is a Poisson, and its likelihood flat."""
 
 
 class FreePrior(eqx.Module):
-    """A Gaussian initial state in unconstrained parameters."""
+    """A Gaussian prior in unconstrained parameters."""
 
     mean: Vector
     cov: FullCovariance
 
 
 class Free(eqx.Module):
-    """A model in parameters that may take any value."""
+    """A model in unconstrained parameters."""
 
     model: Model
     prior: FreePrior | None
 
     def build(self) -> Model:
-        """The model itself."""
+        """Return the model."""
         if self.prior is None:
             return self.model
         belief = GaussianBelief(self.prior.mean, self.prior.cov.matrix())
@@ -49,7 +49,7 @@ class Free(eqx.Module):
 
 
 def free(model: Model, parts: tuple[str, ...]) -> Free:
-    """Read a model whose named parts are to be learned."""
+    """Return a model in unconstrained parameters, of which the named parts are learned."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown or not parts:
         raise InputError(f"parts {parts}", "parts", f"choose one or more of {PARTS}")
@@ -68,7 +68,7 @@ def free(model: Model, parts: tuple[str, ...]) -> Free:
 
 
 def part_of(path: tuple[Any, ...]) -> str | None:
-    """The part a leaf of `Free` belongs to, by the names on the way to it."""
+    """Return the part that a leaf of `Free` belongs to, by its path; None if it is fixed."""
     names = [key.name for key in path if isinstance(key, GetAttrKey)]
     if names[0] == "prior":
         return "prior"
@@ -79,23 +79,18 @@ def part_of(path: tuple[Any, ...]) -> str | None:
     return "readout" if names[-1] in ("C", "b") else "observation"
 
 
-def labels(tree: Free) -> PyTree:
-    """The part of every leaf."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: part_of(path), tree)
-
-
-def marks(tree: Free, parts: tuple[str, ...]) -> PyTree:
-    """True for every leaf that belongs to one of the parts."""
-    return jax.tree.map(lambda part: part in parts, labels(tree), is_leaf=lambda x: x is None)
+def parts_mask(tree: Free, parts: tuple[str, ...]) -> PyTree:
+    """Tree that is True at every leaf of the parts."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: part_of(path) in parts, tree)
 
 
 def split(tree: Free, parts: tuple[str, ...]) -> tuple[Free, Free]:
-    """Separate what is learned from what is not; `equinox.combine` puts them together again."""
-    return eqx.partition(tree, marks(tree, parts))
+    """Separate learned parts from all others; `equinox.combine` joins them again."""
+    return eqx.partition(tree, parts_mask(tree, parts))
 
 
 class Thawed(NamedTuple):
-    """Which parts move now; the others keep their values."""
+    """Flags of the parts that learning moves now; the others keep their values."""
 
     dynamics: Bool[Array, ""]
     noise: Bool[Array, ""]
@@ -105,7 +100,7 @@ class Thawed(NamedTuple):
 
 
 def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
-    """One or zero for every learned number, in the order of `ravel_pytree`."""
+    """Return one for every learned number that moves, else zero, in the order of `ravel_pytree`."""
 
     def spread(path: tuple[Any, ...], leaf: Array) -> Array:
         part = part_of(path)
@@ -116,14 +111,12 @@ def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
 
 
 def bound_noise(tree: Free, smallest: float) -> Free:
-    """Keep every noise from collapsing (no standard deviation under a floor), and dispersions
-    where they make a difference.
-    """
+    """Keep noise above its smallest standard deviation, and dispersions within their bounds."""
 
     def raise_floor(path: tuple[Any, ...], leaf: Array) -> Array:
         names = [key.name for key in path if isinstance(key, GetAttrKey)]
-        held = part_of(path) in ("noise", "observation", "prior")
-        if held and names[-1] in ("log_std", "log_diagonal", "log_scale"):
+        bounded = part_of(path) in ("noise", "observation", "prior")
+        if bounded and names[-1] in ("log_std", "log_diagonal", "log_scale"):
             return jnp.maximum(leaf, jnp.log(smallest))
         if names[-1] == "log_dispersion":
             return jnp.clip(leaf, -MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)

@@ -21,16 +21,16 @@ Belief = PyTree[Float[Array, "..."]]
 
 
 class Status(IntFlag):
-    """What happened in a step, as bits of `Info.status`.
+    """Status of a step, as bits of `Info.status`.
 
     Attributes:
         OK: Nothing to report.
         NOT_CONVERGED: The update stopped at its bound on evaluations; the belief is finite but not
-            the optimum. Seldom harmful; often, raise `max_evaluations`.
+            the optimum. This seldom does harm; if it happens often, raise `max_evaluations`.
         FELL_BACK: The update was not finite or not positive definite, and the belief is the
-            prediction; or the prediction was not a number, and the last belief stood in for it.
-            Look at the observation of that bin.
-        CAPPED: The prediction left the box `max_std` around the origin and was brought back into
+            prediction; or the prediction was NaN, and the last belief replaced it. Check the
+            observation of that bin.
+        CAPPED: The prediction left the box `max_std` around the origin and was moved back into
             it. The dynamics are unstable there.
 
     Example:

@@ -1,4 +1,4 @@
-r"""What every model of the latent dynamics offers: the map $\lambda_\theta(z)$.
+r"""Base classes of latent dynamics, the map $\lambda_\theta(z)$; derive a new model from them.
 
 Paper: the conditional exponential family of section 3.1.
 """
@@ -31,7 +31,7 @@ class Dynamics(eqx.Module):
 
     @abstractmethod
     def transition(self, z: Vector, u: Input) -> Belief:
-        """The distribution of the next state, given this one."""
+        """Distribution of the next state, given this one."""
 
     @property
     def dim(self) -> int:
@@ -44,19 +44,19 @@ class GaussianDynamics(Dynamics):
 
     noise: eqx.AbstractVar[Covariance]
     any_coordinates: ClassVar[bool] = False
-    """Whether the same dynamics in other (affine) coordinates are of the same kind."""
+    """True if the same dynamics in other (affine) coordinates are of the same class."""
 
     @abstractmethod
     def mean(self, z: Vector, u: Input) -> Vector:
         r"""$f_\theta(z, u)$."""
 
     def visited(self, mean: Vector, std: Vector) -> Self:
-        """The same dynamics after a state was there: what is learned may keep to such places."""
+        """Return the dynamics after a state was visited; learned maps may keep to such states."""
         del mean, std
         return self
 
     def covers(self, z: Vector) -> Bool[Array, ""]:
-        """Whether the map says something of its own about this place."""
+        """True if the map is learned or known at z, and not extrapolated."""
         del z
         return jnp.asarray(True)
 
@@ -69,7 +69,7 @@ class GaussianDynamics(Dynamics):
 
 
 def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:
-    """The weight of inputs, (latents, inputs); None means that there are none."""
+    """Check and convert the weight of inputs, (latents, inputs); None for no inputs."""
     return read_array(np.zeros((dim, 0)) if value is None else value, (dim, None), "input_weight")
 
 

@@ -1,4 +1,4 @@
-"""Dynamics that inputs move along known directions."""
+"""Any dynamics with inputs of known effect."""
 
 from typing import Self
 
@@ -16,8 +16,8 @@ from evkf.types import Input, Vector
 class Driven(GaussianDynamics):
     r"""$z_t \sim N(f_\theta(z_{t-1}) + B u_t, Q)$ with f and Q of dynamics without inputs.
 
-    For stimulation whose effect is known from elsewhere, while the rest is learned; learning the
-    dynamics refines B too.
+    Use it for stimulation with a known effect, while f and Q are learned; learning the dynamics
+    refines B too.
 
     Args:
         undriven: f and Q.
@@ -36,7 +36,7 @@ class Driven(GaussianDynamics):
 
     def __init__(self, undriven: GaussianDynamics, input_weight: ArrayLike):
         if undriven.num_inputs:
-            remedy = "pass dynamics without: these get them from input_weight"
+            remedy = "pass dynamics without inputs: Driven adds them by input_weight"
             raise InputError(f"dynamics with {undriven.num_inputs} inputs", "undriven", remedy)
         self.undriven = undriven
         self.input_weight = read_input_weight(input_weight, undriven.dim)

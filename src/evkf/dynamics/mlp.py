@@ -19,11 +19,11 @@ from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 STEEPNESS, EXTENT = 1.0, 2.0
-"""Norm of the first layer's rows, and how far from the origin its units bend."""
+"""Norm of the rows of the first layer, and distance from the origin up to which its units bend."""
 
 REACH, MARGIN = 4.0, 0.1
-"""How many standard deviations around an estimate count as visited, and the share of the visited
-range by which the box is wider on every side."""
+"""Standard deviations around an estimate that count as visited; margin of the box on every side,
+as a share of the visited range."""
 
 
 class Network(eqx.Module):
@@ -65,12 +65,12 @@ class Network(eqx.Module):
 class ResidualMLP(GaussianDynamics):
     r"""$z_t \sim N(z_{t-1} + \text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
 
-    A network whose output is near zero is a random walk: where learning starts. The units of the
-    first layer bend at places spread over states of order one.
+    Learning starts near a random walk: the initial output is near zero. The units of the first
+    layer bend at places spread over states of order one.
 
-    A network says nothing of places it has not been shown, and what it says there may send a
-    forecast to infinity. A learner notes where states have been (`visited`); a state outside of
-    that box is taken to its edge first, $z_{t-1}$ being the nearest point of the box.
+    Outside the states that it was trained on, a network extrapolates, and a forecast may diverge.
+    So a learner records the box of visited states (`visited`), and $z_{t-1}$ is replaced by the
+    nearest point of that box.
 
     Args:
         dim: Latent dimensions.
@@ -111,7 +111,14 @@ class ResidualMLP(GaussianDynamics):
         for width in widths:
             check_whole(width, 1, "hidden")
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
-        self.network = _spread_bends(network, key)
+        # Let the units of the first layer bend all over the region of interest.
+        direction_key, offset_key = jax.random.split(key)
+        weight = jax.random.normal(direction_key, network.weights[0].shape)
+        weight = STEEPNESS * weight / jnp.linalg.norm(weight, axis=1, keepdims=True)
+        limit = STEEPNESS * EXTENT
+        bias = jax.random.uniform(offset_key, network.biases[0].shape, minval=-limit, maxval=limit)
+        first = (weight, bias)
+        self.network = eqx.tree_at(lambda n: (n.weights[0], n.biases[0]), network, first)
         self.noise = as_covariance(noise, dim, "noise")
         nowhere = jnp.full(dim, jnp.inf, self.noise.var().dtype)
         self.low, self.high = nowhere, -nowhere
@@ -125,8 +132,8 @@ class ResidualMLP(GaussianDynamics):
         return jnp.all(self._nearest(z) == z)
 
     def _nearest(self, z: Vector) -> Vector:
-        """The nearest point of the box."""
-        # Until a state was seen the box is inside out, and holds nothing.
+        """Return the nearest point of the box of visited states."""
+        # Until a state was visited the box is inside out, and empty.
         margin = MARGIN * (self.high - self.low)
         inside = jnp.clip(z, self.low - margin, self.high + margin)
         return jnp.where(self.low <= self.high, inside, z)
@@ -135,14 +142,3 @@ class ResidualMLP(GaussianDynamics):
         low, high = mean - REACH * std, mean + REACH * std
         box = (jnp.minimum(self.low, low), jnp.maximum(self.high, high))
         return eqx.tree_at(lambda d: (d.low, d.high), self, box)
-
-
-def _spread_bends(network: Network, key: Key) -> Network:
-    """Let the units of the first layer bend all over the region of interest."""
-    direction_key, offset_key = jax.random.split(key)
-    weight = jax.random.normal(direction_key, network.weights[0].shape)
-    weight = STEEPNESS * weight / jnp.linalg.norm(weight, axis=1, keepdims=True)
-    limit = STEEPNESS * EXTENT
-    bias = jax.random.uniform(offset_key, network.biases[0].shape, minval=-limit, maxval=limit)
-    first = (weight, bias)
-    return eqx.tree_at(lambda n: (n.weights[0], n.biases[0]), network, first)

@@ -22,14 +22,11 @@ FLOOR = 1e-4
 """Smallest mean a Gamma or (from either end) a Beta transition can have."""
 
 
-def _is_module(value: object) -> bool:
-    return isinstance(value, eqx.Module)
-
-
 def _check_length(
     network: Callable[..., Any], family: Family, num_inputs: int, length: int
 ) -> None:
-    if not _is_module(network):
+    given: object = network
+    if not isinstance(given, eqx.Module):
         raise InputError(
             f"network is a {type(network).__name__}",
             "network",
@@ -46,12 +43,11 @@ def _check_length(
 
 
 class NaturalDynamics(Dynamics):
-    r"""The general map $\lambda_\theta(z)$: a network into the valid natural parameters of any
-    family.
+    r"""The general map $\lambda_\theta(z)$ of a network, for any family.
 
     For the Gaussian the precision depends on the state; for the continuous Bernoulli and the
-    Bernoulli the output is $\lambda$ itself. How raw outputs become parameters is
-    `family.from_unconstrained`.
+    Bernoulli the output is $\lambda$ itself. `family.from_unconstrained` turns raw outputs into
+    valid natural parameters.
 
     Args:
         family: The family of the states.

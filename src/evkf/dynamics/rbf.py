@@ -1,4 +1,4 @@
-"""Dynamics learned as a sum of bumps: linear in what is learned."""
+"""Dynamics learned as a sum of radial basis functions, linear in the learned weights."""
 
 from typing import Self
 
@@ -14,22 +14,21 @@ from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 EXTENT, OVERLAP = 2.0, 1.5
-"""How far from the origin centres begin, and the width of a function in units of the distance
-between neighbours."""
+"""Largest initial coordinate of a centre; width of a function, in distances of neighbours."""
 
 
 class ResidualRBF(GaussianDynamics):
     r"""$z_t \sim N(z_{t-1} + \Phi(z_{t-1}, u_t)^\top W, Q)$ with Gaussian radial basis functions.
 
-    $\Phi = [\exp(-\tfrac12 |(z - c_k)/w|^2)]_k$ with the inputs $u_t$ behind. Without weights it
-    is a random walk, and so it is far from all centres. Given the centres it is linear in W, which
+    $\Phi = [\exp(-\tfrac12 |(z - c_k)/w|^2)]_k$, followed by the inputs $u_t$. With zero weights,
+    and far from all centres, it is a random walk. Given the centres it is linear in W, which
     recursive least squares can learn.
 
     Args:
         dim: Latent dimensions.
         noise: Q: a variance, one per latent, or a full matrix.
         key: Randomness of the centres, uniform within 2 of the origin.
-        num: How many functions.
+        num: Number of functions.
         num_inputs: Length of u.
 
     Example:
@@ -72,7 +71,7 @@ class ResidualRBF(GaussianDynamics):
         return z + self.features(z, u) @ self.weight
 
     def placed(self, key: Key, low: Vector, high: Vector) -> Self:
-        """As many functions with centres drawn anew, uniform over a box, and without weights."""
+        """Draw new centres, uniform over a box, and set the weights to zero."""
         size = jnp.maximum(high - low, 1e-6)
         centres = low + size * jax.random.uniform(key, self.centres.shape, size.dtype)
         new = (centres, _log_width(size, len(centres)), jnp.zeros_like(self.weight))
@@ -80,5 +79,5 @@ class ResidualRBF(GaussianDynamics):
 
 
 def _log_width(size: Vector, num: int) -> Vector:
-    """Such that neighbours overlap, were the centres a grid over a box of this size."""
+    """Width at which neighbours overlap, if the centres were a grid over a box of this size."""
     return jnp.log(OVERLAP * size / num ** (1 / len(size)))

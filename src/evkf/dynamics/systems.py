@@ -1,6 +1,4 @@
-"""Known dynamical systems, for simulation and as oracles; every one takes additive inputs $B
-u_t$.
-"""
+"""Known dynamical systems with additive inputs $B u_t$, for simulations and tests."""
 
 from abc import abstractmethod
 
@@ -22,7 +20,7 @@ class System(GaussianDynamics):
 
     @abstractmethod
     def step(self, z: Vector) -> Vector:
-        """How far the state moves in one bin, $g(z)$."""
+        """Change of the state in one bin without inputs and noise, $g(z)$."""
 
     def mean(self, z: Vector, u: Input) -> Vector:
         return z + self.step(z) + self.input_weight @ u
@@ -37,7 +35,7 @@ class VanDerPol(System):
 
     $z_1' = z_1 + \frac{\Delta}{\tau_1} z_2$,
     $z_2' = z_2 + \frac{\Delta}{\tau_2}(\gamma(1 - z_1^2)z_2 - z_1)$.
-    Paper: eq:vdp_generative_model, with its misplaced square mended.
+    Paper: eq:vdp_generative_model, with its misplaced square corrected.
 
     Example:
         >>> import jax.numpy as jnp

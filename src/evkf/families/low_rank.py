@@ -1,4 +1,4 @@
-"""The Gaussian whose covariance is a diagonal and a few directions more."""
+"""The Gaussian family with low-rank covariances: a diagonal and a factor of few columns."""
 
 from typing import ClassVar, NamedTuple
 
@@ -31,7 +31,7 @@ class LowRankBelief(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    r"""Of $P = \text{diag}(d) + UU^\top$: $P^{-1} = \text{diag}(d)^{-1} - BB^\top$."""
+    r"""Inverse of $P = \text{diag}(d) + UU^\top$: $P^{-1} = \text{diag}(d)^{-1} - BB^\top$."""
 
     diagonal: Vector
     """$d$ itself."""
@@ -50,7 +50,7 @@ class Inverse(NamedTuple):
 
 
 def inverse(diagonal: Vector, factor: Factor) -> Inverse:
-    """By Woodbury's identity, in $O(LR^2)$."""
+    """Invert a covariance of low rank by Woodbury's identity, in $O(LR^2)$."""
     scaled = factor / diagonal[:, None]
     root = cholesky(jnp.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ scaled)
     log_det = jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * jnp.sum(jnp.log(diagonal))
@@ -60,8 +60,8 @@ def inverse(diagonal: Vector, factor: Factor) -> Inverse:
 class LowRankGaussianFamily(Family):
     r"""Gaussian with covariance $\text{diag}(d) + UU^\top$, U of `rank` columns.
 
-    What the filter needs costs $O(LR^2)$ rather than $O(L^3)$. Natural and mean parameters are
-    those of the full Gaussian, and cost what they cost there.
+    The functions that the filter uses cost $O(LR^2)$ rather than $O(L^3)$. Natural and mean
+    parameters are those of the full Gaussian, at the same cost.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,7 +82,7 @@ class LowRankGaussianFamily(Family):
 
     @property
     def full(self) -> GaussianFamily:
-        """The Gaussian with any covariance."""
+        """The family with full covariance."""
         return GaussianFamily(self.dim)
 
     def dense(self, belief: LowRankBelief) -> GaussianBelief:
@@ -112,8 +112,8 @@ class LowRankGaussianFamily(Family):
         return self.full.log_base
 
     def log_prob(self, belief: LowRankBelief, z: Vector) -> Scalar:
-        known, shift = inverse(*belief[1:]), z - belief.mean
-        return self.log_base - 0.5 * shift @ known.times(shift) - known.log_det_root
+        precision, shift = inverse(*belief[1:]), z - belief.mean
+        return self.log_base - 0.5 * shift @ precision.times(shift) - precision.log_det_root
 
     def entropy(self, belief: LowRankBelief) -> Scalar:
         return 0.5 * self.dim - self.log_base + inverse(*belief[1:]).log_det_root
@@ -137,7 +137,7 @@ class LowRankGaussianFamily(Family):
         return belief.diagonal + jnp.sum(belief.factor**2, axis=1)
 
     def from_moments(self, mean: Vector, cov: Matrix) -> LowRankBelief:
-        """Marginal variances are kept; the factor is found by principal factor analysis."""
+        """Keep the marginal variances; find the factor by principal factor analysis."""
         var = jnp.diagonal(cov)
         scale = jnp.sqrt(var)
         correlation = cov / scale / scale[:, None]
@@ -151,7 +151,7 @@ class LowRankGaussianFamily(Family):
         return LowRankBelief(mean, share * var, factor * scale[:, None])
 
     def nodes(self, belief: LowRankBelief) -> Nodes:
-        """Spherical cubature, as of the full Gaussian."""
+        """Return the spherical cubature rule of the full Gaussian."""
         return cubature(belief.mean, cholesky(self.cov(belief)))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
@@ -167,11 +167,11 @@ class LowRankGaussianFamily(Family):
 
 
 FACTOR_STEPS, LEAST_SHARE = 50, 1e-4
-"""Of factor analysis; and the least share of a variance that is left to the diagonal."""
+"""Steps of factor analysis; the least share of a variance that is left to the diagonal."""
 
 
 def divergence(belief: LowRankBelief, mean: Vector, other: Inverse) -> Scalar:
-    """KL to a Gaussian with this mean and inverse covariance."""
+    """KL divergence from a belief to the Gaussian with this mean and inverse covariance."""
     shift = belief.mean - mean
     spread = belief.diagonal @ other.var() + jnp.sum(belief.factor * other.times(belief.factor))
     own = inverse(*belief[1:]).log_det_root
@@ -181,12 +181,6 @@ def divergence(belief: LowRankBelief, mean: Vector, other: Inverse) -> Scalar:
 def readout_var(
     C: Float[Array, "N L"], diagonal: Vector, loads: Float[Array, "N R"]
 ) -> Float[Array, " N"]:
-    """Variances of $Cz$, given $CU$."""
+    """Variances of $Cz$ under a belief of low rank, given the loads $CU$."""
     # Not as C * C times D: XLA would keep the squares, which are as large as C.
     return jnp.sum((C * jnp.sqrt(diagonal)) ** 2, axis=1) + jnp.sum(loads**2, axis=1)
-
-
-def standard(family: LowRankGaussianFamily) -> LowRankBelief:
-    """Standard normal."""
-    one = jnp.ones(family.dim)
-    return LowRankBelief(0 * one, one, jnp.zeros((family.dim, family.rank)))

@@ -1,1 +1,1 @@
-"""Linear algebra, special functions, quadrature, covariances, and checks of what users pass in."""
+"""Linear algebra, special functions, quadrature, covariances, and checks of input."""

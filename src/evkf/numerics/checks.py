@@ -1,4 +1,4 @@
-"""Reading what users hand over: numbers and arrays, refused with what, where and remedy."""
+"""Checks of input: numbers, arrays and names, refused by an `InputError`."""
 
 import operator
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ from evkf.errors import InputError
 
 
 def real_numbers(value: ArrayLike, where: str) -> np.ndarray:
-    """A user's array of real numbers: complex, text and objects are refused, not cast."""
+    """Return input as an array of real numbers; refuse complex numbers, text and objects."""
     array = np.asarray(value)
     if array.dtype.kind not in "buif":
         raise InputError(f"{where} of type {array.dtype}", where, "pass real numbers")
@@ -39,8 +39,8 @@ def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array
 
     Args:
         value: A number, or an array of that shape.
-        shape: What comes out.
-        where: What to call the argument in an error.
+        shape: Shape of the result.
+        where: Name of the argument in an error.
 
     Example:
         >>> read_positive(0.5, (2,), "noise")
@@ -61,7 +61,7 @@ def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array
 
 
 def check_whole(value: Any, least: int, name: str) -> None:
-    """Refuse what is not a whole number, or too small.
+    """Refuse input that is not a whole number, or is too small.
 
     Example:
         >>> check_whole(2, 1, "latents")
@@ -75,7 +75,7 @@ def check_whole(value: Any, least: int, name: str) -> None:
 
 
 def check_even(value: Any, name: str) -> None:
-    """Refuse what is not an even number, two or more: draws come in opposite pairs.
+    """Refuse input that is not an even number, two or more: draws come in antithetic pairs.
 
     Example:
         >>> check_even(64, "num_samples")
@@ -85,7 +85,7 @@ def check_even(value: Any, name: str) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """Refuse numbers that are not above zero, or not finite, by their names.
+    """Refuse numbers that are not positive and finite; keywords are their names.
 
     Example:
         >>> check_positive(rate=0.01)
@@ -96,7 +96,7 @@ def check_positive(**values: float) -> None:
 
 
 def check_positive_whole(**values: Any) -> None:
-    """Refuse what is not a whole number, one or more, by its name.
+    """Refuse input that is not a whole number, one or more; keywords are the names.
 
     Example:
         >>> check_positive_whole(window=10, steps=1)
@@ -106,7 +106,7 @@ def check_positive_whole(**values: Any) -> None:
 
 
 def check_choice(value: str, choices: Collection[str], where: str) -> None:
-    """Refuse what an argument does not offer.
+    """Refuse a value that is none of the choices of an argument.
 
     Example:
         >>> check_choice("relu", ("exp", "softplus"), "link")
@@ -119,7 +119,7 @@ def check_choice(value: str, choices: Collection[str], where: str) -> None:
 
 
 def first_of(names: Iterable[Any], most: int = 5) -> str:
-    """The first few names, for a sentence.
+    """List the first few names in a sentence.
 
     Example:
         >>> first_of([3, 5]), first_of("abcdefgh")
@@ -129,8 +129,8 @@ def first_of(names: Iterable[Any], most: int = 5) -> str:
     return ", ".join([*each[:most], *["…"][: len(each) > most]])
 
 
-def check_known(kind: str, name: str, known: Collection[str], where: str) -> None:
-    """Refuse a name that is none of those that are known.
+def check_known(kind: str, name: str, names: Collection[str], where: str) -> None:
+    """Refuse a name that does not exist.
 
     Example:
         >>> check_known("column", "goal", ["target", "reward"], "day1.npz: trials")
@@ -138,6 +138,6 @@ def check_known(kind: str, name: str, known: Collection[str], where: str) -> Non
         ...
         evkf.errors.InputError: no column 'goal' (in day1.npz: trials): choose among target, reward
     """
-    if name not in known:
-        remedy = f"choose among {', '.join(known)}" if known else "leave it out: there is none"
+    if name not in names:
+        remedy = f"choose among {', '.join(names)}" if names else "leave it out: there is none"
         raise InputError(f"no {kind} {name!r}", where, remedy)

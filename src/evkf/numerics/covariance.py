@@ -1,4 +1,4 @@
-"""Covariances as unconstrained parameters, so that gradient steps can never leave the cone."""
+"""Covariances in unconstrained parameters, so that gradient steps keep them positive definite."""
 
 from abc import abstractmethod
 from typing import Self
@@ -16,7 +16,7 @@ from evkf.types import Matrix, Scalar, Vector
 
 
 class Covariance(eqx.Module):
-    """A positive definite matrix with its Cholesky factor at hand."""
+    """A positive definite matrix, parameterised by its Cholesky factor."""
 
     @abstractmethod
     def root(self) -> Matrix:
@@ -28,7 +28,7 @@ class Covariance(eqx.Module):
 
     @abstractmethod
     def var(self) -> Vector:
-        """Its diagonal."""
+        """Variances: the diagonal of the matrix."""
 
     @abstractmethod
     def log_det_root(self) -> Scalar:
@@ -44,7 +44,7 @@ class Covariance(eqx.Module):
 
     @abstractmethod
     def widened(self, log_factor: Scalar) -> Self:
-        """With all standard deviations larger by a factor, given by its logarithm."""
+        """Multiply all standard deviations by a factor, given by its logarithm."""
 
 
 class DiagonalCovariance(Covariance):
@@ -110,7 +110,7 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
         value: A positive number, (dim,) positive numbers, a (dim, dim) positive definite matrix, or
             a `Covariance` already.
         dim: The number of components.
-        where: What to call the argument in an error.
+        where: Name of the argument in an error.
 
     Example:
         >>> as_covariance(0.01, 2, "noise").var()
@@ -147,7 +147,7 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
 
 
 def positive_root(matrix: np.ndarray, where: str) -> np.ndarray:
-    """Cholesky factor of a user's matrix, or an error that says how it fails to be a covariance."""
+    """Return the Cholesky factor of an input matrix; refuse one that is not a covariance."""
     if not np.all(np.isfinite(matrix)):
         raise InputError("covariance with NaN or infinite entries", where, "pass finite numbers")
     if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-8 * np.abs(matrix).max()):

@@ -1,4 +1,4 @@
-"""Gamma draws whose gradient is right at every shape."""
+"""Gamma draws whose gradient is accurate at every shape."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,20 @@ from jax import lax
 from evkf.numerics.special import Real, digamma, horner, log_gap
 from evkf.types import Key
 
+# Temme's expansion of the quantile (DLMF 8.12.21 ff.): with x = a (1 + m) and eta^2 / 2 = h(1 + m),
+# eta = eta_0 + e_1(eta_0) / a + e_2(eta_0) / a^2 + ..., where eta_0 sqrt(a) is a Gaussian quantile.
+_QUANTILE = (
+    [-1 / 3, 1 / 36, 1 / 1620, -7 / 6480, 5 / 18144, -11 / 382725, -101 / 16329600],
+    [-7 / 405, -7 / 2592, 533 / 204120, -1579 / 2099520, 109 / 1749600],
+    [449 / 102060, -63149 / 20995200, 29233 / 36741600],
+)
+
 
 def log_gamma_draw(key: Key, shape_param: Real) -> Real:
     """Log of one Gamma($a$, 1) draw per entry of $a$, differentiable in $a$.
 
     The draws are `jax.random.loggamma`; the gradient is the implicit one at a fixed quantile, like
-    JAX's, but right also where the draw itself underflows, and in constant time at large $a$.
+    JAX's, but accurate also where the draw itself underflows, and in constant time at large $a$.
     """
     return _attach(
         shape_param,
@@ -35,20 +43,7 @@ def _(primals, tangents):
     slope = lax.random_gamma_grad(plain, draw) / draw  # pyright: ignore[reportCallIssue]
     # As x -> 0 the distribution function is x^a / Gamma(a + 1).
     slope = jnp.where(tiny, (digamma(shape_param + 1) - log_draw) / shape_param, slope)
-    slope = jnp.where(large, _large_shape_slope(shape_param, log_draw), slope)
-    return log_draw, slope * tangents[0]
-
-
-# Temme's expansion of the quantile (DLMF 8.12.21 ff.): with x = a (1 + m) and eta^2 / 2 = h(1 + m),
-# eta = eta_0 + e_1(eta_0) / a + e_2(eta_0) / a^2 + ..., where eta_0 sqrt(a) is a Gaussian quantile.
-_QUANTILE = (
-    [-1 / 3, 1 / 36, 1 / 1620, -7 / 6480, 5 / 18144, -11 / 382725, -101 / 16329600],
-    [-7 / 405, -7 / 2592, 533 / 204120, -1579 / 2099520, 109 / 1749600],
-    [449 / 102060, -63149 / 20995200, 29233 / 36741600],
-)
-
-
-def _large_shape_slope(shape_param: Real, log_draw: Real) -> Real:
+    # At large shapes by `_QUANTILE`.
     excess = jnp.expm1(log_draw - jnp.log(shape_param))
     safe, one = jnp.where(excess == 0, 1, excess), jnp.ones_like(excess)
     chord = jnp.where(excess == 0, 1, jnp.sqrt(2 * log_gap(one, one + safe, safe)) / jnp.abs(safe))
@@ -62,4 +57,5 @@ def _large_shape_slope(shape_param: Real, log_draw: Real) -> Real:
         for n, c in enumerate(_QUANTILE, 1)
     ]
     drift = sum(n * s for n, s in enumerate(shift, 1))
-    return (1 - chord * (0.5 * start * (1 + sum(bend)) + drift)) / shape_param
+    far = (1 - chord * (0.5 * start * (1 + sum(bend)) + drift)) / shape_param
+    return log_draw, jnp.where(large, far, slope) * tangents[0]

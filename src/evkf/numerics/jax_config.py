@@ -1,4 +1,4 @@
-"""Streams on a CPU with little delay: settings of JAX that must be made before it computes."""
+"""Settings of JAX for streams on a CPU, made before it computes anything."""
 
 import os
 
@@ -9,9 +9,7 @@ from evkf.errors import InputError
 
 OPTION = "xla_backend_extra_options"
 SMALL_LOOP = "xla_cpu_small_while_loop_byte_threshold=131072"
-"""XLA compiles a loop over as little memory as one kernel; a version that does not know it ignores
-it.
-"""
+"""Makes XLA compile a loop over little memory as one kernel; other versions of XLA ignore it."""
 
 _prepared = False
 
@@ -19,9 +17,10 @@ _prepared = False
 def low_latency() -> None:
     """Prepare this process for streams on a CPU; call it first, before JAX computes anything.
 
-    Programs are run by the thread that calls them, because waking another costs more than a
-    small step; and small loops are compiled as one kernel. Both hold for all that JAX runs in this
-    process on a CPU; results are the same but for rounding. A second call does nothing.
+    Programs are run by the calling thread, because waking another thread costs more than a small
+    step, and small loops are compiled as one kernel. Both settings hold for everything that JAX
+    runs in this process on a CPU; results are the same but for rounding. A second call does
+    nothing.
 
     Example:
         >>> import evkf
@@ -42,7 +41,7 @@ def low_latency() -> None:
 
 
 def with_small_loops(flags: str) -> str:
-    """XLA's flags with `SMALL_LOOP` among them; what they say already of it stays.
+    """Add `SMALL_LOOP` to the flags of XLA, unless they set it already.
 
     Example:
         >>> with_small_loops("--a=1 --xla_backend_extra_options=b=2").split()[1]

@@ -19,62 +19,61 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 UNROLL = 3
 FEW = 16
-"""Most entries that are reduced one by one."""
+"""Largest number of entries that are reduced one by one."""
 
 Tree = TypeVar("Tree")
 
 
 def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
-    """One of two trees of the same structure; what they share stays as it is."""
+    """Select one of two trees of the same structure; leaves that they share stay as they are."""
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no)
 
 
 def shapes(tree: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
-    """The structure of a tree, and shape and type of every leaf."""
+    """Return the structure of a tree, and shape and type of every leaf."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
 def total(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """The sum of all entries.
+    """Sum all entries.
 
-    A few are added one by one: XLA prepares memory for every reduction in every call, which at
-    these sizes costs more than the sum.
+    A few entries are added one by one: XLA prepares memory for every reduction in every call, which
+    at these sizes costs more than the sum.
     """
     return reduce(add, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.sum(values)
 
 
 def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:
-    """The same for a long vector, as a product for the same reason."""
+    """Sum a long vector by a matrix product, which needs no memory prepared (see `total`)."""
     return (jnp.stack([values, values]) @ jnp.ones_like(values))[0]
 
 
 def any_true(values: Bool[Array, "..."]) -> Bool[Array, ""]:
-    """Whether any entry is true; as `total`."""
+    """True if any entry is true; computed like `total`."""
     return reduce(or_, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.any(values)
 
 
 def all_finite(*trees: PyTree) -> Bool[Array, ""]:
-    """Whether every number of every tree is finite."""
+    """True if every number of every tree is finite."""
     return ~any_true(~jnp.isfinite(ravel_pytree(trees)[0]))
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Average with the transpose."""
+    """Average a matrix with its transpose."""
     return 0.5 * (matrix + matrix.T)
 
 
 def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """A covariance made symmetric, and raised where rounding has cost it its Cholesky factor.
+    """Make a covariance symmetric, and raise it if rounding has cost it its Cholesky factor.
 
-    Only there, and by enough that it will not be lost again in the next bins (256 L units of
-    rounding, relative to itself): a jitter in every bin would add up to process noise that nobody
-    asked for.
+    It is raised only then, by enough to keep the factor in the next bins (256 L units of rounding,
+    relative to itself): jitter in every bin would add up to unwanted process noise.
     """
     cov = symmetrize(cov)
     relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
     raised = cov * (1 + relative * jnp.eye(cov.shape[-1], dtype=cov.dtype))
-    # A pivot that fails makes all after it NaN, so that the last one speaks for all.
+    # A pivot that fails makes all later ones NaN: the last one tests them all.
     return jnp.where(cholesky(cov)[-1, -1] > 0, cov, raised)
 
 
@@ -169,7 +168,7 @@ def _lower(rows: list[list[Any]]) -> Float[Array, "L L"]:
 
 
 def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
-    """The lower triangle of a symmetric matrix as a vector, row by row."""
+    """Return the lower triangle of a symmetric matrix as a vector, row by row."""
     size = matrix.shape[-1]
     if size <= UNROLL:
         return jnp.concatenate([matrix[..., i, : i + 1] for i in range(size)], axis=-1)
@@ -178,7 +177,7 @@ def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
 
 
 def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
-    """The symmetric matrix whose lower triangle is the vector."""
+    """Return the symmetric matrix whose lower triangle is the vector."""
     rows, columns = np.tril_indices(size)
     index = np.zeros((size, size), int)
     index[rows, columns] = index[columns, rows] = np.arange(len(rows))

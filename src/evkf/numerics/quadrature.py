@@ -6,15 +6,15 @@ import numpy as np
 from scipy.special import roots_hermitenorm
 
 LEVELS = (20, 64, 256)
-"""Numbers of nodes to choose from, by how wide the belief is against the likelihood's own scale."""
+"""Numbers of nodes, for beliefs of growing width relative to the scale of the likelihood."""
 
 REACH = (1.0, 4.0)
-"""Widest sd/scale served by the first and the second level."""
+"""Largest sd/scale for which the first and the second level are used."""
 
 
 @cache
 def gauss_hermite(num: int) -> tuple[np.ndarray, np.ndarray]:
-    r"""Nodes and weights with $E[f(x)] \approx \sum_i w_i f(x_i)$ for standard normal x.
+    r"""Return nodes and weights with $E[f(x)] \approx \sum_i w_i f(x_i)$ for standard normal x.
 
     Example:
         >>> x, w = gauss_hermite(20)

@@ -1,9 +1,8 @@
 r"""Special functions that stay accurate where the textbook forms cancel.
 
-What families need at extreme parameters are small differences of large numbers:
-$\log\Gamma(10^6)$ is 1.3e7, while a divergence between two such Gammas may be 1e-7. The way out,
-throughout: take the large parts away by hand (Stirling's formula, $r - 1 - \log r$) and compute
-what remains as a sum of terms of one sign.
+At extreme parameters, families need small differences of large numbers: $\log\Gamma(10^6)$ is
+1.3e7, while a divergence between two such Gammas may be 1e-7. So the large parts are always removed
+by hand (Stirling's formula, $r - 1 - \log r$), and the rest is a sum of terms of one sign.
 
 Functions with an `order` argument are derivative ladders: `f(x, n)` is the n-th derivative for n up
 to 3, each accurate on its own, and JAX differentiates `f(x, n)` to `f(x, n + 1)`.
@@ -11,7 +10,6 @@ to 3, each accurate on its own, and JAX differentiates `f(x, n)` to `f(x, n + 1)
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 
 import jax
@@ -25,16 +23,13 @@ Ladder = Callable[[Real, int], Real]
 _SHIFT = 8
 
 
-def _bernoulli_numbers(last: int) -> list[float]:
-    """B_2, B_4, ... B_last, correctly rounded (SciPy's lose four digits)."""
-    numbers = [Fraction(1)]
-    for m in range(1, last + 1):
-        total = sum((math.comb(m + 1, k) * b for k, b in enumerate(numbers)), Fraction(0))
-        numbers.append(-total / (m + 1))
-    return [float(b) for b in numbers[2::2]]
-
-
-_BERNOULLI = _bernoulli_numbers(36)
+_BERNOULLI = [
+    *(1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798),
+    *(-174611 / 330, 854513 / 138, -236364091 / 2730, 8553103 / 6, -23749461029 / 870),
+    *(8615841276005 / 14322, -7709321041217 / 510, 2577687858367 / 6),
+    -26315271553053477373 / 1919190,
+]
+r"""Bernoulli numbers $B_2, B_4, \dots, B_{36}$, correctly rounded (SciPy's lose four digits)."""
 
 
 def _double(x: Real) -> bool:
@@ -50,7 +45,7 @@ def horner(x: Real, coefficients: list[float]) -> Real:
 
 
 def _ladder(body: Ladder) -> Ladder:
-    """Make each order's derivative the next order, not what autodiff makes of the formula."""
+    """Make the derivative of each order the next order, instead of that of the formula."""
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def ladder(x: Real, order: int) -> Real:
@@ -82,7 +77,7 @@ def log_gap(x: Real, y: Real, excess: Real) -> Real:
     Args:
         x: A positive number; gradients flow through it and y.
         y: Another.
-        excess: $y/x - 1$, which callers know better than the rounded ratio would tell.
+        excess: $y/x - 1$, which callers have more accurately than the rounded ratio.
 
     Example:
         >>> x, step = jnp.float32(1.0), jnp.float32(1e-4)
@@ -119,7 +114,9 @@ def _(primals, tangents):
 # Stirling's remainder and the polygamma functions
 
 
-def _stirling(x: Real, order: int) -> Real:
+@_ladder
+def stirling(x: Real, order: int) -> Real:
+    r"""$r(x) = \log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2$ for $x > 0$."""
     # r(x) - r(x + 1) is positive, so shifting up to where the asymptotic series holds adds terms
     # of one sign only, at any x: no branch and no cancellation.
     shifted = x[..., None] + jnp.arange(_SHIFT, dtype=x.dtype)
@@ -141,10 +138,6 @@ def _stirling(x: Real, order: int) -> Real:
     ]
     far = 1 / (x + _SHIFT)
     return jnp.sum(step, axis=-1) + far ** (order + 1) * horner(far**2, series)
-
-
-stirling = _ladder(_stirling)
-r"""$r(x) = \log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2$ for $x > 0$."""
 
 
 def digamma(x: Real) -> Real:
@@ -173,14 +166,10 @@ def _(primals, tangents):
 
 
 def trigamma_drop(x: Real, step: Real) -> Real:
-    r"""Fall of $\psi'(x) - 1/x$ from $x$ to $x + d$, both positive, accurate relative to itself."""
+    r"""Decrease of $\psi'(x) - 1/x$ from $x$ to $x + d > x > 0$, accurate relative to itself."""
     end = x + step
     rational = 0.5 * step / x / end * (1 / x + 1 / end)
-    return rational - rise(_stirling_slope, x, end, step, x / 3)
-
-
-def _stirling_slope(x: Real, order: int) -> Real:
-    return stirling(x, order + 1)
+    return rational - rise(lambda v, order: stirling(v, order + 1), x, end, step, x / 3)
 
 
 # Small differences of smooth functions
@@ -201,7 +190,7 @@ def rise(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> 
         f: A ladder.
         base: $b$.
         end: $e$.
-        step: $e - b$, which callers know better than the rounded difference.
+        step: $e - b$, which callers have more accurately than the rounded difference.
         radius: At most a third of the distance from $b$ to the nearest singularity of f.
     """
     direct = f(end, 1) - f(base, 1)
@@ -229,7 +218,9 @@ def _(f, primals, tangents):
 # Log-partitions of the one-parameter families on [0, 1]
 
 
-def _log_uniform(x: Real, order: int) -> Real:
+@_ladder
+def log_uniform(x: Real, order: int) -> Real:
+    r"""$\log\int_0^1 e^{xz}\,dz = \log((e^x - 1)/x)$, smooth through 0."""
     size = jnp.abs(x)
     small = size < 2
     # Both branches are evaluated, each kept where it is finite. First the order-th derivative of
@@ -261,16 +252,10 @@ def _log_uniform(x: Real, order: int) -> Real:
     return jnp.where(small, series, jnp.where(x > 0, positive, negative))
 
 
-log_uniform = _ladder(_log_uniform)
-r"""$\log\int_0^1 e^{xz}\,dz = \log((e^x - 1)/x)$, smooth through 0."""
-
-
-def _softplus(x: Real, order: int) -> Real:
+@_ladder
+def softplus(x: Real, order: int) -> Real:
+    r"""$\log(1 + e^x)$."""
     if order == 0:
         return jax.nn.softplus(x)
     up, down = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
     return (up, up * down, up * down * (down - up))[order - 1]
-
-
-softplus = _ladder(_softplus)
-r"""$\log(1 + e^x)$."""

@@ -1,4 +1,4 @@
-"""Trials laid end to end: what they are cut by, checked once."""
+"""Trials laid end to end: checks of their arrays, and the bins of every trial."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from evkf.errors import InputError
 from evkf.numerics.checks import real_numbers
 
 Lengths = Sequence[int] | np.ndarray
-"""Bins of every trial."""
+"""Number of bins of every trial."""
 
 
 def read_bins(value: ArrayLike, where: str) -> Float[np.ndarray, "T N"]:
-    """A user's finite array of one row a bin, in float64.
+    """Check and convert a finite array with one row a bin to float64.
 
     Example:
         >>> read_bins([[1, 0], [2, 1]], "counts").dtype
@@ -30,7 +30,7 @@ def read_bins(value: ArrayLike, where: str) -> Float[np.ndarray, "T N"]:
 
 
 def read_counts(value: ArrayLike, where: str = "counts") -> Float[np.ndarray, "T N"]:
-    """The same, with nothing negative in it.
+    """Check and convert counts as `read_bins` does; none may be negative.
 
     Example:
         >>> read_counts([[1, 0]]).tolist()
@@ -44,7 +44,7 @@ def read_counts(value: ArrayLike, where: str = "counts") -> Float[np.ndarray, "T
 
 
 def slices(lengths: Lengths, bins: int) -> list[slice]:
-    """Where every trial lies among all bins.
+    """Slice of all bins that every trial takes.
 
     Example:
         >>> slices((2, 3), 5)
@@ -53,13 +53,13 @@ def slices(lengths: Lengths, bins: int) -> list[slice]:
     sizes = [int(n) for n in lengths]
     if not sizes or min(sizes) < 1 or sum(sizes) != bins:
         what = f"trials of {sum(sizes)} bins in all, for {bins} bins"
-        raise InputError(what, "lengths", "pass the bins of every trial, one or more")
+        raise InputError(what, "lengths", "pass the number of bins of every trial, one or more")
     ends = np.cumsum(sizes)
     return [slice(int(end - n), int(end)) for n, end in zip(sizes, ends, strict=True)]
 
 
 def bins_of(lengths: Lengths) -> np.ndarray:
-    """How many bins of its trial came before each.
+    """Index of every bin within its trial.
 
     Example:
         >>> bins_of((2, 3)).tolist()
@@ -71,12 +71,15 @@ def bins_of(lengths: Lengths) -> np.ndarray:
 def aligned(
     values: np.ndarray, trials: Sequence[slice], shifts: np.ndarray
 ) -> tuple[int, Float[np.ndarray, "K B"]]:
-    """The first bin there is from an event, and a row a trial, NaN where it has no bins.
+    """Align trials to an event: one row a trial, NaN where it has no bins.
 
     Args:
-        values: Of every bin.
-        trials: Where every trial lies among them, as `slices` gives it.
-        shifts: The bin of the event in every trial.
+        values: One value a bin.
+        trials: Slice of the bins of every trial, as `slices` gives them.
+        shifts: Bin of the event in every trial.
+
+    Returns:
+        The first column's bin relative to the event, and the rows.
 
     Example:
         >>> first, rows = aligned(np.arange(5.0), slices((2, 3), 5), np.array([0, 1]))

@@ -13,7 +13,7 @@ from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.model import Model
 from evkf.numerics.linalg import tree_where
-from evkf.parameters import PARTS, Free, bound_noise, free, marks, split
+from evkf.parameters import PARTS, Free, bound_noise, free, parts_mask, split
 from evkf.types import Belief, Key
 
 MIN_STD = 1e-3
@@ -67,7 +67,7 @@ def learned_vector(
 
 def learned(model: Model, parts: tuple[str, ...]) -> PyTree:
     """True for every number of the model that gradients move."""
-    return marks(Free(model, None), parts).model
+    return parts_mask(Free(model, None), parts).model
 
 
 def bounded(model: Model, parts: tuple[str, ...]) -> Model:
