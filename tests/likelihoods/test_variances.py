@@ -53,7 +53,7 @@ def test_heavy_tails_count_by_their_central_interval(df):
 
 def test_what_states_no_variance_is_refused():
     custom = lik.Custom(lambda z, y: -((y - z) ** 2), 1)
-    with pytest.raises(InputError, match="Custom states no variance"):
+    with pytest.raises(InputError, match="Custom has no variance"):
         lik.Likelihood.cov(custom, jnp.zeros(1))
     with pytest.raises(InputError, match="no cov_fn was given"):
         custom.cov(jnp.zeros(1))

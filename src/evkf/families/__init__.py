@@ -1,7 +1,7 @@
 r"""Exponential families for the latent state.
 
-Every one is a `Family`: natural and mean parameters, log-partition, density, entropy, divergence,
-samples and deterministic nodes, each accurate to rounding over the family's whole range.
+Each is a `Family`: natural and mean parameters, log-partition, density, entropy, divergence,
+samples and deterministic nodes, all accurate to rounding over the whole range of the family.
 
 | class | state | parameters per dimension | variance correction |
 |---|---|---|---|

@@ -1,8 +1,8 @@
-r"""What every exponential family of latent states offers.
+r"""Base classes of exponential families of latent states; derive a new family from them.
 
 A family is stored in one fixed form, its *belief*: mean and covariance for the full Gaussian,
 mean, diagonal and factor for the low-rank one, natural parameters for everything else. The paper's
-coordinates are always one call away: `nat(belief)` gives $\lambda$, `to_mean(nat)` gives
+coordinates are functions of it: `nat(belief)` gives $\lambda$, `to_mean(nat)` gives
 $\mu = E[t(z)] = \nabla A(\lambda)$.
 
 Paper: eq:expfam, with constant base measure throughout.
@@ -22,7 +22,7 @@ from evkf.numerics.checks import check_whole
 from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
 MAX_TENSOR_DIM = 10
-"""Most dimensions for which `nodes` builds a tensor product of two-point rules."""
+"""Largest number of dimensions for which `nodes` is a tensor product of two-point rules."""
 
 
 class Nodes(NamedTuple):
@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
 
 
 def tensor_nodes(points: Float[Array, "2 L"], weights: Float[Array, "2 L"]) -> Nodes:
-    """Tensor product of the two-point rules of every dimension: $2^L$ nodes."""
+    """Return the tensor product of the two-point rules of every dimension: $2^L$ nodes."""
     dim = points.shape[1]
     if dim > MAX_TENSOR_DIM:
         raise InputError(
@@ -54,7 +54,7 @@ class Family(eqx.Module):
 
     dim: eqx.AbstractVar[int]
     correctable: eqx.AbstractVar[bool]
-    """Whether mean and variance can be set apart, as the variance correction needs."""
+    """True if mean and variance can be set independently, as the variance correction needs."""
 
     def __check_init__(self):
         check_whole(self.dim, 1, "dim")
@@ -65,7 +65,7 @@ class Family(eqx.Module):
 
     @abstractmethod
     def from_nat(self, nat: Nat) -> Belief:
-        r"""The belief with natural parameters $\lambda$."""
+        r"""Belief with natural parameters $\lambda$."""
 
     @abstractmethod
     def to_mean(self, nat: Nat) -> Nat:
@@ -118,11 +118,11 @@ class Family(eqx.Module):
 
     @abstractmethod
     def from_moments(self, mean: Vector, cov: Matrix) -> Belief:
-        """The belief with a given mean and covariance, as near as the family allows."""
+        """Belief with a given mean and covariance, as near as the family allows."""
 
     @abstractmethod
     def nodes(self, belief: Belief) -> Nodes:
-        """A deterministic rule for expectations, exact for the first moments."""
+        """Deterministic rule for expectations, exact for the first moments."""
 
     @abstractmethod
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
@@ -147,16 +147,16 @@ class Family(eqx.Module):
 
     @abstractmethod
     def valid(self, belief: Belief) -> Bool[Array, ""]:
-        """Whether a belief is finite and inside the family."""
+        """True if a belief is finite and inside the family."""
 
 
 class Univariate(Family):
     """A product of `dim` independent one-dimensional members.
 
     Natural and mean parameters are arrays of shape (L, K); the belief is the natural parameters.
-    A new member writes the element-wise functions below, whose names begin with `each_`; they map
-    (L, K) to (L,) unless said otherwise. Everything else a `Family` offers follows from them, but
-    for `to_mean`, `natural_gradient`, `stats`, `log_base`, `sample` and `from_unconstrained`.
+    A new family defines the element-wise functions below, whose names begin with `each_` and which
+    map (L, K) to (L,) unless noted, and `to_mean`, `natural_gradient`, `stats`, `log_base`,
+    `sample` and `from_unconstrained`. All others of `Family` follow from these.
     """
 
     num_params: eqx.AbstractClassVar[int]
@@ -193,17 +193,17 @@ class Univariate(Family):
 
     @abstractmethod
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        """What `to_nat` gives; need not be differentiable."""
+        """Values of `to_nat`; need not be differentiable."""
 
     @abstractmethod
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
-        """Natural parameters with a given mean and variance, the variance brought into range."""
+        """Natural parameters with a given mean and variance, the variance clipped to its range."""
 
     @abstractmethod
     def each_valid(self, nat: Float[Array, "L K"]) -> Bool[Array, " L"]:
-        """Whether every dimension's parameters are inside the family."""
+        """True for every dimension whose parameters are inside the family."""
 
-    # What follows from them.
+    # The rest follows from these.
 
     def each_rule(
         self, nat: Float[Array, "L K"]
@@ -222,7 +222,7 @@ class Univariate(Family):
         return self.inside(mean + jnp.sqrt(var) * offsets), 1 / (1 + offsets**2)
 
     def inside(self, z: Float[Array, "... L"]) -> Float[Array, "... L"]:
-        """Bring points that rounding pushed to the ends of the support back into its interior."""
+        """Move points that rounding put at the ends of the support back into its interior."""
         info = jnp.finfo(z.dtype)
         low, high = self.support
         high = min(high * (1 - float(info.epsneg)), float(info.max))

@@ -1,4 +1,4 @@
-"""The Bernoulli: binary states."""
+"""The Bernoulli family: binary states."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""The Beta: states in the unit interval, peaked or saturated."""
+"""The Beta family: states in the unit interval, peaked or saturated."""
 
 import math
 from typing import ClassVar
@@ -35,7 +35,8 @@ class BetaFamily(Univariate):
     density is $-\alpha h(z/m) - \beta h((1-z)/(1-m)) - \log z(1-z)
     + \tfrac12\log(\alpha\beta/2\pi s) - r(\alpha) - r(\beta) + r(s)$, and so on.
 
-    In float32 the *mean* parameters of concentrated beliefs do not hold the shapes, as for `Gamma`.
+    In float32 the *mean* parameters of concentrated beliefs do not determine the shapes, as for
+    `GammaFamily`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -149,7 +150,7 @@ class BetaFamily(Univariate):
 
 
 def _unpack(nat: Float[Array, "L 2"]) -> Float[Array, "2 L"]:
-    """The two shapes."""
+    """Return the two shapes."""
     return nat.T + 1
 
 

@@ -1,4 +1,4 @@
-"""The continuous Bernoulli: states in the unit interval that saturate."""
+"""The continuous Bernoulli family: states in the unit interval that saturate."""
 
 from typing import ClassVar
 

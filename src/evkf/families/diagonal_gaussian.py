@@ -1,4 +1,4 @@
-"""The Gaussian with independent dimensions."""
+"""The Gaussian family with independent dimensions."""
 
 import math
 from typing import ClassVar

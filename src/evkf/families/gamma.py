@@ -1,4 +1,4 @@
-"""The Gamma: positive states."""
+"""The Gamma family: positive states."""
 
 import math
 from typing import ClassVar
@@ -147,7 +147,7 @@ class GammaFamily(Univariate):
 
 
 def _unpack(nat: Float[Array, "L 2"]) -> tuple[Vector, Vector]:
-    """Shape and rate."""
+    """Return shape and rate."""
     return nat[:, 0] + 1, -nat[:, 1]
 
 

@@ -1,4 +1,4 @@
-"""The full-covariance Gaussian, stored as mean and covariance."""
+"""The Gaussian family with full covariances, stored as mean and covariance."""
 
 import math
 from typing import ClassVar, NamedTuple
@@ -24,7 +24,7 @@ class GaussianBelief(NamedTuple):
 
 
 class GaussianNat(NamedTuple):
-    r"""Natural parameters $(P^{-1}m, -\tfrac12 P^{-1})$ (the print's first one is an erratum)."""
+    r"""Natural parameters $(P^{-1}m, -\tfrac12 P^{-1})$ (the paper misprints the first)."""
 
     linear: Vector
     quadratic: Matrix
@@ -114,9 +114,7 @@ class GaussianFamily(Family):
         return GaussianBelief(mean, cov)
 
     def nodes(self, belief: GaussianBelief) -> Nodes:
-        r"""Spherical cubature: $m \pm \sqrt{L}$ times the columns of a root of P, equal
-        weights.
-        """
+        r"""Spherical cubature: $m \pm \sqrt{L}$ times the columns of a root of P, equal weights."""
         return cubature(belief.mean, cholesky(belief.cov))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
@@ -148,7 +146,7 @@ class GaussianFamily(Family):
 
 
 def cubature(mean: Vector, root: Matrix) -> Nodes:
-    """The spherical cubature rule of a Gaussian given a root of its covariance."""
+    """Return the spherical cubature rule of a Gaussian, given a root of its covariance."""
     dim = mean.shape[0]
     offsets = math.sqrt(dim) * root.T
     points = jnp.concatenate([mean + offsets, mean - offsets])

@@ -1,4 +1,4 @@
-"""What the continuous Bernoulli and the Bernoulli share."""
+"""Base class of the continuous Bernoulli and the Bernoulli family."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -13,7 +13,7 @@ from evkf.types import Nat, Vector
 
 
 class Symmetric(Univariate):
-    r"""A one-parameter member on [0, 1] with $t(z) = z$ that $z \to 1-z$ only turns over.
+    r"""A one-parameter family on [0, 1] with $t(z) = z$, symmetric under $z \to 1-z$.
 
     That is, $A(-\lambda) = A(\lambda) - \lambda$. So everything is computed at $-|\lambda|$,
     where the mean is small and loses no digits, and mirrored.

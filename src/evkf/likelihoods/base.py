@@ -1,4 +1,4 @@
-"""What every observation model offers.
+"""Base classes of observation models; derive a new model from them.
 
 Most models of neural data see the latent state through a linear readout: channel n depends on z
 only through $a_n = C_n z + b_n$. Then every expectation under a Gaussian belief is one-dimensional,
@@ -25,8 +25,7 @@ ChannelCov = Float[Array, " N"] | Float[Array, "N N"]
 
 
 class Site(NamedTuple):
-    r"""Per channel: $E[\ell]$, $E[\ell']$ and $E[\ell'']$ of the kernel $\ell(a)$ of $\log
-    p(y|a)$.
+    r"""$E[\ell]$, $E[\ell']$ and $E[\ell'']$ of every channel; $\ell(a)$ is its `each_kernel`.
 
     By the identities of Bonnet and Price these are also the value and the derivatives of the
     expected log-likelihood: $\partial_a = E[\ell']$ and $\partial_v = \tfrac12 E[\ell'']$.
@@ -42,21 +41,21 @@ class Likelihood(eqx.Module):
 
     num_channels: eqx.AbstractVar[int]
     log_concave: eqx.AbstractVar[bool]
-    r"""Whether $\log p(y|z)$ is concave in z for every y."""
+    r"""True if $\log p(y|z)$ is concave in z for every y."""
 
     @abstractmethod
     def log_prob(self, z: Vector, y: Observation, mask: Mask) -> Scalar:
-        """Log density of the channels that the mask marks as observed."""
+        """Log density of the observed channels."""
 
     @abstractmethod
     def mean(self, z: Vector) -> Channels:
         """Expected observation of every channel at z."""
 
     def cov(self, z: Vector) -> ChannelCov:
-        """Covariance of the observation at z, which Kalman-type filters need and no other."""
+        """Covariance of the observation at z; only filters of the Kalman type need it."""
         del z
         raise InputError(
-            f"{type(self).__name__} states no variance of the observations",
+            f"{type(self).__name__} has no variance of the observations",
             type(self).__name__,
             "give it a method cov(z), or use VariationalKalmanFilter or ParticleFilter",
         )
@@ -78,14 +77,14 @@ class ReadoutLikelihood(Likelihood):
 
     @abstractmethod
     def each_kernel(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
-        """Log density of every channel given its readout a, but for the terms below."""
+        """Log density of every channel given its readout a, without the terms below."""
 
     def each_constant(self, y: Channels) -> Channels:
-        """Terms of the log density without a, which an update needs to compute only once."""
+        """Terms of the log density without a; an update computes them once."""
         return jnp.zeros_like(y)
 
     def each_base(self, y: Channels) -> Channels:
-        """Terms of y alone, without a and without parameters, which learning never needs."""
+        """Terms of y alone, without a and without parameters; learning leaves them out."""
         return jnp.zeros_like(y)
 
     def each_rest(self, y: Channels) -> Channels:
@@ -97,10 +96,10 @@ class ReadoutLikelihood(Likelihood):
         """Expected observation of every channel given its readout a."""
 
     def each_var(self, a: Channels) -> Channels:
-        """Variance of every channel given its readout a, which Kalman-type filters need."""
+        """Variance of every channel given its readout a; filters of the Kalman type need it."""
         del a
         raise InputError(
-            f"{type(self).__name__} states no variance of the observations",
+            f"{type(self).__name__} has no variance of the observations",
             type(self).__name__,
             "give it a method each_var(a), or use VariationalKalmanFilter or ParticleFilter",
         )
@@ -110,16 +109,18 @@ class ReadoutLikelihood(Likelihood):
         """Draw every channel given its readout a."""
 
     def each_scale(self) -> Channels:
-        """Length scale of `each_kernel` in a, which decides how many quadrature nodes are used."""
+        """Length scale of `each_kernel` in a, by which the number of quadrature nodes is chosen."""
         return jnp.ones_like(self.b)
 
     def each_site(self, a: Channels, v: Channels, y: Channels) -> Site | None:
-        r"""The closed form of the three expectations over $a \sim N(a, v)$, if there is one."""
+        """Closed form of the three expectations over $N(a, v)$; None if there is none."""
         return None
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
-        """The first site of an update, made at the prediction; a model whose Newton step from
-        there can overshoot by far returns a tamer one."""
+        """First site of an update, made at the prediction.
+
+        A model whose Newton step from there can overshoot by far returns a smaller one.
+        """
         return site
 
     def each_log_prob(self, a: Float[Array, "... N"], y: Channels) -> Float[Array, "... N"]:
@@ -149,9 +150,7 @@ class ReadoutLikelihood(Likelihood):
 
 
 def safe(y: Observation, mask: Mask, like: Channels) -> Channels:
-    """Observations as floats, with one in place of what is masked (so that NaN there does no
-    harm).
-    """
+    """Convert observations to floats, and masked ones, which may be NaN, to one."""
     return jnp.where(mask, y, 1).astype(like.dtype)
 
 
@@ -188,7 +187,7 @@ def read_readout(C: ArrayLike, b: ArrayLike | None) -> tuple[Float[Array, "N L"]
 def refuse(
     bad: Bool[np.ndarray, "T N"], ys: np.ndarray, where: str, what: str, remedy: str
 ) -> None:
-    """Raise for the first bad entry, naming its index and value."""
+    """Raise `InputError` for the first bad entry, with its index and value."""
     if np.any(bad):
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise InputError(f"{what} {ys[first]}", f"{where}{list(first)}", remedy)
@@ -199,8 +198,8 @@ def check_counts(ys: np.ndarray, mask: np.ndarray, where: str) -> None:
 
     Args:
         ys: Observations, (bins, channels).
-        mask: True where observed; of others nothing is asked.
-        where: What to call the observations in an error.
+        mask: True where observed; other entries are not checked.
+        where: Name of the observations in an error.
 
     Example:
         >>> check_counts(np.array([[2.0, 0.5]]), np.array([[True, False]]), "ys")
@@ -210,5 +209,5 @@ def check_counts(ys: np.ndarray, mask: np.ndarray, where: str) -> None:
 
 
 def rates_sample(key: Key, rate: Channels) -> Channels:
-    """Poisson draws in the dtype of the rate."""
+    """Draw Poisson counts in the dtype of the rate."""
     return jax.random.poisson(key, rate).astype(rate.dtype)

@@ -1,4 +1,4 @@
-"""Spike or no spike in a bin."""
+"""The Bernoulli likelihood: spike or no spike in a bin."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Any observation model a user can write down, and sums of models over parts of y."""
+"""Observation models given by functions of the user, and joint models of several parts of y."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,17 +20,17 @@ from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 class Custom(Likelihood):
     """An observation model given by functions of z.
 
-    Expectations are taken by reparameterised sampling, so any differentiable function will do.
+    Expectations are computed by reparameterised sampling: any differentiable function can be used.
 
     Args:
         log_prob_fn: `log_prob(z, y)`, one log density per channel (channels,), so that
-            single channels can be masked; or a scalar, which counts only when no channel is masked.
+            single channels can be masked; or a scalar, used only if no channel is masked.
         num_channels: The length of y.
-        params: A tree of arrays; if given, it is handed to every function as its first argument.
+        params: A tree of arrays; if given, it is the first argument of every function.
         mean_fn: `mean(z)`, the expected observation; needed for predicted observations, and by
             filters of the Kalman type.
         sample_fn: `sample(z, key)`; needed for simulation.
-        fill: What stands in y where a channel is masked: any value with a finite log density.
+        fill: Value in y for masked channels: any with a finite log density.
         cov_fn: `cov(z)`, the covariance of the observation, one variance per channel or a matrix;
             needed by filters of the Kalman type.
 
@@ -81,7 +81,7 @@ class Custom(Likelihood):
         filled = jnp.where(mask, y, self.fill).astype(z.dtype)
         terms = jnp.asarray(self._with_params(self.log_prob_fn)(z, filled))
         if terms.shape not in ((), (self.num_channels,)):
-            # It would be broadcast against the mask, and count as often as there are channels.
+            # Broadcast against the mask, it would count once a channel.
             raise InputError(
                 f"log densities of shape {terms.shape}",
                 "Custom.log_prob_fn",
@@ -108,14 +108,14 @@ class Custom(Likelihood):
         return self._with_params(self.sample_fn)(z, key)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """A density does not say what can be observed: a class of one's own can."""
+        """Accept anything: a density does not give its support; a class of your own can check."""
 
 
 class Joint(Likelihood):
     """Independent models of consecutive parts of y: spikes, then LFP, then behaviour.
 
     Args:
-        parts: The models, in the order in which their channels stand in y.
+        parts: The models, in the order of their channels in y.
 
     Example:
         >>> import jax.numpy as jnp

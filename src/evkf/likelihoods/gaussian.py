@@ -1,4 +1,4 @@
-"""Continuous signals with Gaussian noise, independent or correlated across channels."""
+"""The Gaussian likelihood of continuous signals, with independent or correlated noise."""
 
 import math
 from typing import ClassVar
@@ -56,14 +56,15 @@ class Gaussian(Likelihood):
 
     @property
     def independent(self) -> bool:
-        """Whether the noise of different channels is independent."""
+        """True if the noise of different channels is independent."""
         return isinstance(self.noise, DiagonalCovariance)
 
     def whiten(
         self, residual: Float[Array, "N"], readout: Float[Array, "N L"], mask: Mask
     ) -> tuple[Float[Array, "N"], Float[Array, "N L"], Scalar]:
-        """Residual and readout in units of the noise, and its log normaliser, observed channels
-        only.
+        """Return residual and readout in units of the noise, and its log normaliser.
+
+        Only observed channels count.
         """
         count = jnp.sum(mask)
         if self.independent:
@@ -99,4 +100,4 @@ class Gaussian(Likelihood):
         return self.mean(z) + self.noise.root() @ noise / jnp.sqrt(self.bin_width)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """Any finite number can be observed."""
+        """Accept any finite number."""

@@ -1,4 +1,4 @@
-"""Spike counts that vary more than Poisson ones."""
+"""The negative binomial likelihood of spike counts, which vary more than Poisson counts."""
 
 from typing import ClassVar
 
@@ -58,9 +58,7 @@ class NegativeBinomial(ReadoutLikelihood):
         return y * log_rate - (y + r) * jax.nn.softplus(log_rate - self.log_dispersion)
 
     def each_constant(self, y: Channels) -> Channels:
-        r"""$\log\Gamma(y+r) - \log\Gamma(r) - y\log r$, by Stirling's series where it would
-        cancel.
-        """
+        r"""$\log\Gamma(y+r) - \log\Gamma(r) - y\log r$, by Stirling's series at large r."""
         r = jnp.exp(self.log_dispersion) * jnp.ones_like(y)
         large = r > 30
         direct_r, series_r = jnp.where(large, 1, r), jnp.where(large, r, 30)

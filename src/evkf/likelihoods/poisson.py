@@ -1,4 +1,4 @@
-"""Spike counts: Poisson with an exponential or a softplus link."""
+"""The Poisson likelihood of spike counts, with an exponential or a softplus link."""
 
 import equinox as eqx
 import jax
@@ -81,12 +81,12 @@ class Poisson(ReadoutLikelihood):
         return Site(y * (a + log_bin) - rate, y - rate, -rate)
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
-        """Expand about a narrower belief, and use the chord to the count where that is far.
+        """Expand about a narrower belief; if the count is far, use the chord to the count.
 
-        The posterior is narrower than a wide prediction, whose expected rate $e^{v/2}$ inflates.
-        And a Newton step from a rate of 1 towards 10,000 counts would move the log rate by 10,000,
-        one from a rate of $e^{50}$ towards none by only 1: the chord of the exponential moves it to
-        the count.
+        The posterior is narrower than a wide prediction, which inflates the expected rate by
+        $e^{v/2}$. A Newton step from a rate of 1 towards 10,000 counts would move the log rate by
+        10,000, and one from a rate of $e^{50}$ towards no counts by only 1; the chord of the
+        exponential moves it to the count.
         """
         if self.link != "exp":
             return site

@@ -1,7 +1,7 @@
-"""Whether an observation model fits a model: found by tracing, before anything is computed.
+"""Check of observation models, by tracing them when a model is made.
 
-A log density of a wrong shape would not fail: it would be broadcast against the mask, and count as
-often as there are channels.
+A log density of a wrong shape would not fail: broadcast against the mask, it would count once a
+channel.
 """
 
 import jax
@@ -17,11 +17,11 @@ from evkf.numerics.quadrature import LEVELS
 
 
 def check_likelihood(likelihood: Likelihood, dim: int) -> None:
-    """Refuse what is not an observation model of so many latents.
+    """Refuse anything but an observation model of a given number of latents.
 
     Args:
-        likelihood: What was handed over.
-        dim: Latents of the model.
+        likelihood: The input to check.
+        dim: Number of latents of the model.
 
     Example:
         >>> from evkf.likelihoods import Poisson
@@ -40,40 +40,36 @@ def check_likelihood(likelihood: Likelihood, dim: int) -> None:
     if isinstance(likelihood, Joint):
         for part in likelihood.parts:
             check_likelihood(part, dim)
-    else:
-        _check_part(likelihood, dim)
-
-
-def _check_part(part: Likelihood, dim: int) -> None:
-    name, num = type(part).__name__, part.num_channels
+        return
+    part, name, num = likelihood, type(likelihood).__name__, likelihood.num_channels
     C = getattr(part, "C", None)
     if C is not None and C.shape[1] != dim:
         raise InputError(
             f"readout C of shape {C.shape} for {dim} latents", name, f"let C have {dim} columns"
         )
     if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
-        return  # ours fit, and tracing takes time
+        return  # those of this package fit, and tracing takes time
     _check_leaves(part)
     z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
     if isinstance(part, ReadoutLikelihood):
         _check_each(part, y, key)
-    _check(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
+    _check_method(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
     for method, args in (("mean", (z,)), ("sample", (z, key))):
-        _check(part, method, args, [(num,)], "one number per channel", needed=False)
+        _check_method(part, method, args, [(num,)], "one number per channel", needed=False)
     spread = "one variance per channel or a matrix"
-    _check(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
+    _check_method(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
 
 
 def _check_leaves(part: Likelihood) -> None:
-    """Refuse what no compiled function takes, and NaN, which would make every bin fall back."""
+    """Refuse leaves that cannot be compiled, and NaN, with which every bin would fall back."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(part):
         where = type(part).__name__ + jax.tree_util.keystr(path)
         text = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "USOMm"
-        known = isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int)
-        if text or not known:
+        numeric = isinstance(leaf, jax.Array | np.ndarray | np.generic | complex | float | int)
+        if text or not numeric:
             remedy = "mark the field static: eqx.field(static=True)"
             if isinstance(part, Custom):
-                remedy = "keep only arrays in params; functions know the rest without"
+                remedy = "keep only arrays in params; let functions close over anything else"
             what = "text or objects" if text else f"a {type(leaf).__name__}"
             raise InputError(f"{what} among the arrays", where, remedy)
         real = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
@@ -82,25 +78,23 @@ def _check_leaves(part: Likelihood) -> None:
 
 
 def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:
-    """Refuse members that do not tell channels apart, or a kernel that takes no nodes of
-    quadrature.
-    """
+    """Refuse methods that mix up channels, or a kernel that does not take quadrature nodes."""
     num, v = len(y), jnp.ones_like(y)
     nodes = LEVELS[0] + (num == LEVELS[0])  # so that no mixture of the axes has the right shape
     per, log = "one number per channel", "one log density per channel"
-    _check(part, "each_kernel", (y, y), [(num,)], log)
+    _check_method(part, "each_kernel", (y, y), [(num,)], log)
     at_nodes = jnp.zeros((nodes, num))
-    _check(part, "each_kernel", (at_nodes, y), [(nodes, num)], f"{log} at every node")
+    _check_method(part, "each_kernel", (at_nodes, y), [(nodes, num)], f"{log} at every node")
     for method, args in (("each_constant", (y,)), ("each_base", (y,)), ("each_scale", ())):
-        _check(part, method, args, [(num,)], per)
+        _check_method(part, method, args, [(num,)], per)
     for method, args in (("each_mean", (y,)), ("each_var", (y,)), ("each_sample", (y, key))):
-        _check(part, method, args, [(num,)], per, needed=False)
+        _check_method(part, method, args, [(num,)], per, needed=False)
     terms = Site._make([(num,)] * 3)
-    _check(part, "each_site", (y, v, y), [terms, None], f"three terms, each {per}")
-    _check(part, "each_start", (Site(y, y, y), y, v, y), [terms], f"three terms, each {per}")
+    _check_method(part, "each_site", (y, v, y), [terms, None], f"three terms, each {per}")
+    _check_method(part, "each_start", (Site(y, y, y), y, v, y), [terms], f"three terms, each {per}")
 
 
-def _check(
+def _check_method(
     part: Likelihood,
     method: str,
     args: tuple[Array | Site, ...],
@@ -110,12 +104,12 @@ def _check(
 ) -> None:
     """Refuse a method that fails, or whose result has another shape.
 
-    One that not every filter needs may refuse, or not be there.
+    A method that only some filters need may raise `InputError` or `NotImplementedError`.
     """
     where = f"{type(part).__name__}.{method}"
     try:
         result = jax.eval_shape(getattr(part, method), *args)
-        found = jax.tree.map(lambda x: x.shape, result)
+        shape = jax.tree.map(lambda x: x.shape, result)
     except Exception as error:
         if not needed and isinstance(error, InputError | NotImplementedError):
             return
@@ -131,6 +125,6 @@ def _check(
             where,
             f"it is called with {before}arguments of shapes {shapes}, and traced by JAX",
         ) from error
-    if not any(type(found) is type(one) and found == one for one in wanted):
+    if not any(type(shape) is type(one) and shape == one for one in wanted):
         shapes = " or ".join(map(str, wanted))
-        raise InputError(f"a result of shape {found}", where, f"return {what}, shape {shapes}")
+        raise InputError(f"a result of shape {shape}", where, f"return {what}, shape {shapes}")

@@ -1,4 +1,4 @@
-"""Continuous signals with outliers."""
+"""The Student-t likelihood of continuous signals with outliers."""
 
 from functools import cache
 from typing import ClassVar
@@ -66,12 +66,14 @@ class StudentT(ReadoutLikelihood):
         return normaliser - jnp.log(self.each_scale()) * jnp.ones_like(y)
 
     def each_mean(self, a: Channels) -> Channels:
-        """The centre, which is the mean where one exists (`df` above 1)."""
+        """Return the centre, which is the mean if one exists (`df` above 1)."""
         return a
 
     def each_var(self, a: Channels) -> Channels:
-        r"""$s^2\nu/(\nu - 2)$; at `df` of 2 and below, where there is none, the variance of the
-        normal distribution with the same central interval of 90 %.
+        r"""$s^2\nu/(\nu - 2)$; if `df` is 2 or less, see below.
+
+        There the variance is infinite. It is replaced by that of the normal distribution with the
+        same central interval of 90 %.
         """
         heavy = self.df <= 2
         finite = self.df / jnp.where(heavy, 1, self.df - 2)
@@ -83,7 +85,7 @@ class StudentT(ReadoutLikelihood):
         return a + self.each_scale() * jax.random.t(key, self.df, a.shape, a.dtype)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """Any finite number can be observed."""
+        """Accept any finite number."""
 
 
 @cache
