@@ -14,7 +14,6 @@ from evkf.expectations.dispatch import (
     expectation_method,
     gaussian_ell,
     is_conjugate,
-    rooted_moments,
 )
 from evkf.expectations.products import MAX_SUM, feasible_start, product_ell
 from evkf.expectations.readout import choose_level, expect_channels
@@ -109,7 +108,7 @@ def gaussian_belief():
 @partial(jax.jit, static_argnums=6)
 def evaluate(likelihood, prior, belief, y, mask, key=KEY, num_samples=64):
     return gaussian_ell(likelihood, *prior, y, mask, key, num_samples).evaluate(
-        rooted_moments(*belief)
+        Moments.from_root(*belief)
     )
 
 

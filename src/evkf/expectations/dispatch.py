@@ -15,7 +15,7 @@ r"""Expected log-likelihoods $E_q[\log p(y|z)]$ of Gaussian beliefs, and the met
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class Ell(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Moments of a Gaussian u; what an expectation does not use of them is not computed."""
+    """Mean and covariance of a Gaussian u; compiled expectations compute only those they use."""
 
     mean: Vector
     cov: Matrix
@@ -49,17 +49,17 @@ class Moments(NamedTuple):
     log_det: Scalar
     """Log-determinant of the covariance."""
 
+    @classmethod
+    def standard(cls, dim: int, dtype: jnp.dtype) -> Self:
+        """Moments before the observation: those of the standard normal."""
+        identity = jnp.eye(dim, dtype=dtype)
+        return cls(jnp.zeros(dim, dtype), identity, identity, jnp.zeros((), dtype))
 
-def standard_moments(dim: int, dtype: jnp.dtype) -> Moments:
-    """Moments of u before the observation: those of the standard normal."""
-    identity = jnp.eye(dim, dtype=dtype)
-    return Moments(jnp.zeros(dim, dtype), identity, identity, jnp.zeros((), dtype))
-
-
-def rooted_moments(mean: Vector, root: Matrix) -> Moments:
-    """Moments of a Gaussian from a triangular root of its covariance."""
-    log_det = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
-    return Moments(mean, root @ root.T, root, log_det)
+    @classmethod
+    def from_root(cls, mean: Vector, root: Matrix) -> Self:
+        """Moments from a triangular root of the covariance."""
+        log_det = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
+        return cls(mean, root @ root.T, root, log_det)
 
 
 Evaluate = Callable[[Moments], Ell]
@@ -144,7 +144,7 @@ def gaussian_ell(
         evaluate = _conjugate(likelihood, mean, root, y, mask)
     else:
         evaluate = _sampled(likelihood, mean, root, y, mask, key, num_samples)
-    origin = standard_moments(len(mean), mean.dtype)
+    origin = Moments.standard(len(mean), mean.dtype)
     return GaussianEll(lambda: (evaluate(origin), jnp.asarray(True)), evaluate)
 
 

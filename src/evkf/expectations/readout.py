@@ -149,13 +149,13 @@ def observe(
     y = safe(y, mask, joint.parts[0].b)  # pyright: ignore[reportAttributeAccessIssue]
     constants, levels = [], []
     variances = [None] * len(joint.parts) if v is None else joint.split(v)
-    for part, seen, var in zip(joint.parts, joint.split(y), variances, strict=True):
+    for part, own, var in zip(joint.parts, joint.split(y), variances, strict=True):
         if isinstance(part, lik.ReadoutLikelihood):
-            constants.append(part.each_rest(seen) if base else part.each_constant(seen))
+            constants.append(part.each_rest(own) if base else part.each_constant(own))
             if var is not None:
                 levels.append(choose_level(part, var))
         else:
-            constants.append(jnp.zeros_like(seen))
+            constants.append(jnp.zeros_like(own))
     level = jnp.max(jnp.stack(levels)) if levels else 0
     return ObservedChannels(joint, y, mask, jnp.concatenate(constants), level)
 
@@ -164,7 +164,7 @@ class Projection(NamedTuple):
     """Weights of Gaussian latents in readouts; made by `project`."""
 
     loads: Float[Array, "L N"]
-    """Channels come last, which is what small products are fast with."""
+    """Channels come last: small products are faster so."""
     products: Float[Array, "D N"] | None
     """$l_i l_j$ for $i \\ge j$, up to `PACK` latents: fewer kernels and flops."""
 

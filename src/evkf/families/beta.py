@@ -142,7 +142,7 @@ class BetaFamily(Univariate):
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
         """First L entries: by sigmoid the mean; the rest: by softplus the concentration $s$.
 
-        Both shapes are then raised by 1e-3, which is what bounds them below.
+        Both shapes are then raised by 1e-3, their lower bound.
         """
         lean, total = raw[: self.dim], jax.nn.softplus(raw[self.dim :])
         shapes = jnp.stack([total * jax.nn.sigmoid(lean), total * jax.nn.sigmoid(-lean)], -1)

@@ -124,7 +124,7 @@ class GammaFamily(Univariate):
         return 0.0
 
     def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
-        """Samples with the implicit gradient; what underflows becomes the least normal number."""
+        """Samples with the implicit gradient; underflow gives the least normal number."""
         shape, rate = _unpack(belief)
         draws = log_gamma_draw(key, jnp.broadcast_to(shape, (num, self.dim)))
         return self.inside(jnp.exp(draws - jnp.log(rate)))

@@ -86,7 +86,7 @@ class LowRankGaussianFamily(Family):
         return GaussianFamily(self.dim)
 
     def dense(self, belief: LowRankBelief) -> GaussianBelief:
-        """The same belief with the covariance as a matrix."""
+        """Return the belief with its covariance as a matrix."""
         return GaussianBelief(belief.mean, self.cov(belief))
 
     def nat(self, belief: LowRankBelief) -> GaussianNat:

@@ -36,7 +36,7 @@ class ProductFamily(Family):
                 raise InputError(
                     f"{type(part).__name__} in a product",
                     "parts",
-                    "pass families of one dimension: Gamma, Beta, ContinuousBernoulli, Bernoulli",
+                    "pass univariate families: GammaFamily, BetaFamily and the like",
                 )
 
     @property

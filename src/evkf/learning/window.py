@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from evkf import likelihoods as lik
 from evkf.dynamics import GaussianDynamics
-from evkf.expectations.dispatch import gaussian_ell, rooted_moments
+from evkf.expectations.dispatch import Moments, gaussian_ell
 from evkf.expectations.products import product_ell
 from evkf.expectations.readout import has_independent_channels, observe, project
 from evkf.families import GaussianBelief, GaussianFamily, ProductFamily, Univariate
@@ -52,7 +52,7 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
     def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
         ell = gaussian_ell(likelihood, origin, unit, y, mask, key, num_samples)
-        value, grad, curv = ell.evaluate(rooted_moments(mean, cholesky(cov)))
+        value, grad, curv = ell.evaluate(Moments.from_root(mean, cholesky(cov)))
         return value, grad, unpack(curv, len(mean))
 
     return in_general

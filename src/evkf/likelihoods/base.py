@@ -9,7 +9,6 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -88,7 +87,7 @@ class ReadoutLikelihood(Likelihood):
         return jnp.zeros_like(y)
 
     def each_rest(self, y: Channels) -> Channels:
-        """All terms without a."""
+        """Sum of all terms without a."""
         return self.each_constant(y) + self.each_base(y)
 
     @abstractmethod
@@ -206,8 +205,3 @@ def check_counts(ys: np.ndarray, mask: np.ndarray, where: str) -> None:
     """
     refuse(mask & (ys < 0), ys, where, "negative count", "pass spike counts, or mask the entry")
     refuse(mask & (ys != np.floor(ys)), ys, where, "fractional count", "pass whole spike counts")
-
-
-def rates_sample(key: Key, rate: Channels) -> Channels:
-    """Draw Poisson counts in the dtype of the rate."""
-    return jax.random.poisson(key, rate).astype(rate.dtype)

@@ -13,7 +13,6 @@ from evkf.likelihoods.base import (
     Channels,
     ReadoutLikelihood,
     check_counts,
-    rates_sample,
     read_readout,
 )
 from evkf.numerics.checks import read_positive
@@ -82,7 +81,7 @@ class NegativeBinomial(ReadoutLikelihood):
         gain_key, count_key = jax.random.split(key)
         r = jnp.exp(self.log_dispersion)
         gain = jax.random.gamma(gain_key, r, dtype=a.dtype) / r
-        return rates_sample(count_key, gain * self.each_mean(a))
+        return jax.random.poisson(count_key, gain * self.each_mean(a)).astype(a.dtype)
 
     def each_scale(self) -> Channels:
         return jnp.full_like(self.b, 2.0)

@@ -13,7 +13,6 @@ from evkf.likelihoods.base import (
     ReadoutLikelihood,
     Site,
     check_counts,
-    rates_sample,
     read_readout,
 )
 from evkf.numerics.checks import check_choice, read_positive
@@ -71,7 +70,7 @@ class Poisson(ReadoutLikelihood):
         return self.each_mean(a)
 
     def each_sample(self, a: Channels, key: Key) -> Channels:
-        return rates_sample(key, self.each_mean(a))
+        return jax.random.poisson(key, self.each_mean(a)).astype(a.dtype)
 
     def each_site(self, a: Channels, v: Channels, y: Channels) -> Site | None:
         if self.link != "exp":

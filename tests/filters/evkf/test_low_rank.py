@@ -10,7 +10,7 @@ from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.analysis.forecasting import expected_observation
 from evkf.errors import InputError
-from evkf.expectations.dispatch import gaussian_ell, standard_moments
+from evkf.expectations.dispatch import Moments, gaussian_ell
 from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.evkf.predict import push_low_rank
@@ -41,7 +41,7 @@ def best_bound(likelihood, y):
         ell = gaussian_ell(
             likelihood, mean, cholesky(family.cov(belief)), y, SEEN, jax.random.key(0), 2
         )
-        value = ell.evaluate(standard_moments(L, mean.dtype)).value
+        value = ell.evaluate(Moments.standard(L, mean.dtype)).value
         return family.kl(belief, PREDICTION) - value
 
     free = (PREDICTION.mean, jnp.log(PREDICTION.diagonal), PREDICTION.factor)
@@ -106,7 +106,7 @@ def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
     family = LowRankGaussianFamily(L, R)
     root = cholesky(family.cov(cut.belief))
     ell = gaussian_ell(likelihood, cut.belief.mean, root, y, SEEN, jax.random.key(0), 2)
-    bound = ell.evaluate(standard_moments(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
+    bound = ell.evaluate(Moments.standard(L, y.dtype)).value - family.kl(cut.belief, PREDICTION)
     np.testing.assert_allclose(cut.elbo, bound, rtol=1e-6)
 
 

@@ -24,7 +24,6 @@ from evkf.expectations.dispatch import (
     Moments,
     gaussian_ell,
     is_conjugate,
-    standard_moments,
 )
 from evkf.families import GaussianBelief
 from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated, natural_gap
@@ -157,7 +156,7 @@ def _gap(
 
 def conjugate_update(ell: GaussianEll, dim: int, dtype: jnp.dtype) -> WhitenedSolution:
     """Return the exact posterior for a quadratic expected log-likelihood: one step."""
-    first = ell.evaluate(standard_moments(dim, dtype))
+    first = ell.evaluate(Moments.standard(dim, dtype))
     nat = jnp.concatenate([first.grad, pack(jnp.eye(dim, dtype=dtype)) - first.curv])
     moments = _moments(nat, dim)
     elbo = ell.evaluate(moments).value - _divergence(moments)
