@@ -10,11 +10,7 @@ from scipy import stats
 
 from evkf import families as fam
 from evkf import likelihoods as lik
-from evkf.expectations.dispatch import (
-    expectation_method,
-    gaussian_ell,
-    is_conjugate,
-)
+from evkf.expectations.dispatch import Moments, expectation_method, gaussian_ell, is_conjugate
 from evkf.expectations.products import MAX_SUM, feasible_start, product_ell
 from evkf.expectations.readout import choose_level, expect_channels
 from evkf.numerics.linalg import unpack

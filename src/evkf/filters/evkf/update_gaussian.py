@@ -19,12 +19,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from evkf.expectations.dispatch import (
-    GaussianEll,
-    Moments,
-    gaussian_ell,
-    is_conjugate,
-)
+from evkf.expectations.dispatch import GaussianEll, Moments, gaussian_ell, is_conjugate
 from evkf.families import GaussianBelief
 from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated, natural_gap
 from evkf.model import Model
