@@ -5,9 +5,7 @@ from filterpy.kalman import KalmanFilter
 
 
 def kalman_loop(A, Q, C, b, R, m, P, ys, masks):
-    """A textbook Kalman filter in NumPy, observed channels only; also the log evidence of every
-    bin.
-    """
+    """Run a textbook Kalman filter in NumPy on observed channels; also return log evidences."""
     means, covs, evidence = [], [], []
     for y, mask in zip(ys, masks, strict=True):
         m, P = A @ m, A @ P @ A.T + Q
@@ -26,7 +24,7 @@ def kalman_loop(A, Q, C, b, R, m, P, ys, masks):
 
 
 def filterpy_loop(A, Q, C, b, R, m, P, ys, masks):
-    """The same through filterpy."""
+    """Run the Kalman filter of filterpy on observed channels."""
     means, covs = [], []
     for y, mask in zip(ys, masks, strict=True):
         kf = KalmanFilter(dim_x=len(m), dim_z=max(int(mask.sum()), 1))

@@ -1,7 +1,7 @@
-"""Less effort in compiling, for tests that compile much and compute little.
+"""Faster compilation, for tests that compile much and compute little.
 
-XLA spends most of a compilation in its fusion emitters and in LLVM's optimisation. What is compiled
-without them is the same program, rounded differently here and there.
+XLA spends most of a compilation in its fusion emitters and in LLVM's optimisation. Without them it
+makes the same program, but for rounding.
 """
 
 import os
@@ -24,7 +24,7 @@ QUICK = PLAIN | {
 
 @contextmanager
 def compiling(**options: bool | int) -> Iterator[None]:
-    """Compile with these options of XLA, wherever it is asked to; the innermost counts."""
+    """Compile with these options of XLA; the innermost context applies."""
     outer = compiler.get_compile_options
 
     def inner(*args, env_options_overrides=None, **rest):
@@ -38,31 +38,31 @@ def compiling(**options: bool | int) -> Iterator[None]:
 
 
 def fusing():
-    """Within a quick module, fuse as users' programs do: for what must be equal bit for bit."""
+    """Fuse within a quick module as for users, for results that must be equal bit for bit."""
     return compiling(xla_cpu_use_fusion_emitters=True)
 
 
 def in_full():
-    """Within a quick module, compile as users' programs are."""
+    """Compile within a quick module as for users."""
     full = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     return compiling(xla_cpu_use_fusion_emitters=True, **full)
 
 
 def quick_environment() -> dict[str, str]:
-    """The same for a process of its own."""
+    """Return the environment of a process that compiles as a quick module does."""
     flags = [f"--{name}={value}".lower() for name, value in QUICK.items()]
     return os.environ | {"XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *flags])}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation() -> Iterator[None]:
-    """Import this into a test module to use it there."""
+    """Compile a test module with `QUICK`, if imported there."""
     with compiling(**QUICK):
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def plain_compilation() -> Iterator[None]:
-    """The same for modules that compute much."""
+    """Compile a test module that computes much with `PLAIN`, if imported there."""
     with compiling(**PLAIN):
         yield

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def means() -> list[float]:
-    """Of a small filter."""
+    """Return the means of a small filter."""
     model = evkf.Model(VanDerPol(), Poisson(np.eye(2), bin_width=0.5))
     ys = np.arange(20.0).reshape(10, 2) % 3
     _, trace = evkf.scan_filter(evkf.VariationalKalmanFilter(), model, ys)
