@@ -135,7 +135,7 @@ def expected_observation(model: Model, belief: Belief) -> Channels:
 
 
 def observation_variance(model: Model, belief: Belief) -> Channels:
-    """$\\operatorname{Var} y = E_q[\\operatorname{Var}(y|z)] + \\operatorname{Var}_q E[y|z]$ of
+    r"""$\operatorname{Var} y = E_q[\operatorname{Var}(y|z)] + \operatorname{Var}_q E[y|z]$ of
     every channel.
 
     Of a `ReadoutLikelihood` under Gaussian beliefs: in closed form for means that are exponential
@@ -306,7 +306,7 @@ def predictive_log_prob(
     key: Key,
     num_samples: int,
 ) -> Scalar:
-    """Estimate $\\log p(y) = \\log E_q[p(y|z)]$, the score of a forecast in nats.
+    r"""Estimate $\log p(y) = \log E_q[p(y|z)]$, the score of a forecast in nats.
 
     The mean of the likelihood over samples of z, in antithetic pairs where the family is Gaussian.
     Its logarithm is too low by half the relative variance of that mean: many samples are needed

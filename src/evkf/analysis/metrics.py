@@ -13,7 +13,7 @@ from evkf.types import Belief
 
 
 def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"]) -> float:
-    """Mean of $\\log q(z_t)$ at the true states; nats per bin.
+    r"""Mean of $\log q(z_t)$ at the true states; nats per bin.
 
     Example:
         >>> from evkf.families import GaussianFamily, GaussianBelief
@@ -25,7 +25,7 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
 
 
 def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]) -> float:
-    """Mean over states of $KL(p_{true}(z'|z) \\| p_{learned}(z'|z))$ of one-bin transitions.
+    r"""Mean over states of $KL(p_{true}(z'|z) \| p_{learned}(z'|z))$ of one-bin transitions.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -70,7 +70,7 @@ def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -
 def affine_map(
     states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]
 ) -> tuple[Float[np.ndarray, "L K"], Float[np.ndarray, " K"]]:
-    """The least-squares map $z \\mapsto zW + w$ onto the truth.
+    r"""The least-squares map $z \mapsto zW + w$ onto the truth.
 
     Example:
         >>> import numpy as np

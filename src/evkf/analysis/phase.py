@@ -1,6 +1,6 @@
-"""What dynamics do without noise: flow, fixed points, slow points and limit cycles.
+r"""What dynamics do without noise: flow, fixed points, slow points and limit cycles.
 
-All look at the one-bin map $z \\mapsto f_\\theta(z, u)$ of dynamics with additive Gaussian noise,
+All look at the one-bin map $z \mapsto f_\theta(z, u)$ of dynamics with additive Gaussian noise,
 known or learned, under an input that does not change.
 """
 
@@ -87,13 +87,13 @@ def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num nu
 def velocity_field(
     dynamics: Dynamics, points: ArrayLike, u: ArrayLike | None = None, bin_width: float = 1.0
 ) -> Float[np.ndarray, "... L"]:
-    """$(f(z, u) - z) / \\Delta$ at every point.
+    r"""$(f(z, u) - z) / \Delta$ at every point.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
         points: Where to look, (..., latents).
         u: A constant input; zero when left out.
-        bin_width: $\\Delta$; with the default the velocity is per bin.
+        bin_width: $\Delta$; with the default the velocity is per bin.
 
     Example:
         >>> from evkf.dynamics import VanDerPol

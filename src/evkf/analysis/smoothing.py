@@ -1,11 +1,11 @@
-"""Smoothing: the state of a bin given what was observed after it too, offline or with a lag.
+r"""Smoothing: the state of a bin given what was observed after it too, offline or with a lag.
 
 Going back from bin t to the bin before it needs the state there given the state here,
-$z_{t-1} | z_t \\sim N(m + G(z_t - \\bar m), V)$, a `Kernel`. It is made from the filtering belief
+$z_{t-1} | z_t \sim N(m + G(z_t - \bar m), V)$, a `Kernel`. It is made from the filtering belief
 $N(m, P)$ and the filter's own linearisation of the dynamics: with $A$ a root of $P$ and $B$ its
 image (the tangent map of $A$; under moment matching the deviations of the nodes and their images),
 
-$$G = AB^\\top (BB^\\top + Q)^{-1}, \\qquad V = (A - GB)(A - GB)^\\top + GQG^\\top.$$
+$$G = AB^\top (BB^\top + Q)^{-1}, \qquad V = (A - GB)(A - GB)^\top + GQG^\top.$$
 
 For linear dynamics this is the smoother of Rauch, Tung and Striebel. The way back reckons with the
 variance $P$ also where the filter's prediction forgets it (`correct=False`). Covariances are sums
@@ -34,12 +34,12 @@ from evkf.types import Belief, Input, Key, Matrix, Vector
 
 
 class Kernel(NamedTuple):
-    """The state before a bin given the state in it: $N(m + G(z_t - \\bar m), V)$."""
+    r"""The state before a bin given the state in it: $N(m + G(z_t - \bar m), V)$."""
 
     mean: Vector
     """$m$, the filtering mean before the bin."""
     predicted: Vector
-    """$\\bar m$, the filter's prediction of the bin."""
+    r"""$\bar m$, the filter's prediction of the bin."""
     gain: Matrix
     """$G$."""
     cov: Matrix
@@ -47,11 +47,11 @@ class Kernel(NamedTuple):
 
 
 class Smoothed(NamedTuple):
-    """Smoothing beliefs of a recording, time first.
+    r"""Smoothing beliefs of a recording, time first.
 
     Attributes:
         mean: $E[z_t]$ given all bins of its trial.
-        cov: $\\text{Cov}(z_t)$.
+        cov: $\text{Cov}(z_t)$.
         info: What the filter said about its steps.
     """
 

@@ -1,13 +1,13 @@
-"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as pure functions.
+r"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as pure functions.
 
-$$x_l \\sim GP(0, k_l), \\qquad y_t = Cx_t + d + \\epsilon_t, \\qquad \\epsilon_t \\sim N(0, R),$$
+$$x_l \sim GP(0, k_l), \qquad y_t = Cx_t + d + \epsilon_t, \qquad \epsilon_t \sim N(0, R),$$
 
-with $R$ diagonal and $k_l(s, t) = (1 - \\nu)e^{-(s - t)^2 / 2\\tau_l^2} + \\nu\\delta_{st}$.
-All that a bin says about its state is $w_t = Q^\\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
-$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\\top$ of these numbers in a short
-trial is a corner of that in a long one, and so is its Cholesky factor $\\Lambda$. One factorisation
-for the longest trial serves trials of all lengths, exactly: with $A = \\Lambda^{-1}FK$ and
-$z = \\Lambda^{-1}w$, the states of a trial have mean $A^\\top z$ and covariance $K - A^\\top A$,
+with $R$ diagonal and $k_l(s, t) = (1 - \nu)e^{-(s - t)^2 / 2\tau_l^2} + \nu\delta_{st}$.
+All that a bin says about its state is $w_t = Q^\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
+$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\top$ of these numbers in a short
+trial is a corner of that in a long one, and so is its Cholesky factor $\Lambda$. One factorisation
+for the longest trial serves trials of all lengths, exactly: with $A = \Lambda^{-1}FK$ and
+$z = \Lambda^{-1}w$, the states of a trial have mean $A^\top z$ and covariance $K - A^\top A$,
 summed over the rows of its own bins. No kernel is inverted on the way.
 
 Trials come filled up to one length, with a mask of the bins that they have. Time and memory grow
@@ -27,7 +27,7 @@ from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower
 from evkf.types import Scalar
 
 NUGGET = 1e-3
-"""$\\nu$, the share of a state's variance that is not smooth."""
+r"""$\nu$, the share of a state's variance that is not smooth."""
 
 STEPS, FRACTIONS = 2, (1.0, 0.25)
 """Of the timescales in every M step: scoring steps, and the fractions of each that are tried."""
@@ -175,7 +175,7 @@ def _kernel(log_tau: Scalar, bins: int) -> Float[Array, "T T"]:
 def _whiten(
     params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
 ) -> tuple[Scalar, Array, Array, Array, Array]:
-    """The log-likelihood, and $K$, $FK$, $\\Lambda$ and $z$."""
+    r"""The log-likelihood, and $K$, $FK$, $\Lambda$ and $z$."""
     C, d, R, log_tau = params
     trials, bins, neurons = ys.shape
     size = bins * len(log_tau)

@@ -147,9 +147,9 @@ class GPFA(WithParams):
         return means if many else means[0]
 
     def rates(self, X: Any) -> Any:
-        """Expected observations (bins, neurons) at the states found; for counts, of a bin.
+        r"""Expected observations (bins, neurons) at the states found; for counts, of a bin.
 
-        Square roots are squared in expectation, $E[y^2] = E[y]^2 + \\text{Var}(y)$, with the
+        Square roots are squared in expectation, $E[y^2] = E[y]^2 + \text{Var}(y)$, with the
         uncertainty of the state and the private variance. Raw counts are linear in the state, and
         so can come out negative.
         """

@@ -1,8 +1,8 @@
-"""Inference and EM for a linear dynamical system with Gaussian noise, as pure functions.
+r"""Inference and EM for a linear dynamical system with Gaussian noise, as pure functions.
 
-$$x_1 \\sim N(m, P), \\quad x_{t+1} = Ax_t + N(0, Q), \\quad y_t = Cx_t + d + N(0, R),$$
+$$x_1 \sim N(m, P), \quad x_{t+1} = Ax_t + N(0, Q), \quad y_t = Cx_t + d + N(0, R),$$
 
-with $R$ diagonal. All that a bin says about its state is $C^\\top R^{-1}(y_t - d)$, so recursions
+with $R$ diagonal. All that a bin says about its state is $C^\top R^{-1}(y_t - d)$, so recursions
 run over latents only. Trials come filled up to one length, with a mask of the bins that they have.
 Covariances given the past are the same in all trials; those given all of a trial depend on how
 much of it is left.

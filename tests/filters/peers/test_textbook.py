@@ -22,7 +22,6 @@ from evkf.filters import (
     UnscentedKalman,
     scan_filter,
 )
-from evkf.filters.peers.cloud import systematic
 from evkf.filters.peers.gain import condition
 from evkf.model import Model, simulate
 from evkf.numerics.covariance import Covariance, as_covariance
