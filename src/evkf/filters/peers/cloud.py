@@ -20,7 +20,7 @@ Points = Float[Array, "M L"]
 Weights = Float[Array, " M"]
 
 
-def placeholder(model: Model, num: int) -> Points:
+def begin(model: Model, num: int) -> Points:
     """Points at the prior mean, replaced in the first step, which has the key to draw them."""
     mean = model.family.mean(model.prior)
     return jnp.broadcast_to(mean, (num, len(mean)))

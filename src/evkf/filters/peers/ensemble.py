@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussianFamily, GaussianFamily
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
-from evkf.filters.peers.cloud import Points, draw_first, move, placeholder, summarise
+from evkf.filters.peers.cloud import Points, begin, draw_first, move, summarise
 from evkf.filters.peers.gain import accept, check_moments, condition, whiten
 from evkf.model import Model
 from evkf.numerics.checks import check_whole
@@ -53,11 +53,8 @@ class EnsembleKalman(PredictUpdate):
 
     Example:
         >>> import jax
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.filters import scan_filter
-        >>> from evkf.likelihoods import Gaussian
-        >>> from evkf.model import Model, simulate
-        >>> model = Model(Linear([[0.9]], noise=0.1), Gaussian([[1.0]], noise=0.5))
+        >>> from evkf import Model, dynamics, likelihoods, scan_filter, simulate
+        >>> model = Model(dynamics.Linear([[0.9]], 0.1), likelihoods.Gaussian([[1.0]], noise=0.5))
         >>> _, ys = simulate(model, jax.random.key(0), 20)
         >>> state, trace = scan_filter(EnsembleKalman(100), model, ys, key=jax.random.key(1))
         >>> trace.belief.mean.shape, state.members.shape
@@ -77,7 +74,7 @@ class EnsembleKalman(PredictUpdate):
                 "use Gaussian or DiagonalGaussianFamily states, or ParticleFilter",
             )
         check_moments(model, "EnsembleKalman")
-        members = placeholder(model, self.num_members)
+        members = begin(model, self.num_members)
         return EnsembleState(model.prior, members, jnp.zeros((), members.dtype))
 
     def predict(

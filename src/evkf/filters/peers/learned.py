@@ -44,6 +44,11 @@ class LearningFilter(Filter):
     learn: eqx.AbstractVar[bool]
     parts: eqx.AbstractVar[tuple[str, ...]]
 
+    def __check_init__(self):
+        if not self.parts or any(part not in LEARNABLE for part in self.parts):
+            what = f"parts {self.parts}"
+            raise InputError(what, "parts", f"choose one or more of {LEARNABLE}")
+
     @abstractmethod
     def _filter_bin(self, model: Model, state: Any, data: BinData, key: Key) -> tuple[Any, Info]:
         """Filter one bin with the model, and return the state with what was learned."""
@@ -68,7 +73,7 @@ class LearningFilter(Filter):
 
     def _check_parts(self, model: Model) -> None:
         """Refuse a model without numbers in the parts to be learned."""
-        if self.learn and not learned_vector(model, self.parts)[0].size:
+        if self.learn and not flatten(model, self.parts)[0].size:
             what, remedy = f"a model without numbers in {self.parts}", f"choose more of {LEARNABLE}"
             raise InputError(what, "parts", remedy)
 
@@ -113,14 +118,7 @@ class ShallowNetwork(NamedTuple):
         return unit(x @ self.hidden[:, :own].T + bias) @ self.output.T + self.offset
 
 
-def check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse no parts, and parts that cannot be learned."""
-    if not parts or any(part not in LEARNABLE for part in parts):
-        raise InputError(f"parts {parts}", "parts", f"choose one or more of {LEARNABLE}")
-    return tuple(parts)
-
-
-def learned_vector(
+def flatten(
     model: Model, parts: tuple[str, ...]
 ) -> tuple[Float[Array, " D"], Callable[[Array], Model]]:
     """Return the learned numbers of a model, and the function that builds a model from them."""

@@ -19,14 +19,7 @@ from evkf.filters.base import Info, evidence_info
 from evkf.filters.evkf.filter import VariationalKalmanFilter
 from evkf.filters.evkf.predict import MAX_STD, predict
 from evkf.filters.peers.kernel_ridge import KernelRidge, evaluate, fit_ridge, zero_ridge
-from evkf.filters.peers.learned import (
-    BinData,
-    LearningFilter,
-    ShallowNetwork,
-    check_parts,
-    floor_noise,
-    learned_vector,
-)
+from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, flatten, floor_noise
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole, check_whole
 from evkf.numerics.linalg import all_finite, cholesky, solve_lower, tree_where
@@ -133,11 +126,8 @@ class OnlineVariationalSmoother(LearningFilter):
 
     Example:
         >>> import jax
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.filters import scan_filter
-        >>> from evkf.likelihoods import StudentT
-        >>> from evkf.model import Model, simulate
-        >>> model = Model(Linear([[0.9]], noise=0.1), StudentT([[1.0]], scale=0.3))
+        >>> from evkf import Model, dynamics, likelihoods, scan_filter, simulate
+        >>> model = Model(dynamics.Linear([[0.9]], 0.1), likelihoods.StudentT([[1.0]], scale=0.3))
         >>> _, ys = simulate(model, jax.random.key(0), 5)
         >>> filter = OnlineVariationalSmoother(learn=False)
         >>> state, trace = scan_filter(filter, model, ys, key=jax.random.key(1))
@@ -153,9 +143,7 @@ class OnlineVariationalSmoother(LearningFilter):
     ridge: float = eqx.field(default=1e-2, static=True)
     model_rate: float = eqx.field(default=3e-3, static=True)
     learn: bool = eqx.field(default=True, static=True)
-    parts: tuple[str, ...] = eqx.field(
-        default=("dynamics", "noise"), static=True, converter=check_parts
-    )
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
     seed: int = eqx.field(default=0, static=True)
 
     def __check_init__(self):
@@ -178,7 +166,7 @@ class OnlineVariationalSmoother(LearningFilter):
         self._check_parts(model)
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
         net = ShallowNetwork.begin(jax.random.key(self.seed), dim, self.hidden, dim, dtype)
-        vector, _ = learned_vector(model, self.parts)
+        vector, _ = flatten(model, self.parts)
         past = zero_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
         kernel = BackwardKernel(net, jnp.zeros(dim, dtype))
         optimiser = optax.adam(self.model_rate).init(vector)
@@ -270,7 +258,7 @@ class OnlineVariationalSmoother(LearningFilter):
             jax.random.normal(k, (self.num_support, len(mean)), mean.dtype) for k in keys
         )
         z, own = mean + std * points, 1 + len(mean)
-        vector, build = learned_vector(now.model, self.parts)
+        vector, build = flatten(now.model, self.parts)
 
         def bound(z: Vector, noise: Vector) -> tuple[Scalar, tuple[Any, ...]]:
             # Opposite draws of the kernel: what is linear in them cancels.
@@ -311,7 +299,7 @@ class OnlineVariationalSmoother(LearningFilter):
         self, model: Model, moments: PyTree, gradient: Array, moves: Array
     ) -> tuple[Model, PyTree]:
         """Take a gradient step with the model where `moves` is true."""
-        vector, build = learned_vector(model, self.parts)
+        vector, build = flatten(model, self.parts)
         updates, new = optax.adam(self.model_rate).update(-gradient, moments)
         learned = floor_noise(build(vector + jnp.asarray(updates)), self.parts)
         return tree_where(moves, (learned, new), (model, moments))

@@ -10,15 +10,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
-from evkf.filters.peers.cloud import (
-    Points,
-    Weights,
-    draw_first,
-    move,
-    placeholder,
-    resample,
-    summarise,
-)
+from evkf.filters.peers.cloud import Points, Weights, begin, draw_first, move, resample, summarise
 from evkf.filters.peers.gain import accept
 from evkf.model import Model
 from evkf.numerics.checks import check_whole
@@ -64,13 +56,10 @@ class ParticleFilter(PredictUpdate):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.likelihoods import Poisson
-        >>> from evkf.model import Model
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
-        >>> filter, key = ParticleFilter(), jax.random.key(0)
-        >>> state = filter.init(model)
-        >>> state, info = jax.jit(filter.step)(model, state, jnp.array([3.0, 0.0]), key=key)
+        >>> from evkf import Model, dynamics, likelihoods
+        >>> model = Model(dynamics.VanDerPol(), likelihoods.Poisson([[1.0, 0.0], [0.0, 1.0]]))
+        >>> filter, y = ParticleFilter(), jnp.array([3.0, 0.0])
+        >>> state, info = filter.step(model, filter.init(model), y, key=jax.random.key(0))
         >>> state.particles.shape, bool(state.ess < 10_000)
         ((10000, 2), True)
     """
@@ -81,7 +70,7 @@ class ParticleFilter(PredictUpdate):
         check_whole(self.num_particles, 2, "num_particles")
 
     def init(self, model: Model) -> ParticleState:
-        particles = placeholder(model, self.num_particles)
+        particles = begin(model, self.num_particles)
         even = jnp.full(len(particles), -math.log(len(particles)), particles.dtype)
         return ParticleState(model.prior, particles, even, jnp.zeros((), particles.dtype))
 

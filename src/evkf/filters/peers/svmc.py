@@ -20,23 +20,8 @@ from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulliFamily
 from evkf.filters.base import Info, evidence_info
-from evkf.filters.peers.cloud import (
-    Points,
-    Weights,
-    draw_first,
-    move,
-    placeholder,
-    resample,
-    summarise,
-)
-from evkf.filters.peers.learned import (
-    BinData,
-    LearningFilter,
-    ShallowNetwork,
-    check_parts,
-    floor_noise,
-    learned_vector,
-)
+from evkf.filters.peers.cloud import Points, Weights, begin, draw_first, move, resample, summarise
+from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, flatten, floor_noise
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
@@ -119,9 +104,7 @@ class StreamingVMC(LearningFilter):
     model_rate: float = eqx.field(default=5e-4, static=True)
     decay: int = eqx.field(default=3500, static=True)
     learn: bool = eqx.field(default=True, static=True)
-    parts: tuple[str, ...] = eqx.field(
-        default=("dynamics", "noise"), static=True, converter=check_parts
-    )
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
     seed: int = eqx.field(default=0, static=True)
 
     def __check_init__(self):
@@ -143,10 +126,10 @@ class StreamingVMC(LearningFilter):
         net_key, _ = jax.random.split(jax.random.key(self.seed))
         outputs = 2 * dim if gaussian else dim
         proposal = ShallowNetwork.begin(net_key, inputs, self.hidden, outputs, dtype)
-        vectors = ravel_pytree(proposal)[0], learned_vector(model, self.parts)[0]
+        vectors = ravel_pytree(proposal)[0], flatten(model, self.parts)[0]
         return SVMCState(
             belief=model.prior,
-            particles=placeholder(model, self.num_particles),
+            particles=begin(model, self.num_particles),
             log_weights=jnp.zeros(self.num_particles, dtype),
             model=model,
             proposal=proposal,
@@ -158,7 +141,7 @@ class StreamingVMC(LearningFilter):
         """The next step draws the particles anew from the prior; model and proposal stay."""
         return state._replace(
             belief=model.prior,
-            particles=placeholder(model, self.num_particles),
+            particles=begin(model, self.num_particles),
             log_weights=jnp.zeros_like(state.log_weights),
             begun=jnp.zeros_like(state.begun),
         )
@@ -208,7 +191,7 @@ class StreamingVMC(LearningFilter):
     def _adapt(self, state: SVMCState, data: BinData, key: Key) -> SVMCState:
         """Take gradient steps with the proposal, and with the model if it is learned."""
         weights, unravel = ravel_pytree(state.proposal)
-        vector, build = learned_vector(state.model, self.parts)
+        vector, build = flatten(state.model, self.parts)
         # The second of each pair is the model's.
         used = slice(2 if self.learn else 1)
         optimisers = self._optimisers()[used]

@@ -38,11 +38,8 @@ class UnscentedKalman(GaussianFilter):
 
     Example:
         >>> import jax
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.filters import scan_filter
-        >>> from evkf.likelihoods import Poisson
-        >>> from evkf.model import Model, simulate
-        >>> model = Model(Linear([[0.9]], noise=0.1), Poisson([[1.0], [-1.0]]))
+        >>> from evkf import Model, dynamics, likelihoods, scan_filter, simulate
+        >>> model = Model(dynamics.Linear([[0.9]], 0.1), likelihoods.Poisson([[1.0], [-1.0]]))
         >>> _, ys = simulate(model, jax.random.key(0), 20)
         >>> state, trace = scan_filter(UnscentedKalman(), model, ys)
         >>> trace.belief.cov.shape, int(trace.info.status.max())

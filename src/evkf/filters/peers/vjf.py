@@ -19,22 +19,9 @@ from numpy.typing import ArrayLike
 
 from evkf.dynamics import ResidualRBF
 from evkf.filters.base import Info
+from evkf.filters.peers import single_step
 from evkf.filters.peers.gain import check_moments
-from evkf.filters.peers.learned import (
-    MIN_STD,
-    BinData,
-    LearningFilter,
-    check_parts,
-    floor_noise,
-    mark_learned,
-)
-from evkf.filters.peers.single_step import (
-    check_model,
-    from_free,
-    predict_mean_nat,
-    settle_update,
-    to_free,
-)
+from evkf.filters.peers.learned import MIN_STD, BinData, LearningFilter, floor_noise, mark_learned
 from evkf.model import Model
 from evkf.numerics.checks import check_positive_whole, check_whole
 from evkf.numerics.covariance import DiagonalCovariance
@@ -176,9 +163,7 @@ class VJF(LearningFilter):
     warm_up: int = eqx.field(default=1000, static=True)
     optimiser: optax.GradientTransformation = eqx.field(default=DEFAULT_OPTIMISER, static=True)
     learn: bool = eqx.field(default=True, static=True)
-    parts: tuple[str, ...] = eqx.field(
-        default=("dynamics", "noise"), static=True, converter=check_parts
-    )
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
     seed: int = eqx.field(default=0, static=True)
 
     def __check_init__(self):
@@ -187,10 +172,10 @@ class VJF(LearningFilter):
 
     def init(self, model: Model) -> VJFState:
         family, dynamics = model.family, model.dynamics
-        check_model(model, "VJF")
+        single_step.check_model(model, "VJF")
         check_moments(model, "VJF", cov=False)
         self._check_parts(model)
-        before = to_free(family, model.prior)
+        before = single_step.to_free(family, model.prior)
         dtype = before.dtype
         num = rows = 0
         if self._recursive(model):
@@ -220,16 +205,17 @@ class VJF(LearningFilter):
         y, mask, u = data
         family = model.family
         predict_key, past_key, own_key = jax.random.split(key, 3)
-        prediction = predict_mean_nat(model, state.belief, u, predict_key)
+        prediction = single_step.predict_mean_nat(model, state.belief, u, predict_key)
         filled = jnp.where(mask, y, model.likelihood.mean(family.mean(prediction.belief)))
-        before, past = to_free(family, state.belief), family.sample(state.belief, past_key, 1)[0]
+        before = single_step.to_free(family, state.belief)
+        past = family.sample(state.belief, past_key, 1)[0]
         chosen, held = self._split(model)
         flat, unravel = ravel_pytree((state.recognition, chosen))
 
         def loss(flat: Array) -> tuple[Scalar, tuple[Any, ...]]:
             recognition, chosen = unravel(flat)
             moved = eqx.combine(chosen, held)
-            belief = from_free(family, recognition(filled, before))
+            belief = single_step.from_free(family, recognition(filled, before))
             z = family.sample(belief, own_key, 1)[0]
             misfit = -moved.likelihood.log_prob(z, y, mask)
             divergence = family.kl(belief, moved.transition(past, u))
@@ -239,7 +225,8 @@ class VJF(LearningFilter):
 
         slope, (belief, bound) = jax.grad(loss, has_aux=True)(flat)
         sound = all_finite(belief, bound) & family.valid(belief)
-        belief, info = settle_update(prediction, belief, bound, sound, mask, int(self.learn))
+        steps = int(self.learn)
+        belief, info = single_step.settle_update(prediction, belief, bound, sound, mask, steps)
         if not self.learn:
             return state._replace(belief=belief, model=model), info
         change, optimiser = self.optimiser.update(slope, state.optimiser, flat)

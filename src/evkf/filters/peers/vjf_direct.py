@@ -13,20 +13,8 @@ from jaxtyping import Array, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.filters.base import Info
-from evkf.filters.peers.learned import (
-    BinData,
-    LearningFilter,
-    check_parts,
-    floor_noise,
-    mark_learned,
-)
-from evkf.filters.peers.single_step import (
-    check_model,
-    from_free,
-    predict_mean_nat,
-    settle_update,
-    to_free,
-)
+from evkf.filters.peers import single_step
+from evkf.filters.peers.learned import BinData, LearningFilter, floor_noise, mark_learned
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
@@ -83,9 +71,7 @@ class DirectVJF(LearningFilter):
     iterations: int = eqx.field(default=500, static=True)
     num_samples: int = eqx.field(default=10, static=True)
     learn: bool = eqx.field(default=True, static=True)
-    parts: tuple[str, ...] = eqx.field(
-        default=("dynamics", "noise"), static=True, converter=check_parts
-    )
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
     optimiser: optax.GradientTransformation = eqx.field(default=DEFAULT_OPTIMISER, static=True)
 
     def __check_init__(self):
@@ -93,7 +79,7 @@ class DirectVJF(LearningFilter):
         check_positive_whole(iterations=self.iterations, num_samples=self.num_samples)
 
     def init(self, model: Model) -> DirectVJFState:
-        check_model(model, "DirectVJF")
+        single_step.check_model(model, "DirectVJF")
         self._check_parts(model)
         flat, _ = ravel_pytree(eqx.filter(model, mark_learned(model, self.parts)))
         return DirectVJFState(model.prior, model, self.optimiser.init(flat))
@@ -106,9 +92,9 @@ class DirectVJF(LearningFilter):
     ) -> tuple[DirectVJFState, Info]:
         """Optimise $q_t$, then take a gradient step with the model."""
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
-        prediction = predict_mean_nat(model, state.belief, data.u, predict_key)
+        prediction = single_step.predict_mean_nat(model, state.belief, data.u, predict_key)
         free = self._fit(model, state.belief, prediction.belief, data, fit_key)
-        belief = from_free(model.family, free)
+        belief = single_step.from_free(model.family, free)
         chosen, held = eqx.partition(model, mark_learned(model, self.parts))
 
         flat, unravel = ravel_pytree(chosen)
@@ -122,7 +108,9 @@ class DirectVJF(LearningFilter):
 
         value, slope = jax.value_and_grad(bound)(flat)
         sound = all_finite(free, value) & model.family.valid(belief)
-        belief, info = settle_update(prediction, belief, value, sound, data.mask, self.iterations)
+        belief, info = single_step.settle_update(
+            prediction, belief, value, sound, data.mask, self.iterations
+        )
         if not self.learn:
             return DirectVJFState(belief, model, state.optimiser), info
         change, optimiser = self.optimiser.update(-slope, state.optimiser, flat)
@@ -151,7 +139,7 @@ class DirectVJF(LearningFilter):
             change, optimiser = adam.update(jax.grad(loss)(free, *inputs), optimiser)
             return (free + jnp.asarray(change), optimiser), None
 
-        free = to_free(model.family, start)
+        free = single_step.to_free(model.family, start)
         keys = jax.random.split(own_key, self.iterations)
         return lax.scan(body, (free, adam.init(free)), (given, keys))[0][0]
 
@@ -165,7 +153,7 @@ def _bound(
     num_samples: int,
 ) -> Scalar:
     """Return a sampled $M_t$; the entropy is in closed form."""
-    belief = from_free(model.family, free)
+    belief = single_step.from_free(model.family, free)
     zs = model.family.sample(belief, key, num_samples)
     fit = jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, data.y, data.mask)
     prior = jax.vmap(_log_conditional, (None, 0, 0))(model, given, zs)
