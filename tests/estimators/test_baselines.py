@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from evkf.analysis.decoding import decode, r2
+from evkf.analysis.decoding import decode_ridge, r2
 from evkf.analysis.spike_metrics import bits_per_spike
 from evkf.errors import InputError
 from evkf.estimators.baselines import (
@@ -237,7 +237,7 @@ def test_measured_figures_on_a_real_recording():
     velocity = [reaches.velocity[part].reshape(-1, 2) for part in (train, test)]
     groups = np.repeat(np.arange(len(train)), bins)
     for name, (seen, new) in found.items():
-        score = r2(velocity[1], decode(seen, velocity[0], groups, new))
+        score = r2(velocity[1], decode_ridge(seen, velocity[0], groups, new))
         assert score > want[name] - 0.035, (name, score)
         assert score < want[name] + 0.05, (name, score)
     test_counts, lengths = both(test)

@@ -71,7 +71,7 @@ def causal_smoothing(
 
 
 def wiener_features(counts: ArrayLike, lengths: Lengths, bins: int = 7) -> np.ndarray:
-    """Counts of the last bins side by side: with `evkf.analysis.decoding.Ridge`, a Wiener filter.
+    """Counts of the last bins side by side: with `evkf.analysis.decoding.RidgeDecoder`, a Wiener filter.
 
     Example:
         >>> wiener_features([[1], [2], [3]], (3,), bins=2).tolist()
