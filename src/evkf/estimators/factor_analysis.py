@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.sparse import issparse
 from sklearn.exceptions import NotFittedError
 
 from evkf.errors import InputError
@@ -32,14 +33,14 @@ class UnfittedError(InputError, NotFittedError):
 
 
 def read_sequences(
-    X: Any, transform: str | None, units: int | None = None
+    X: Any, transform: str | None, fitted: Any = None
 ) -> tuple[list[Float[np.ndarray, "T N"]], bool]:
     """Check observations, and return transformed trials; also True if X is a list of trials.
 
     Args:
         X: Observations, (bins, units), or a list of such trials.
         transform: Name of one of `TRANSFORMS`.
-        units: Number of units of the fit; that of the first trial when left out.
+        fitted: A fitted estimator, whose number of units is required.
 
     Example:
         >>> read_sequences([[4, 0], [1, 1]], "sqrt")
@@ -47,15 +48,30 @@ def read_sequences(
                [1., 1.]])], False)
     """
     many = isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
+    units = None if fitted is None else fitted.n_features_in_
     trials = []
+    # The words of scikit-learn's own checks, where it has a check.
     for index, trial in enumerate(X if many else [X]):
         where = f"X[{index}]" if many else "X"
-        array = real_numbers(trial, where).astype(float)
+        if issparse(trial):
+            raise InputError("sparse observations", where, "pass dense arrays: X.toarray()")
+        array = np.asarray(trial)
+        if array.dtype.kind == "c":
+            raise InputError("Complex data not supported", where, "pass counts")
+        array = real_numbers(array, where).astype(float)
         units = array.shape[-1] if units is None and array.ndim == 2 else units
-        if array.ndim != 2 or array.shape[1] != units or array.size == 0:
-            wanted = "units" if units is None else units
-            remedy = f"pass (bins, {wanted}) with one bin or more, or a list of such trials"
-            raise InputError(f"observations of shape {array.shape}", where, remedy)
+        remedy = f"pass (bins, {units or 'units'}) with one bin or more, or a list of such trials"
+        if array.ndim != 2:
+            what = f"observations of shape {array.shape}"
+            raise InputError(what, where, f"Reshape your data: {remedy}")
+        if array.shape[1] != units:
+            name = "the first trial" if fitted is None else type(fitted).__name__
+            what = f"X has {array.shape[1]} features, but {name} is expecting {units} features"
+            raise InputError(f"{what} as input: observations of shape {array.shape}", where, remedy)
+        if array.size == 0:
+            least = "0 feature(s)" if array.shape[1] == 0 else "0 sample(s)"
+            what = f"{least} (shape={array.shape}) while a minimum of 1 is required."
+            raise InputError(what, where, remedy)
         if not np.all(np.isfinite(array)):
             t, n = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
             remedy = "leave out the unit or the bins: there are no missing observations (NaN) here"
@@ -113,6 +129,8 @@ def analyse_factors(
     if latents > ys.shape[1]:
         what = f"{latents} latents of {ys.shape[1]} units"
         raise InputError(what, "latents", "pass no more than there are units")
+    if len(ys) < 2:
+        raise InputError("one sample", "X", "pass two bins or more")
     still = np.flatnonzero(np.ptp(ys, axis=0) == 0)
     if still.size:
         what = f"units {still.tolist()} never change"

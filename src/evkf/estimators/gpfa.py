@@ -128,7 +128,8 @@ class GPFA(TransformerMixin, BaseEstimator):
         sign = np.where(left.sum(axis=0) < 0, -1.0, 1.0)
         self.loadings_, self._turn = left * sign, (sign * scale)[:, None] * right
         self.n_features_in_ = len(self.d_)
-        self._fitted = params, self._transform
+        # NumPy arrays stay float64 when they are unpickled.
+        self._fitted = jax.tree.map(np.asarray, params), self._transform
         return self
 
     def transform(self, X: Any, return_cov: bool = False) -> Any:
@@ -170,7 +171,7 @@ class GPFA(TransformerMixin, BaseEstimator):
         counts or with the probability of counts.
         """
         params, transform = self._parameters
-        trials, _ = read_sequences(X, transform, self.n_features_in_)
+        trials, _ = read_sequences(X, transform, self)
         with jax.enable_x64(True):
             total = _log_lik(params, *pad_trials(trials, GRAIN))
         return float(total) / sum(len(trial) for trial in trials)
@@ -215,7 +216,7 @@ class GPFA(TransformerMixin, BaseEstimator):
     def _infer(self, X: Any, spread: bool) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
         """Return means, covariances if wanted (spread), and True if X is a list of trials."""
         params, transform = self._parameters
-        trials, many = read_sequences(X, transform, self.n_features_in_)
+        trials, many = read_sequences(X, transform, self)
         with jax.enable_x64(True):
             states = _states(params, *pad_trials(trials, GRAIN), spread)
         means, covs = (

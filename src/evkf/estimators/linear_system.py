@@ -156,7 +156,7 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
 
     def score(self, X: Any, y: None = None) -> float:
         """Return the log-likelihood of the transformed counts in nats per bin; it is a density."""
-        trials, _ = self._read(X, self._fitted_units)
+        trials, _ = self._read(X, fitted=True)
         with jax.enable_x64(True):
             total = float(log_lik(self.params_, *_pad(trials)))
         return total / sum(len(trial) for trial in trials)
@@ -170,7 +170,7 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         """Return means and covariances of the states, and True if X is a list of trials."""
         if given not in ("past", "now", "all"):
             raise InputError(f"given = {given!r}", "given", "choose among past, now and all")
-        trials, many = self._read(X, self._fitted_units)
+        trials, many = self._read(X, fitted=True)
         with jax.enable_x64(True):
             states = infer(self.params_, *_pad(trials), given=given)
         means, covs = (
@@ -179,17 +179,14 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         )
         return means, covs, many
 
-    def _read(self, X: Any, units: int | None = None) -> tuple[list[np.ndarray], bool]:
+    def _read(self, X: Any, fitted: bool = False) -> tuple[list[np.ndarray], bool]:
+        """Check settings and observations; once fitted, observations of the same units."""
+        if fitted and not hasattr(self, "params_"):
+            raise UnfittedError("not fitted yet", "LinearDynamicalSystem", "call fit first")
         if self.transformation not in ("sqrt", "log"):
             what = f"transformation = {self.transformation!r}"
             raise InputError(what, "transformation", "choose sqrt or log")
-        return read_sequences(X, self.transformation, units)
-
-    @property
-    def _fitted_units(self) -> int:
-        if not hasattr(self, "params_"):
-            raise UnfittedError("not fitted yet", "LinearDynamicalSystem", "call fit first")
-        return self.n_features_in_
+        return read_sequences(X, self.transformation, self if fitted else None)
 
 
 class TrialStates(NamedTuple):

@@ -22,6 +22,7 @@ from evkf.filters import (
     UnscentedKalman,
     scan_filter,
 )
+from evkf.filters.peers.cloud import resample
 from evkf.filters.peers.gain import condition
 from evkf.model import Model, simulate
 from evkf.numerics.covariance import Covariance, as_covariance
