@@ -256,7 +256,7 @@ def _find_returns(
 
 
 def _multipliers(jacobians: Float[np.ndarray, "n L L"], share: float) -> np.ndarray:
-    """Eigenvalues of the Jacobian of a turn; of its last bin only a share counts."""
+    """Return the eigenvalues of the Jacobian of a turn; of its last bin only a share counts."""
     product = np.eye(jacobians.shape[-1])
     for jacobian in jacobians[:-1]:
         product = jacobian @ product

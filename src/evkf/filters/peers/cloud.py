@@ -21,7 +21,7 @@ Weights = Float[Array, " M"]
 
 
 def begin(model: Model, num: int) -> Points:
-    """Points at the prior mean, replaced in the first step, which has the key to draw them."""
+    """Return points at the prior mean, replaced in the first step, which has the key to draw them."""
     mean = model.family.mean(model.prior)
     return jnp.broadcast_to(mean, (num, len(mean)))
 

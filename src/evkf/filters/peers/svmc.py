@@ -138,7 +138,7 @@ class StreamingVMC(LearningFilter):
         )
 
     def restart(self, model: Model, state: SVMCState) -> SVMCState:
-        """The next step draws the particles anew from the prior; model and proposal stay."""
+        """Return to the prior, from which the next step draws particles; what was learned stays."""
         return state._replace(
             belief=model.prior,
             particles=begin(model, self.num_particles),

@@ -1,4 +1,4 @@
-"""Variational joint filtering: an amortised filter that learns its model as it goes.
+"""Variational joint filtering: an amortised filter that learns its model online.
 
 The weights of `ResidualRBF` dynamics are learned by Bayesian linear regression, in one go and then
 one pair of states at a time. The weights of every latent are a priori $N(0, I)$, and given the
