@@ -21,7 +21,7 @@ Weights = Float[Array, " M"]
 
 
 def begin(model: Model, num: int) -> Points:
-    """Return points at the prior mean, replaced in the first step, which has the key to draw them."""
+    """Return points at the prior mean, which the first step replaces by draws."""
     mean = model.family.mean(model.prior)
     return jnp.broadcast_to(mean, (num, len(mean)))
 
@@ -67,13 +67,24 @@ def move(model: Model, points: Points, u: Input, key: Key) -> tuple[Points, Int[
 
 
 def summarise(
-    family: Family, points: Points, weights: Weights, floor: Vector | float = 0.0
+    family: Family,
+    points: Points,
+    weights: Weights | None = None,
+    floor: Vector | float = 0.0,
 ) -> Belief:
     """Return the belief with the mean and covariance of a weighted cloud.
 
     The variances of a collapsed cloud are kept above rounding, relative to the spread of all points
-    and to the mean. `floor` is added to the variances.
+    and to the mean.
+
+    Args:
+        family: Family of the belief.
+        points: The cloud.
+        weights: Weights that sum to one; equal when left out.
+        floor: Variances that are added.
     """
+    if weights is None:
+        weights = jnp.full(len(points), 1 / len(points), points.dtype)
     info = jnp.finfo(points.dtype)
     mean = weights @ points
     deviations = points - mean

@@ -84,7 +84,7 @@ class EnsembleKalman(PredictUpdate):
         start_key, move_key = jax.random.split(read_key(key, "the members are drawn"))
         members = draw_first(model, state.members, state.begun, start_key)
         members, status = move(model, members, read_input(model, u), move_key)
-        return EnsemblePrediction(_belief(model, members), members, status)
+        return EnsemblePrediction(summarise(model.family, members), members, status)
 
     def update(
         self,
@@ -114,13 +114,9 @@ class EnsembleKalman(PredictUpdate):
         keep, info = accept(jnp.all(jnp.isfinite(new)), evidence, mask, prediction.status)
         members = jnp.where(keep, new, members)
         begun = jnp.ones((), members.dtype)
-        return EnsembleState(_belief(model, members), members, begun), info
+        return EnsembleState(summarise(model.family, members), members, begun), info
 
 
 def _deviations(rows: Float[Array, "M K"], mean: Float[Array, " K"]) -> Float[Array, "K M"]:
     """Columns whose product with themselves is the covariance of the rows."""
     return (rows - mean).T / math.sqrt(len(rows) - 1)
-
-
-def _belief(model: Model, members: Points) -> Belief:
-    return summarise(model.family, members, jnp.full(len(members), 1 / len(members), members.dtype))

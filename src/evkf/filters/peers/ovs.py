@@ -18,7 +18,7 @@ from evkf.errors import InputError
 from evkf.filters.base import Info, evidence_info
 from evkf.filters.evkf.filter import VariationalKalmanFilter
 from evkf.filters.evkf.predict import MAX_STD, predict
-from evkf.filters.peers.kernel_ridge import KernelRidge, evaluate, fit_ridge, zero_ridge
+from evkf.filters.peers.kernel_ridge import KernelRidge
 from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, flatten, floor_noise
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole, check_whole
@@ -167,7 +167,7 @@ class OnlineVariationalSmoother(LearningFilter):
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
         net = ShallowNetwork.begin(jax.random.key(self.seed), dim, self.hidden, dim, dtype)
         vector, _ = flatten(model, self.parts)
-        past = zero_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
+        past = KernelRidge.zero(self.num_support, dim, 1 + dim + len(vector), dtype)
         kernel = BackwardKernel(net, jnp.zeros(dim, dtype))
         optimiser = optax.adam(self.model_rate).init(vector)
         return OVSState(model.prior, model.prior, past, kernel, model, optimiser)
@@ -276,12 +276,12 @@ class OnlineVariationalSmoother(LearningFilter):
         targets = jnp.concatenate([(total + value)[:, None], std * slope], axis=1)
         if self.learn:
             white = (last - now.last_mean) / now.last_std
-            old = jnp.mean(jax.vmap(evaluate, (None, 0))(now.past, white), axis=1)[:, own:]
+            old = jnp.mean(jax.vmap(now.past.evaluate)(white), axis=1)[:, own:]
             scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
             targets = jnp.concatenate([targets, scores], axis=1)
         centre = jnp.mean(targets, axis=0)
         centre = centre.at[1:own].set(0)
-        past = fit_ridge(points, targets - centre, slice(1, own), self.ridge)
+        past = KernelRidge.fit(points, targets - centre, slice(1, own), self.ridge)
         if not self.learn:
             padded = jnp.pad(past.coefficients, ((0, 0), (0, len(vector))))
             past = past._replace(coefficients=padded)
@@ -322,7 +322,7 @@ def _log_ratio(
     log_det = jnp.sum(jnp.log(jnp.diagonal(now.last_root) / now.last_std))
     log_last = -0.5 * jnp.sum(offset**2, axis=1) - log_det
     held = lax.stop_gradient(placed)
-    past = evaluate(now.past, held, 1 + z.shape[1])
+    past = now.past.evaluate(held, 1 + z.shape[1])
     tilt = jnp.sum(past[:, 1:] * (placed - held), axis=1)
     log_p = _log_transition(now.model, z, last, now.data.u)
     log_y = jax.vmap(now.model.likelihood.log_prob, (0, None, None))(z, now.data.y, now.data.mask)

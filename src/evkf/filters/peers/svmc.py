@@ -4,7 +4,6 @@ Zhao, Nassar, Jordan, Bugallo & Park 2022.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -133,7 +132,9 @@ class StreamingVMC(LearningFilter):
             log_weights=jnp.zeros(self.num_particles, dtype),
             model=model,
             proposal=proposal,
-            optimiser=_for_both(lambda own, x: own.init(x), self._optimisers(), vectors),
+            optimiser=tuple(
+                own.init(x) for own, x in zip(self._optimisers(), vectors, strict=True)
+            ),
             begun=jnp.zeros((), dtype),
         )
 
@@ -209,9 +210,8 @@ class StreamingVMC(LearningFilter):
         def body(carry: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
             vectors, moments = carry
             slopes = jax.grad(loss)(vectors, key)
-            updates = _for_both(
-                lambda own, *x: own.update(*x), optimisers, slopes, moments, vectors
-            )
+            each = zip(optimisers, slopes, moments, vectors, strict=True)
+            updates = [own.update(slope, moment, x) for own, slope, moment, x in each]
             moved = tuple(x + step for x, (step, _) in zip(vectors, updates, strict=True))
             new = moved, tuple(moments for _, moments in updates)
             return tree_where(all_finite(*slopes), new, carry), None
@@ -224,11 +224,6 @@ class StreamingVMC(LearningFilter):
             model = floor_noise(model, self.parts)
         moments = (*moments, *state.optimiser[len(moments) :])
         return state._replace(model=model, proposal=proposal, optimiser=moments)
-
-
-def _for_both(function: Callable[..., Any], *pairs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Call a function with the values of the proposal, and with those of the model."""
-    return tuple(function(*own) for own in zip(*pairs, strict=True))
 
 
 def _draw_ancestors(state: SVMCState, key: Key, num: int) -> Points:
