@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from evkf.analysis.decoding import decode, r2
+from evkf.analysis.decoding import decode_ridge, r2
 from evkf.analysis.spike_metrics import bits_per_spike
 from evkf.data import Results, open_recording, read_results, recording_to_nwb, write_nwb
 from evkf.plotting.recordings import latent_paths, raster
@@ -62,7 +62,7 @@ print(f"{bits:.3f} bits per spike, one bin ahead, on held-out trials")
 
 seen = infer(model, learned)
 trial = np.repeat(np.arange(learned.num_trials), learned.lengths)
-velocity = decode(seen.rates, learned.behaviour["hand_vel"], trial, found.rates)
+velocity = decode_ridge(seen.rates, learned.behaviour["hand_vel"], trial, found.rates)
 print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on held-out trials")
 
 # ## Write it back

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Bool, Float, PyTree
 
+from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import GaussianBelief, GaussianFamily
 from evkf.model import Model
 from evkf.numerics.covariance import FullCovariance
-from evkf.numerics.linalg import cholesky
-from evkf.types import Vector
+from evkf.numerics.linalg import cholesky, tree_where
+from evkf.types import Belief, Vector
 
 PARTS = ("dynamics", "noise", "readout", "observation", "prior")
 r"""The map $f_\theta$; its noise Q; the readout C and b; other parameters of the
@@ -123,3 +124,18 @@ def bound_noise(tree: Free, smallest: float) -> Free:
         return leaf
 
     return jax.tree_util.tree_map_with_path(raise_floor, tree)
+
+
+def visit(model: Model, belief: Belief, usual: Bool[Array, ""]) -> Model:
+    """Return the model with a state marked as visited, where the dynamics keep such marks.
+
+    Args:
+        model: The model.
+        belief: The belief about the state.
+        usual: True if the bin was observed and the update did not fail; else nothing is recorded.
+    """
+    dynamics, family = model.dynamics, model.family
+    if not isinstance(dynamics, GaussianDynamics):
+        return model
+    there = dynamics.visited(family.mean(belief), jnp.sqrt(family.var(belief)))
+    return eqx.tree_at(lambda m: m.dynamics, model, tree_where(usual, there, dynamics))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evkf.analysis.decoding import Ridge, decode, integrate, lagged, r2
+from evkf.analysis.decoding import RidgeDecoder, decode_ridge, integrate, lagged, r2
 from evkf.errors import InputError
 
 
@@ -16,7 +16,7 @@ def problem(seed=0, bins=400, columns=6):
 
 def test_weights_solve_the_normal_equations():
     x, y, groups = problem()
-    ridge = Ridge(alphas=(30.0,)).fit(x, y, groups)
+    ridge = RidgeDecoder(alphas=(30.0,)).fit(x, y, groups)
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     want = np.linalg.solve(z.T @ z + 30 * np.eye(x.shape[1]), z.T @ (y - y.mean(axis=0)))
     np.testing.assert_allclose(ridge.weight_ * x.std(axis=0)[:, None], want)
@@ -25,12 +25,13 @@ def test_weights_solve_the_normal_equations():
 
 def test_scores_are_of_trials_left_out():
     x, y, groups = problem(bins=100, columns=3)
-    ridge = Ridge(alphas=(1.0, 100.0), folds=5).fit(x, y, groups)
+    ridge = RidgeDecoder(alphas=(1.0, 100.0), folds=5).fit(x, y, groups)
     fold = np.random.default_rng(0).permutation(5)[groups] % 5
     held = np.empty_like(y)
     for k in range(5):
         out = fold == k
-        held[out] = Ridge(alphas=(100.0,)).fit(x[~out], y[~out], groups[~out]).predict(x[out])
+        inside = RidgeDecoder(alphas=(100.0,)).fit(x[~out], y[~out], groups[~out])
+        held[out] = inside.predict(x[out])
     np.testing.assert_allclose(ridge.scores_[1], r2(y, held))
     assert ridge.alpha_ == (1.0, 100.0)[int(np.argmax(ridge.scores_))]
 
@@ -41,15 +42,15 @@ def test_whole_trials_are_left_out():
     groups = np.repeat(np.arange(20), 30)
     names = np.eye(20)[groups]
     target = rng.normal(size=(20, 1))[groups] + 0.1 * rng.normal(size=(600, 1))
-    assert Ridge().fit(names, target, groups).scores_.max() < 0.05
-    assert Ridge().fit(names, target, np.arange(600)).scores_.max() > 0.9
+    assert RidgeDecoder().fit(names, target, groups).scores_.max() < 0.05
+    assert RidgeDecoder().fit(names, target, np.arange(600)).scores_.max() > 0.9
 
 
 def test_noise_chooses_a_stronger_penalty():
     x, y, groups = problem()
     rng = np.random.default_rng(2)
-    weak = Ridge().fit(x, y, groups)
-    strong = Ridge().fit(rng.normal(size=(400, 100)), rng.normal(size=(400, 2)), groups)
+    weak = RidgeDecoder().fit(x, y, groups)
+    strong = RidgeDecoder().fit(rng.normal(size=(400, 100)), rng.normal(size=(400, 2)), groups)
     assert weak.alpha_ < 100 < strong.alpha_
 
 
@@ -61,7 +62,7 @@ def test_near_silent_units_do_not_blow_up():
     quiet[17] = 1e-3
     y = y + 30 * quiet / 1e-3
     loud = np.where(rng.uniform(size=(400, 1)) < 0.1, 0.01, 0.0)
-    found = Ridge().fit(np.hstack([x, quiet]), y, groups)
+    found = RidgeDecoder().fit(np.hstack([x, quiet]), y, groups)
     calm = found.predict(np.hstack([x, 0 * loud]))
     assert np.abs(found.predict(np.hstack([x, loud])) - calm).max() < 0.5 * y.std()
     scale = found.weight_[-1] * quiet.std()
@@ -72,8 +73,8 @@ def test_columns_and_targets_that_never_change():
     x, y, groups = problem()
     still = np.hstack([x, np.full((400, 1), 3.0)])
     np.testing.assert_allclose(
-        Ridge(alphas=(1e-6,)).fit(still, y, groups).predict(still),
-        Ridge(alphas=(1e-6,)).fit(x, y, groups).predict(x),
+        RidgeDecoder(alphas=(1e-6,)).fit(still, y, groups).predict(still),
+        RidgeDecoder(alphas=(1e-6,)).fit(x, y, groups).predict(x),
     )
     with pytest.raises(InputError, match="never changes"):
         r2(np.ones((3, 1)), np.ones((3, 1)))
@@ -81,7 +82,7 @@ def test_columns_and_targets_that_never_change():
 
 def test_decode_and_r2():
     x, y, groups = problem()
-    found = decode(x[:200], y[:200], groups[:200], x[200:])
+    found = decode_ridge(x[:200], y[:200], groups[:200], x[200:])
     each = [1 - np.var(y[200:, i] - found[:, i]) / y[200:, i].var() for i in range(2)]
     np.testing.assert_allclose(r2(y[200:], found), np.mean(each), atol=0.01)
     assert r2(y[200:], found) > 0.8
@@ -112,14 +113,14 @@ def test_positions_follow_velocities():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda x, y, g: Ridge().fit(x, y[:-1], g), "target"),
-        (lambda x, y, g: Ridge().fit(x, y, g[:-1]), "groups"),
-        (lambda x, y, g: Ridge().fit(x, y, 0 * g), "one trial"),
-        (lambda x, y, g: Ridge(alphas=(0.0,)).fit(x, y, g), "alphas"),
-        (lambda x, y, g: Ridge(folds=1).fit(x, y, g), "folds"),
-        (lambda x, y, g: Ridge().predict(x), "call fit"),
-        (lambda x, y, g: Ridge().fit(x, y, g).predict(x[:, 1:]), "columns"),
-        (lambda x, y, g: Ridge().fit(np.where(x > 5, np.nan, x), y, g), "nan"),
+        (lambda x, y, g: RidgeDecoder().fit(x, y[:-1], g), "target"),
+        (lambda x, y, g: RidgeDecoder().fit(x, y, g[:-1]), "groups"),
+        (lambda x, y, g: RidgeDecoder().fit(x, y, 0 * g), "one trial"),
+        (lambda x, y, g: RidgeDecoder(alphas=(0.0,)).fit(x, y, g), "alphas"),
+        (lambda x, y, g: RidgeDecoder(folds=1).fit(x, y, g), "folds"),
+        (lambda x, y, g: RidgeDecoder().predict(x), "call fit"),
+        (lambda x, y, g: RidgeDecoder().fit(x, y, g).predict(x[:, 1:]), "columns"),
+        (lambda x, y, g: RidgeDecoder().fit(np.where(x > 5, np.nan, x), y, g), "nan"),
         (lambda x, y, g: r2(y, y[:-1]), "shape of the truth"),
         (lambda x, y, g: lagged(x, 0, (400,)), "lags"),
         (lambda x, y, g: lagged(x, 2, (399,)), "lengths"),

@@ -12,16 +12,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from evkf.errors import InputError
+from evkf.estimators.factor_analysis import pad_trials
 from evkf.estimators.gaussian_process import (
     NUGGET,
-    Group,
-    Params,
+    GPFAParameters,
+    TrialGroup,
     em_step,
     group_lengths,
     log_lik,
     posterior,
 )
-from evkf.estimators.gpfa import GPFA, _pad
+from evkf.estimators.gpfa import GPFA
 from tests.quick import quick_compilation  # noqa: F401
 
 REFERENCE = Path(__file__).with_name("gpfa_reference.npz")
@@ -72,7 +73,7 @@ def dense(params, ys):
 
 def some_params(seed=1, latents=2):
     rng = np.random.default_rng(seed)
-    return Params(
+    return GPFAParameters(
         jnp.asarray(rng.normal(size=(NEURONS, latents))),
         jnp.asarray(rng.normal(size=NEURONS)),
         jnp.asarray(rng.uniform(0.2, 1.0, size=NEURONS)),
@@ -88,7 +89,7 @@ def close(found, wanted, atol=1e-8):
 
 
 def test_equals_the_joint_gaussian(fitted, trials):
-    params = Params(fitted.C_, fitted.d_, fitted.R_, np.log(fitted.tau_ / 20.0))
+    params = GPFAParameters(fitted.C_, fitted.d_, fitted.R_, np.log(fitted.tau_ / 20.0))
     turn = fitted.loadings_.T @ fitted.C_
     means, covs = fitted.transform(trials, return_cov=True)
     rates, total = fitted.rates(trials), 0.0
@@ -120,7 +121,7 @@ def test_covariances_over_time(trials):
     """From which the timescales are learned."""
     params = some_params()
     roots = [np.sqrt(trial) for trial in trials[:2]]
-    ys, seen = _pad(roots)
+    ys, seen = pad_trials(roots)
     found = infer(params, ys, seen)
     for mean, trial in zip(found.means, roots, strict=True):
         bins = len(trial)
@@ -134,9 +135,9 @@ def test_covariances_over_time(trials):
 
 def test_same_inference_as_elephant(reference):
     """For its parameters, with trials of unequal lengths."""
-    params = Params(*(jnp.asarray(reference[name]) for name in ("C", "d", "R", "log_tau")))
+    params = GPFAParameters(*(jnp.asarray(reference[name]) for name in ("C", "d", "R", "log_tau")))
     cuts = np.cumsum(reference["lengths"])[:-1]
-    ys, seen = _pad(np.split(np.sqrt(reference["other_counts"].astype(float)), cuts))
+    ys, seen = pad_trials(np.split(np.sqrt(reference["other_counts"].astype(float)), cuts))
     found = infer(params, ys, seen)
     turn = reference["loadings"].T @ reference["C"]
     close(np.asarray(found.means)[seen] @ turn.T, reference["other_states"], 1e-8)
@@ -158,9 +159,9 @@ def test_every_iteration_climbs(fitted, trials, square_root):
 
 def test_each_part_of_the_step_climbs(trials):
     params = some_params()
-    ys, seen = _pad(sorted((np.sqrt(trial) for trial in trials), key=len))
+    ys, seen = pad_trials(sorted((np.sqrt(trial) for trial in trials), key=len))
     groups = group_lengths(sorted(LENGTHS))
-    assert groups == (Group(1, 4, 7), Group(0, 1, 3))
+    assert groups == (TrialGroup(1, 4, 7), TrialGroup(0, 1, 3))
     new, before = em_step(params, ys, seen, np.full(NEURONS, 1e-3), groups)
     close(before, evidence(params, ys, seen))
     assert np.all(np.asarray(new.log_tau) != np.asarray(params.log_tau))
@@ -172,8 +173,8 @@ def test_ends_where_the_likelihood_is_flat():
     trials = recording(lengths=(12, 20, 16, 9, 20, 20))
     gpfa = GPFA(latents=1, max_iterations=400, tolerance=1e-12).fit(trials)
     assert len(gpfa.log_likelihoods_) < 400
-    ys, seen = _pad([np.sqrt(trial) for trial in trials])
-    params = Params(gpfa.C_, gpfa.d_, gpfa.R_, np.log(gpfa.tau_))
+    ys, seen = pad_trials([np.sqrt(trial) for trial in trials])
+    params = GPFAParameters(gpfa.C_, gpfa.d_, gpfa.R_, np.log(gpfa.tau_))
     slopes = jax.jit(jax.grad(log_lik))(jax.tree.map(jnp.asarray, params), ys, seen)
     for slope in slopes:
         close(slope, 0, 1e-3)
@@ -227,7 +228,7 @@ def test_settings_changed_after_fit_wait_for_the_next(fitted, trials):
         assert fitted.score(trials) == before
     finally:
         fitted.set_params(square_root=True, bin_width=20.0)
-    with pytest.raises(InputError, match="no parameter 'taus'"):
+    with pytest.raises(ValueError, match="Invalid parameter 'taus'"):
         fitted.set_params(taus=3)
 
 
@@ -266,13 +267,13 @@ def hole(trials, value):
     ("change", "options", "what"),
     [
         (lambda X: hole(X, np.nan), {}, r"observation nan \(in X\[1\]\[2, 3\]\): .* no missing"),
-        (lambda X: hole(X, -1.0), {}, r"square root of -1.0 \(in X\[1\]\[2, 3\]\)"),
+        (lambda X: hole(X, -1.0), {}, r"the sqrt of -1.0 \(in X\[1\]\[2, 3\]\)"),
         (lambda X: [X[0], X[1][:, :2]], {}, r"shape \(7, 2\) \(in X\[1\]\): pass \(bins, 4\)"),
-        (lambda X: [X[0], X[1][:0]], {}, r"shape \(0, 4\) \(in X\[1\]\)"),
+        (lambda X: [X[0], X[1][:0]], {}, r"shape=\(0, 4\)\) .* \(in X\[1\]\)"),
         (lambda X: X[0][0], {}, r"shape \(4,\) \(in X\)"),
         (lambda X: np.stack([X[1]] * 2), {}, r"shape \(2, 7, 4\) \(in X\)"),
-        (lambda X: [x * [1, 0, 1, 0] for x in X], {}, r"neurons \[1, 3\] never change"),
-        (lambda X: X, {"latents": 5}, "5 latents of 4 neurons"),
+        (lambda X: [x * [1, 0, 1, 0] for x in X], {}, r"units \[1, 3\] never change"),
+        (lambda X: X, {"latents": 5}, "5 latents of 4 units"),
         (lambda X: X, {"latents": 0}, "latents = 0"),
         (lambda X: X, {"latents": 2.5}, "latents = 2.5"),
         (lambda X: X, {"tau": -1.0}, "tau must be positive"),

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from evkf.analysis.decoding import Ridge
+from evkf.analysis.decoding import RidgeDecoder
 from evkf.analysis.spike_metrics import bits_per_spike
 from evkf.data import Recording
 from evkf.dynamics import VanDerPol
@@ -163,7 +163,7 @@ def test_maps_are_fitted_to_what_was_observed(truth):
     np.testing.assert_allclose(found[:, :2], np.tile(halves.mean[:2], (len(found), 1)))
     seen, unit = halves.train.masks[:, 5], halves.train.counts[:, [5]]
     groups = np.repeat(np.arange(5), T)
-    ridge = Ridge(ALPHAS).fit(states.train[seen], unit[seen], groups[seen])
+    ridge = RidgeDecoder(ALPHAS).fit(states.train[seen], unit[seen], groups[seen])
     want = np.maximum(ridge.predict(states.test)[:, 0], LEAST * halves.mean[5])
     np.testing.assert_allclose(found[:, 5], want)
 

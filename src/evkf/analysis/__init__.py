@@ -1,1 +1,1 @@
-"""Smoothing, forecasts, phase portraits, metrics and decoding of what a filter infers."""
+"""Smoothing, forecasts, phase portraits, metrics and decoding of filtered states."""

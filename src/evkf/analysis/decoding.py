@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from evkf.errors import InputError
@@ -22,27 +22,27 @@ FLOOR = 0.1
 not count as much as one with a thousand."""
 
 
-class Ridge:
+class RidgeDecoder:
     """Ridge regression with an intercept, its penalty chosen by cross-validation over trials.
 
-    Columns are standardised first, by scales that are floored.
+    Columns are standardised first, by scales with a floor.
 
     Args:
         alphas: Penalties to choose from.
-        folds: Parts that the trials are dealt out to; no more than there are trials.
-        seed: Of the dealing.
+        folds: Number of folds that trials are dealt to; at most one per trial is used.
+        seed: Seed of the dealing.
 
     Attributes:
-        alpha_: The penalty chosen.
+        alpha_: The chosen penalty.
         scores_: R² of every penalty on trials left out.
-        weight_: From columns as they are, (columns, coordinates).
+        weight_: Weights of the columns before they are standardised, (columns, coordinates).
         offset_: Intercept, (coordinates,).
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> features = rng.normal(size=(200, 3))
         >>> target = features @ [[1.0], [0.0], [-2.0]] + 5 + 0.1 * rng.normal(size=(200, 1))
-        >>> ridge = Ridge().fit(features, target, np.repeat(np.arange(20), 10))
+        >>> ridge = RidgeDecoder().fit(features, target, np.repeat(np.arange(20), 10))
         >>> ridge.weight_[:, 0].round(1), ridge.offset_.round(1)
         (array([ 1., -0., -2.]), array([5.]))
     """
@@ -51,20 +51,32 @@ class Ridge:
         self.alphas, self.folds, self.seed = alphas, folds, seed
 
     def fit(self, features: ArrayLike, target: ArrayLike, groups: ArrayLike) -> Self:
-        """Choose the penalty, and learn from all bins with it.
+        """Choose the penalty, and fit all bins with it.
 
         Args:
             features: One row a bin, (bins, columns).
-            target: What to decode, (bins, coordinates).
+            target: Behaviour to decode, (bins, coordinates).
             groups: The trial of every bin.
         """
         x, y = read_bins(features, "features"), read_bins(target, "target")
-        fold = self._deal(np.asarray(groups), len(x))
+        groups = np.asarray(groups)
+        if groups.shape != (len(x),):
+            what = f"groups of shape {groups.shape}"
+            raise InputError(what, "groups", f"pass the trial of each of the {len(x)} bins")
+        check_whole(self.folds, 2, "folds")
+        _, which = np.unique(groups, return_inverse=True)
+        trials = which.max() + 1
+        if trials < 2:
+            raise InputError("one trial", "groups", "pass two or more, to leave some out")
         alphas = real_numbers(list(self.alphas), "alphas").astype(float)
         if len(y) != len(x):
             raise InputError(f"target of {len(y)} bins", "target", f"pass {len(x)} rows")
         if not len(alphas) or np.any(alphas <= 0):
             raise InputError(f"alphas {alphas}", "alphas", "pass numbers above zero")
+
+        # GroupKFold of scikit-learn would deal trials to folds by the number of their bins.
+        order = np.random.default_rng(self.seed).permutation(trials)
+        fold = (order % min(self.folds, trials))[which]
         held = np.empty((len(alphas), *y.shape))
         for k in range(fold.max() + 1):
             out = fold == k
@@ -76,49 +88,39 @@ class Ridge:
         return self
 
     def predict(self, features: ArrayLike) -> Float[np.ndarray, "T D"]:
-        """The target of every bin."""
+        """Return the target of every bin."""
         if not hasattr(self, "weight_"):
-            raise InputError("not fitted yet", "Ridge", "call fit first")
+            raise InputError("not fitted yet", "RidgeDecoder", "call fit first")
         x = read_bins(features, "features")
         if x.shape[1] != len(self.weight_):
             what = f"{x.shape[1]} columns"
             raise InputError(what, "features", f"pass the {len(self.weight_)} of fit")
         return x @ self.weight_ + self.offset_
 
-    def _deal(self, groups: np.ndarray, bins: int) -> Int[np.ndarray, " T"]:
-        """The fold of every bin."""
-        if groups.shape != (bins,):
-            what = f"groups of shape {groups.shape}"
-            raise InputError(what, "groups", f"pass the trial of each of the {bins} bins")
-        check_whole(self.folds, 2, "folds")
-        _, which = np.unique(groups, return_inverse=True)
-        trials = which.max() + 1
-        if trials < 2:
-            raise InputError("one trial", "groups", "pass two or more, to leave some out")
-        order = np.random.default_rng(self.seed).permutation(trials)
-        return (order % min(self.folds, trials))[which]
 
-
-def decode(
+def decode_ridge(
     train_features: ArrayLike,
     train_target: ArrayLike,
     train_groups: ArrayLike,
     test_features: ArrayLike,
 ) -> Float[np.ndarray, "T D"]:
-    """The target of other trials by `Ridge`.
+    """Fit a `RidgeDecoder` to some trials, and return the target of others.
 
     Example:
         >>> features = np.random.default_rng(0).normal(size=(60, 2))
         >>> target = features @ np.array([[1.0], [2.0]])
-        >>> found = decode(features[:40], target[:40], np.arange(40) // 4, features[40:])
-        >>> round(r2(target[40:], found), 2)
+        >>> trials = np.arange(40) // 4
+        >>> decoded = decode_ridge(features[:40], target[:40], trials, features[40:])
+        >>> round(r2(target[40:], decoded), 2)
         1.0
     """
-    return Ridge().fit(train_features, train_target, train_groups).predict(test_features)
+    return RidgeDecoder().fit(train_features, train_target, train_groups).predict(test_features)
 
 
 def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
-    """Share of variance explained, the mean over coordinates; below zero when worse than the mean.
+    """Return the share of variance explained, the mean over coordinates.
+
+    It is below zero for predictions worse than the mean of the truth.
 
     Example:
         >>> r2([[0.0], [2.0]], [[0.0], [2.0]]), r2([[0.0], [2.0]], [[1.0], [1.0]])
@@ -132,19 +134,20 @@ def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
     if np.any(total == 0):
         what = f"coordinate {int(np.argmin(total))} never changes"
         raise InputError(what, "truth", "leave it out; it has no variance to explain")
+    # r2_score of scikit-learn is the same, and slow to import.
     return float(np.mean(1 - np.sum((truth - predicted) ** 2, axis=0) / total))
 
 
 def lagged(features: ArrayLike, lags: int, lengths: Lengths) -> Float[np.ndarray, "T M"]:
-    """Every bin beside the ones before it, as a Wiener filter reads them; the present bin first.
+    """Return every bin beside the ones before it, for a Wiener filter; the present bin first.
 
-    Nothing is taken from another trial: before the first bin of a trial there are zeros. How many
-    tells a decoder how long ago the trial began, which in reaches aligned to their onset is worth a
-    lot; what is compared with it should know as much.
+    Nothing is taken from another trial: before the first bin of a trial there are zeros. Their
+    number gives a decoder the time since the trial began, which helps a lot in reaches aligned to
+    their onset. Compare it with methods that have this time too.
 
     Args:
         features: One row a bin, (bins, columns).
-        lags: Bins side by side, the present one among them.
+        lags: Number of bins side by side, with the present one.
         lengths: Bins of every trial.
 
     Example:
@@ -164,10 +167,10 @@ def integrate(
     lengths: Lengths,
     start: ArrayLike,
 ) -> Float[np.ndarray, "T D"]:
-    """Positions in the middle of bins from mean velocities, by the trapezium rule.
+    """Return positions in the middle of bins from mean velocities, by the trapezium rule.
 
     Args:
-        velocity: Per second, (bins, coordinates).
+        velocity: Velocities per second, (bins, coordinates).
         bin_width: In seconds.
         lengths: Bins of every trial.
         start: Position of every trial in its first bin, (trials, coordinates).
@@ -193,11 +196,15 @@ def integrate(
 def _solve(
     x: np.ndarray, y: np.ndarray, alphas: np.ndarray
 ) -> list[tuple[Float[np.ndarray, "M D"], Float[np.ndarray, " D"]]]:
-    """Weights and intercept of every penalty, by one decomposition."""
+    """Return weights and intercept of every penalty, from one decomposition.
+
+    Ridge of scikit-learn would make the Gram matrix again for every penalty, and its RidgeCV leaves
+    out single bins instead of trials.
+    """
     centre, mean = x.mean(axis=0), y.mean(axis=0)
     scale = x.std(axis=0)
     scale = np.maximum(scale, FLOOR * scale.mean())
-    # where nothing changes, any scale will do
+    # Constant columns have no scale.
     scale = np.where(scale > 0, scale, 1.0)
     z = (x - centre) / scale
     values, vectors = np.linalg.eigh(z.T @ z)

@@ -1,4 +1,4 @@
-"""Looking ahead: what the next bins will bring, and how well that was foretold."""
+"""Forecasts of states and observations in the next bins, and scores of forecasts."""
 
 import math
 from dataclasses import replace
@@ -25,14 +25,14 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Ve
 
 
 class Forecast(NamedTuple):
-    """Beliefs about the next H bins, the nearest first.
+    """Predicted beliefs about the next H bins, the nearest first.
 
     Attributes:
         belief: Predicted beliefs in the model's family, with a leading axis of length H.
         mean: Their means.
         cov: Their covariances.
-        rate: The expected observation of every channel; for counts, the expected count of a bin,
-            not of a second.
+        rate: Expected observation of every channel; for counts, the expected count of a bin, not of
+            a second.
         status: Bits of `evkf.Status` of every prediction.
     """
 
@@ -50,18 +50,17 @@ def forecast(
     horizon: int,
     us: ArrayLike | None = None,
 ) -> Forecast:
-    """Predict states and observations 1 to `horizon` bins ahead, by predicting bin after bin.
+    """Predict states and observations 1 to `horizon` bins ahead, bin after bin.
 
-    Moments are matched in every bin, whatever the filter's own rule: far ahead the belief is wide,
-    and a tangent at its mean says nothing of what becomes of it. It can be compiled; then only the
-    shape of the inputs is checked.
+    Moments are matched in every bin, whatever the rule of the filter, because far ahead the belief
+    is too wide for a tangent at its mean. In compiled code only the shape of the inputs is checked.
 
     Args:
-        filter: Any filter. Of a `VariationalKalmanFilter` the settings but the rule are used; what
-            others believe is carried on in the same way, with its default settings.
+        filter: Any filter. A `VariationalKalmanFilter` is used with its settings except the rule;
+            for other filters, one with default settings is used.
         model: The model.
         belief: The filtering belief of the last bin.
-        horizon: How many bins to look ahead.
+        horizon: Number of bins to predict.
         us: Inputs of these bins, (horizon, inputs).
 
     Example:
@@ -149,14 +148,14 @@ def sample_forecast(
 ) -> tuple[Float[Array, "S H L"], Float[Array, "S H N"]]:
     """Draw futures from the model: states and observations 1 to `horizon` bins ahead.
 
-    Unlike `forecast` this keeps the shape of the distribution, and how bins hang together.
+    Unlike `forecast` this keeps the shape of the distribution and the dependence between bins.
 
     Args:
         model: The model.
-        belief: The filtering belief of the last bin, from which every future starts.
-        horizon: How many bins to look ahead.
+        belief: The filtering belief of the last bin, from which first states are drawn.
+        horizon: Number of bins to predict.
         key: Randomness.
-        num_samples: How many futures.
+        num_samples: Number of futures.
         us: Inputs of these bins, (horizon, inputs), the same in all futures.
 
     Example:
@@ -193,19 +192,19 @@ def predictive_log_prob(
     key: Key,
     num_samples: int,
 ) -> Scalar:
-    """Estimate $\\log p(y) = \\log E_q[p(y|z)]$, the score of a forecast in nats.
+    r"""Estimate $\log p(y) = \log E_q[p(y|z)]$, the score of a forecast in nats.
 
-    The mean of the likelihood over samples of z, in antithetic pairs where the family is Gaussian.
-    Its logarithm is too low by half the relative variance of that mean: many samples are needed
-    where observations tell much more than the belief.
+    The likelihood is averaged over samples of z, in antithetic pairs where the family is Gaussian.
+    The logarithm is too low by half the relative variance of that mean: many samples are needed
+    where observations are much more precise than the belief.
 
     Args:
         model: The model.
-        belief: What was believed about the bin before it was observed.
-        y: What was observed.
-        mask: Which channels were; None means all.
+        belief: One-step prediction of the bin.
+        y: Observation.
+        mask: True where observed; all when None.
         key: Randomness.
-        num_samples: How many samples, an even number.
+        num_samples: Number of samples, an even number.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How good an estimate or a learned system is, when the truth is known."""
+"""Metrics of estimates and learned systems, for simulations where the truth is known."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from evkf.types import Belief
 
 
 def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"]) -> float:
-    """Mean of $\\log q(z_t)$ at the true states; nats per bin.
+    r"""Return the mean of $\log q(z_t)$ at the true states, in nats per bin.
 
     Example:
         >>> from evkf.families import GaussianFamily, GaussianBelief
@@ -25,7 +25,7 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
 
 
 def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]) -> float:
-    """Mean over states of $KL(p_{true}(z'|z) \\| p_{learned}(z'|z))$ of one-bin transitions.
+    r"""Return the mean of $KL(p_{true}(z'|z) \| p_{learned}(z'|z))$ over states, a bin ahead.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -35,14 +35,14 @@ def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]
     """
     none = jnp.zeros(true.num_inputs)
 
-    def one(z: Float[Array, " L"]) -> Array:
+    def divergence(z: Float[Array, " L"]) -> Array:
         return true.family.kl(true.transition(z, none), learned.transition(z, none))
 
-    return float(jnp.mean(jax.vmap(one)(jnp.asarray(states))))
+    return float(jnp.mean(jax.vmap(divergence)(jnp.asarray(states))))
 
 
 def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) -> float:
-    """Log of the symmetric Chamfer distance of two clouds of points.
+    """Return the logarithm of the symmetric Chamfer distance of two clouds of points.
 
     Example:
         >>> import numpy as np
@@ -55,7 +55,7 @@ def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) 
 
 
 def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -> float:
-    """Root mean square of a path's second differences, relative to that of the true one.
+    """Return the root mean square second difference of a path, relative to the true one.
 
     Example:
         >>> import numpy as np
@@ -70,7 +70,7 @@ def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -
 def affine_map(
     states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]
 ) -> tuple[Float[np.ndarray, "L K"], Float[np.ndarray, " K"]]:
-    """The least-squares map $z \\mapsto zW + w$ onto the truth.
+    r"""Return the least-squares map $z \mapsto zW + w$ onto the truth.
 
     Example:
         >>> import numpy as np
@@ -80,12 +80,12 @@ def affine_map(
         True
     """
     design = np.column_stack([states, np.ones(len(states))])
-    found = np.linalg.lstsq(design, truth, rcond=None)[0]
-    return found[:-1], found[-1]
+    weights = np.linalg.lstsq(design, truth, rcond=None)[0]
+    return weights[:-1], weights[-1]
 
 
 def affine_r2(states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]) -> float:
-    """Share of the truth's variance that states explain after the best affine map.
+    """Return the share of the true variance that states explain after the best affine map.
 
     Example:
         >>> import numpy as np
@@ -105,7 +105,7 @@ def coverage(
     truth: Float[np.ndarray, "T L"],
     level: float = 0.9,
 ) -> float:
-    """Share of the truth's coordinates inside central intervals of a level.
+    """Return the share of true coordinates inside central intervals of a level.
 
     Example:
         >>> import numpy as np

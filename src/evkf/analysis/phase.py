@@ -1,7 +1,7 @@
-"""What dynamics do without noise: flow, fixed points, slow points and limit cycles.
+r"""Dynamics without noise: velocity fields, fixed points, slow points and limit cycles.
 
-All look at the one-bin map $z \\mapsto f_\\theta(z, u)$ of dynamics with additive Gaussian noise,
-known or learned, under an input that does not change.
+All functions use the one-bin map $z \mapsto f_\theta(z, u)$ of dynamics with additive Gaussian
+noise, known or learned, under a constant input.
 """
 
 from functools import partial
@@ -24,21 +24,21 @@ NUM_STEPS = 100
 AT_REST = 1e-5
 """Largest speed at a fixed point, as a share of the median speed at the starts."""
 SAME = 1e-3
-"""Fixed points closer than this share of the longest side of the starts' box are one."""
+"""Distance below which two fixed points are one, as a share of the longest side of the starts."""
 RECURS = 1e-2
-"""How well a cycle must return, as a share of its longest side."""
+"""Largest distance of a return to a cycle, as a share of its longest side."""
 RETURNS = 3
-"""How often it must, at least."""
+"""Least number of returns of a cycle."""
 
 
 class FixedPoints(NamedTuple):
-    """Points where the state rests, or nearly.
+    """Points where the state is at rest, or nearly.
 
     Attributes:
-        points: Where they are.
+        points: The points.
         eigenvalues: Of the Jacobian of the one-bin map there, largest modulus first.
-        stable: Whether all eigenvalues are inside the unit circle.
-        speed: $|f(z) - z|$, how far the state still moves in a bin.
+        stable: True if all eigenvalues are inside the unit circle.
+        speed: $|f(z) - z|$, the distance that the state moves in a bin.
     """
 
     points: Float[np.ndarray, "K L"]
@@ -55,7 +55,7 @@ class LimitCycle(NamedTuple):
         points: One turn, a point a bin.
         multipliers: Floquet multipliers, the eigenvalues of the Jacobian of one turn: first the one
             nearest 1, which is the motion along the cycle, then the others, largest modulus first.
-        stable: Whether all but the first are inside the unit circle.
+        stable: True if all multipliers but the first are inside the unit circle.
     """
 
     period: float
@@ -65,7 +65,7 @@ class LimitCycle(NamedTuple):
 
 
 def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num num 2"]:
-    """Points of the plane, rows by the second coordinate as plotting libraries want them.
+    """Return a grid of the plane, rows by the second coordinate as in plotting libraries.
 
     Args:
         low: Lowest coordinate, a number or one for each of the two.
@@ -78,8 +78,13 @@ def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num nu
                [-1.,  1.],
                [-1.,  3.]])
     """
-    ends = [(low, "low"), (high, "high")]
-    (left, bottom), (right, top) = (np.broadcast_to(_read_pair(*end), 2) for end in ends)
+    corners = []
+    for value, where in ((low, "low"), (high, "high")):
+        corner = real_numbers(value, where)
+        if corner.shape not in ((), (2,)):
+            raise InputError(f"{where} of shape {corner.shape}", where, "pass a number or two")
+        corners.append(np.broadcast_to(corner, 2))
+    (left, bottom), (right, top) = corners
     sides = np.linspace(left, right, num), np.linspace(bottom, top, num)
     return np.stack(np.meshgrid(*sides), -1)
 
@@ -87,13 +92,13 @@ def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num nu
 def velocity_field(
     dynamics: Dynamics, points: ArrayLike, u: ArrayLike | None = None, bin_width: float = 1.0
 ) -> Float[np.ndarray, "... L"]:
-    """$(f(z, u) - z) / \\Delta$ at every point.
+    r"""Return the velocity $(f(z, u) - z) / \Delta$ at every point.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
-        points: Where to look, (..., latents).
+        points: Points, (..., latents).
         u: A constant input; zero when left out.
-        bin_width: $\\Delta$; with the default the velocity is per bin.
+        bin_width: $\Delta$; with the default the velocity is per bin.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -101,11 +106,11 @@ def velocity_field(
         >>> field.shape
         (20, 20, 2)
     """
-    flow = _read_dynamics(dynamics)
-    where = _read_points(flow, points, "points")
+    flow, u = _read_flow(dynamics, u)
+    points = read_array(points, (*np.shape(points)[:-1], flow.dim), "points")
     width = read_positive(bin_width, (), "bin_width")
-    moves = _moves(flow, where.reshape(-1, flow.dim), _read_input(flow, u))
-    return np.asarray(moves.reshape(where.shape) / width)
+    moves = _moves(flow, points.reshape(-1, flow.dim), u)
+    return np.asarray(moves.reshape(points.shape) / width)
 
 
 def fixed_points(
@@ -116,18 +121,18 @@ def fixed_points(
 ) -> FixedPoints:
     """Find where $f(z, u) = z$, by damped Newton steps from many starts.
 
-    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts; and of
-    learned dynamics only those where states have been. Those closer to one another than 1/1000 of
-    the longest side of the starts' box are one.
+    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts. Of
+    learned dynamics only points that training states have visited are kept. Points closer to one
+    another than 1/1000 of the longest side of the box around the starts are one.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
-        starts: Where to start from, (starts, latents); states that the dynamics were learned on, or
-            a grid.
+        starts: First points, (starts, latents): states that the dynamics were learned on, or a
+            grid.
         u: A constant input; zero when left out.
-        margin: How far outside the box around the starts a point may lie. Learned dynamics mean
-            little far from the data. When left out, half the longest side of the box; or any
-            distance, if all starts are one point.
+        margin: Largest distance of a point from the box around the starts, as learned dynamics mean
+            little far from the data. When left out, half the longest side of the box; without limit
+            if all starts are one point.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -135,9 +140,9 @@ def fixed_points(
         >>> len(found.points), bool(found.stable[0])
         (1, False)
     """
-    flow, begin, u = _read_search(dynamics, starts, u)
-    ends, speed, rest = _search(flow, begin, u, AT_REST)
-    low, high = begin.min(0), begin.max(0)
+    flow, u = _read_flow(dynamics, u)
+    first, ends, speed, rest = _search(flow, u, starts, AT_REST)
+    low, high = first.min(0), first.max(0)
     side = np.max(high - low)
     if margin is None:
         margin = 0.5 * side if side > 0 else np.inf
@@ -154,15 +159,15 @@ def fixed_points(
 def slow_points(
     dynamics: Dynamics, starts: ArrayLike, u: ArrayLike | None = None, tolerance: float = 1e-3
 ) -> FixedPoints:
-    """Follow the speed $|f(z, u) - z|$ down from every start, and keep the ends that are slow.
+    """Descend the speed $|f(z, u) - z|$ from every start, and return the slow end points.
 
-    For fixed points that are no single points but a line, a ring or a sheet: all ends are returned,
-    none merged; of learned dynamics only those where states have been. Along such a set an
-    eigenvalue is 1, so that `stable` says little there.
+    This is for fixed points that form a line, a ring or a sheet: no end points are merged. Of
+    learned dynamics only points that training states have visited are kept. Along such a set an
+    eigenvalue is 1, so that `stable` has little meaning there.
 
     Args:
         dynamics: Dynamics with additive Gaussian noise.
-        starts: Where to start from, (starts, latents).
+        starts: First points, (starts, latents).
         u: A constant input; zero when left out.
         tolerance: Largest speed to keep, as a share of the median speed at the starts.
 
@@ -173,17 +178,18 @@ def slow_points(
         array([[1., 0.],
                [0., 1.]], dtype=float32)
     """
-    flow, begin, u = _read_search(dynamics, starts, u)
-    ends, speed, slow = _search(flow, begin, u, float(read_positive(tolerance, (), "tolerance")))
+    flow, u = _read_flow(dynamics, u)
+    tolerance = float(read_positive(tolerance, (), "tolerance"))
+    _, ends, speed, slow = _search(flow, u, starts, tolerance)
     return _describe(flow, ends[slow], speed[slow], u)
 
 
 def limit_cycle(
     dynamics: Dynamics, start: ArrayLike, u: ArrayLike | None = None, max_bins: int = 20_000
 ) -> LimitCycle | None:
-    """Run the dynamics without noise, and see whether they settle into a cycle.
+    """Run the dynamics without noise, and return the cycle that they settle into.
 
-    The first half of the run is left to settle in. In the rest, returns to a plane through its
+    The first half of the run is discarded. In the rest, returns to a plane through its
     centre, across its longest axis, must repeat to 1% of its size, three times or more. A cycle
     should have some twenty bins or more, since returns are interpolated between bins.
 
@@ -191,10 +197,10 @@ def limit_cycle(
         dynamics: Dynamics with additive Gaussian noise, of two latents or more.
         start: The first state, (latents,); not a fixed point.
         u: A constant input; zero when left out.
-        max_bins: Length of the run; six times the period at least.
+        max_bins: Length of the run, at least six times the period.
 
     Returns:
-        The cycle, or None where the run comes to rest, diverges or does not repeat itself.
+        The cycle, or None if the run comes to rest, diverges or does not repeat.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -202,13 +208,12 @@ def limit_cycle(
         >>> cycle.points.shape, cycle.stable
         ((152, 2), True)
     """
-    flow = _read_dynamics(dynamics)
+    flow, u = _read_flow(dynamics, u)
     if flow.dim < 2:
         raise InputError(f"{flow.dim} latent", "dynamics", "cycles need two latents or more")
     if max_bins < 2:
         raise InputError(f"max_bins = {max_bins}", "max_bins", "run for some periods of a cycle")
-    drive = _read_input(flow, u)
-    run = np.asarray(_run(flow, read_array(start, (flow.dim,), "start"), drive, max_bins))
+    run = np.asarray(_run(flow, read_array(start, (flow.dim,), "start"), u, max_bins))
     if not np.all(np.isfinite(run)):
         return None
     tail = run[max_bins // 2 :].astype(float)
@@ -216,43 +221,42 @@ def limit_cycle(
     rounding = 100 * np.finfo(run.dtype).eps * np.max(np.abs(tail))
     if size <= max(1e-3 * np.max(np.ptp(run, axis=0)), rounding):
         return None
-    times, places = _crossings(tail)
-    turns = _recurrence(places, RECURS * size)
+    times, turns = _find_returns(tail, RECURS * size)
     if turns is None:
         return None
     count = (len(times) - 1) // turns
     period = float(times[count * turns] - times[0]) / count
     whole, first = int(period), int(times[0]) + 1
     points = run[max_bins // 2 :][first : first + whole + 1]
-    jacobians = np.asarray(_jacobians(flow, jnp.asarray(points), drive), float)
+    jacobians = np.asarray(_jacobians(flow, jnp.asarray(points), u), float)
     multipliers = _multipliers(jacobians, period - whole)
     stable = bool(np.all(np.abs(multipliers[1:]) < 1))
     return LimitCycle(period, points[: round(period)], multipliers, stable)
 
 
-def _crossings(orbit: Float[np.ndarray, "T L"]) -> tuple[np.ndarray, np.ndarray]:
-    """Times and places at which an orbit passes upwards through a plane through its centre."""
+def _find_returns(
+    orbit: Float[np.ndarray, "T L"], tolerance: float
+) -> tuple[np.ndarray, int | None]:
+    """Return the times of returns to a plane, and the number of returns in a cycle, if any.
+
+    The plane passes through the centre of the orbit, across its longest axis.
+    """
     centred = orbit - orbit.mean(0)
     axis = np.linalg.svd(centred, full_matrices=False)[2][0]
     height = centred @ axis
     before = np.flatnonzero((height[:-1] < 0) & (height[1:] >= 0))
     share = height[before] / (height[before] - height[before + 1])
     places = orbit[before] + share[:, None] * (orbit[before + 1] - orbit[before])
-    return before + share, places
-
-
-def _recurrence(places: Float[np.ndarray, "n L"], tolerance: float) -> int | None:
-    """After how many crossings the places repeat, all through."""
     index = np.arange(len(places))
     for turns in range(1, (len(places) - 1) // RETURNS + 1):
         miss = np.linalg.norm(places - places[index % turns], axis=-1)
         if np.max(miss) <= tolerance:
-            return turns
-    return None
+            return before + share, turns
+    return before + share, None
 
 
 def _multipliers(jacobians: Float[np.ndarray, "n L L"], share: float) -> np.ndarray:
-    """Eigenvalues of a turn of all bins but the last, and of that a share."""
+    """Return the eigenvalues of the Jacobian of a turn; of its last bin only a share counts."""
     product = np.eye(jacobians.shape[-1])
     for jacobian in jacobians[:-1]:
         product = jacobian @ product
@@ -264,24 +268,38 @@ def _multipliers(jacobians: Float[np.ndarray, "n L L"], share: float) -> np.ndar
 
 
 def _search(
-    flow: GaussianDynamics, begin: np.ndarray, u: Input, tolerance: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ends, their speeds, and which are slow: beside the starts, or to rounding."""
-    starts = jnp.asarray(begin)
-    ends = _descend(flow, starts, u)
+    flow: GaussianDynamics, u: Input, starts: ArrayLike, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Descend the speed from every start.
+
+    Args:
+        flow: The dynamics.
+        u: A constant input.
+        starts: First points.
+        tolerance: Largest speed of a slow point, as a share of the median speed at the starts.
+
+    Returns:
+        First points, end points, their speeds, and True for end points that are slow.
+    """
+    first = read_array(starts, (*np.shape(starts)[:-1], flow.dim), "starts")
+    if first.ndim != 2 or len(first) == 0:
+        what = f"starts of shape {first.shape}"
+        raise InputError(what, "starts", f"pass shape (starts, {flow.dim})")
+    last = _descend(flow, first, u)
     usual, speed = (
-        np.linalg.norm(np.asarray(_moves(flow, points, u)), axis=-1) for points in (starts, ends)
+        np.linalg.norm(np.asarray(_moves(flow, points, u)), axis=-1) for points in (first, last)
     )
-    found = np.asarray(ends)
-    rounding = 4 * np.finfo(found.dtype).eps * np.linalg.norm(found, axis=-1)
+    ends = np.asarray(last)
+    rounding = 4 * np.finfo(ends.dtype).eps * np.linalg.norm(ends, axis=-1)
     slow = speed <= np.maximum(tolerance * np.median(usual), rounding)
-    # Outside of where states have been, learned dynamics rest at what is an edge of the map alone.
-    return found, speed, slow & np.asarray(jax.vmap(flow.covers)(ends))
+    # Outside of visited states, rest points of learned dynamics are artefacts of the map's edge.
+    return np.asarray(first), ends, speed, slow & np.asarray(jax.vmap(flow.covers)(last))
 
 
 def _describe(
     flow: GaussianDynamics, points: np.ndarray, speed: np.ndarray, u: Input
 ) -> FixedPoints:
+    """Return the points with the eigenvalues of the map there."""
     values = np.linalg.eigvals(np.asarray(_jacobians(flow, jnp.asarray(points), u)))
     order = np.argsort(-np.abs(values), axis=-1)
     values = np.take_along_axis(values, order, -1).astype(complex)
@@ -310,7 +328,7 @@ def _run(flow: GaussianDynamics, start: Vector, u: Input, num_bins: int) -> Floa
 
 @jax.jit
 def _descend(flow: GaussianDynamics, starts: Float[Array, "K L"], u: Input) -> Float[Array, "K L"]:
-    """Levenberg–Marquardt steps on $|f(z) - z|^2$."""
+    """Take Levenberg–Marquardt steps on $|f(z) - z|^2$."""
 
     def move(z: Vector) -> Vector:
         return flow.mean(z, u) - z
@@ -331,39 +349,13 @@ def _descend(flow: GaussianDynamics, starts: Float[Array, "K L"], u: Input) -> F
     return jax.vmap(descend)(starts)
 
 
-def _read_search(
-    dynamics: Dynamics, starts: ArrayLike, u: ArrayLike | None
-) -> tuple[GaussianDynamics, np.ndarray, Input]:
-    flow = _read_dynamics(dynamics)
-    begin = np.asarray(_read_points(flow, starts, "starts"))
-    if begin.ndim != 2 or len(begin) == 0:
-        raise InputError(
-            f"starts of shape {begin.shape}", "starts", f"pass shape (starts, {flow.dim})"
-        )
-    return flow, begin, _read_input(flow, u)
-
-
-def _read_dynamics(dynamics: Dynamics) -> GaussianDynamics:
+def _read_flow(dynamics: Dynamics, u: ArrayLike | None) -> tuple[GaussianDynamics, Input]:
+    """Check dynamics and a constant input, which is zero when left out."""
     if not isinstance(dynamics, GaussianDynamics):
         raise InputError(
             f"{type(dynamics).__name__} has no noise-free map",
             "dynamics",
             "pass dynamics with additive Gaussian noise, such as model_.dynamics of an EVKF",
         )
-    return dynamics
-
-
-def _read_points(flow: GaussianDynamics, points: ArrayLike, where: str) -> Float[Array, "... L"]:
-    shape = np.shape(points)
-    return read_array(points, (*shape[:-1], flow.dim), where)
-
-
-def _read_pair(value: ArrayLike, where: str) -> np.ndarray:
-    array = real_numbers(value, where)
-    if array.shape not in ((), (2,)):
-        raise InputError(f"{where} of shape {array.shape}", where, "pass a number or two")
-    return array
-
-
-def _read_input(flow: GaussianDynamics, u: ArrayLike | None) -> Input:
-    return read_array(np.zeros(flow.num_inputs) if u is None else u, (flow.num_inputs,), "u")
+    size = (dynamics.num_inputs,)
+    return dynamics, read_array(np.zeros(size) if u is None else u, size, "u")

@@ -1,15 +1,16 @@
-"""Smoothing: the state of a bin given what was observed after it too, offline or with a lag.
+r"""Smoothing: the state of a bin given the bins before and after it, offline or with a lag.
 
-Going back from bin t to the bin before it needs the state there given the state here,
-$z_{t-1} | z_t \\sim N(m + G(z_t - \\bar m), V)$, a `Kernel`. It is made from the filtering belief
-$N(m, P)$ and the filter's own linearisation of the dynamics: with $A$ a root of $P$ and $B$ its
-image (the tangent map of $A$; under moment matching the deviations of the nodes and their images),
+The backward pass needs the state of a bin given the state in the next bin,
+$z_{t-1} | z_t \sim N(m + G(z_t - \bar m), V)$, a `SmootherKernel`. It is made from the filtering
+belief $N(m, P)$ and the filter's own linearisation of the dynamics: with $A$ a root of $P$ and $B$
+its image (the tangent map of $A$; under moment matching the deviations of the nodes and their
+images),
 
-$$G = AB^\\top (BB^\\top + Q)^{-1}, \\qquad V = (A - GB)(A - GB)^\\top + GQG^\\top.$$
+$$G = AB^\top (BB^\top + Q)^{-1}, \qquad V = (A - GB)(A - GB)^\top + GQG^\top.$$
 
-For linear dynamics this is the smoother of Rauch, Tung and Striebel. The way back reckons with the
-variance $P$ also where the filter's prediction forgets it (`correct=False`). Covariances are sums
-of products of roots, and so stay positive definite in float32.
+For linear dynamics this is the smoother of Rauch, Tung and Striebel. The backward pass uses the
+variance $P$ also where the filter's prediction leaves it out (`correct=False`). Covariances are
+sums of products of roots, and so stay positive definite in float32.
 """
 
 from typing import Any, NamedTuple
@@ -33,26 +34,29 @@ from evkf.numerics.linalg import cholesky, factorisable, inverse_lower, tree_whe
 from evkf.types import Belief, Input, Key, Matrix, Vector
 
 
-class Kernel(NamedTuple):
-    """The state before a bin given the state in it: $N(m + G(z_t - \\bar m), V)$."""
+class SmootherKernel(NamedTuple):
+    r"""The state before a bin given the state in it: $N(m + G(z_t - \bar m), V)$.
+
+    Attributes:
+        mean: $m$, the filtering mean before the bin.
+        predicted: $\bar m$, the filter's prediction of the bin.
+        gain: $G$.
+        cov: $V$.
+    """
 
     mean: Vector
-    """$m$, the filtering mean before the bin."""
     predicted: Vector
-    """$\\bar m$, the filter's prediction of the bin."""
     gain: Matrix
-    """$G$."""
     cov: Matrix
-    """$V$."""
 
 
 class Smoothed(NamedTuple):
-    """Smoothing beliefs of a recording, time first.
+    r"""Smoothing beliefs of a recording, time first.
 
     Attributes:
         mean: $E[z_t]$ given all bins of its trial.
-        cov: $\\text{Cov}(z_t)$.
-        info: What the filter said about its steps.
+        cov: $\text{Cov}(z_t)$.
+        info: Diagnostics of the filter steps.
     """
 
     mean: Float[Array, "T L"]
@@ -69,17 +73,17 @@ def smooth(
     fresh: ArrayLike | None = None,
     key: Key | None = None,
 ) -> Smoothed:
-    """Filter a recording and go back over it.
+    """Smooth a recording: filter it, then pass backwards.
 
     Args:
-        filter: The filter to go forward with.
+        filter: The filter of the forward pass.
         model: A model with Gaussian beliefs and additive Gaussian noise. Smoothing diagonal
             beliefs inherits the overconfidence of their filter where states are correlated.
         ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
         masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
         us: Inputs, (bins, inputs).
         fresh: True where a bin begins a new trial, (bins,): there the filter starts again from the
-            prior, and nothing is handed back. The first bin always does.
+            prior, and the backward pass stops. The first bin always begins a trial.
         key: Randomness, for filters and expectations that sample.
 
     Example:
@@ -121,7 +125,7 @@ def _smooth(
         own = None if key is None else jax.random.fold_in(key, t)
         predict_key, update_key = (None, None) if own is None else jax.random.split(own)
         prediction = filter.predict(model, state, predict_key, u)
-        kernel = _kernel(filter, model, state.belief, prediction.belief, u)
+        kernel = _make_kernel(filter, model, state.belief, prediction.belief, u)
         state, info = filter.update(model, prediction, y, mask, update_key)
         return state, (_moments(model.family, state.belief), kernel, info)
 
@@ -130,7 +134,7 @@ def _smooth(
     ) -> tuple[GaussianBelief, GaussianBelief]:
         filtered, kernel, last = inputs
         belief = tree_where(last, filtered, later)
-        return _back(kernel, belief), belief
+        return _apply_kernel(kernel, belief), belief
 
     _, (filtered, kernels, info) = lax.scan(
         forward, start, (ys, masks, us, fresh, jnp.arange(len(ys)))
@@ -146,12 +150,17 @@ def _smooth(
 
 
 class LagState(NamedTuple):
-    """What the next `FixedLag.push` needs: the last belief, and the way back from it."""
+    """State of a `FixedLag` smoother between two bins.
+
+    Attributes:
+        belief: The last filtering belief.
+        begun: True from the second bin on.
+        kernels: The kernels of the last bins, oldest first.
+    """
 
     belief: Belief
     begun: Bool[Array, ""]
-    kernels: Kernel
-    """One for each of the last bins, oldest first."""
+    kernels: SmootherKernel
 
 
 class FixedLag(eqx.Module):
@@ -160,7 +169,7 @@ class FixedLag(eqx.Module):
     Time and memory of a push are constant, and it can be compiled or scanned.
 
     Args:
-        lag: How many bins to wait; 0 gives the filtering belief.
+        lag: Number of bins to wait; 0 gives the filtering belief.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,12 +192,12 @@ class FixedLag(eqx.Module):
         check_whole(self.lag, 0, "lag")
 
     def init(self, model: Model) -> LagState:
-        """The state before the first bin."""
+        """Return the state before the first bin."""
         _check_model(model)
         zero = jnp.zeros_like(model.family.mean(model.prior))
         identity = jnp.eye(len(zero), dtype=zero.dtype)
-        # Where there is no bin yet, a kernel that changes nothing: the way back ends at the oldest.
-        still = Kernel(zero, zero, identity, 0 * identity)
+        # Before the first bins, kernels that change nothing: the pass ends at the oldest bin.
+        still = SmootherKernel(zero, zero, identity, 0 * identity)
         kernels = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.lag, *x.shape)), still)
         return LagState(model.prior, jnp.asarray(False), kernels)
 
@@ -202,26 +211,26 @@ class FixedLag(eqx.Module):
         fresh: bool | Bool[Array, ""] = False,
         key: Key | None = None,
     ) -> tuple[LagState, GaussianBelief]:
-        """Take in the filtering belief of a bin, and report on the bin `lag` bins ago.
+        """Add the filtering belief of a bin, and return the smoothed belief `lag` bins ago.
 
         Args:
-            filter: The filter that gave the belief.
-            model: The model that it ran with.
-            state: From `init` or the last push.
+            filter: The filter of the belief.
+            model: The model of the filter.
+            state: Result of `init` or of the last push.
             belief: The filtering belief of this bin.
             u: The input of this bin.
-            fresh: Whether this bin begins a new trial.
+            fresh: True if this bin begins a new trial.
             key: The key that `filter.step` was given, if its prediction samples.
 
         Returns:
             The state for the next push, and the belief of the bin `lag` bins ago given all bins of
-            its trial up to this one; until there were as many bins, that of the oldest.
+            its trial up to this one; in the first `lag` bins, that of the oldest bin.
         """
         check_variational(filter)
         predict_key = None if key is None else jax.random.split(key)[0]
         prediction = filter.predict(model, State(state.belief), predict_key, u)
         u = jnp.zeros(0, state.kernels.mean.dtype) if u is None else u
-        kernel = _kernel(filter, model, state.belief, prediction.belief, u)
+        kernel = _make_kernel(filter, model, state.belief, prediction.belief, u)
         cut = kernel._replace(gain=0 * kernel.gain, cov=model.family.cov(state.belief))
         kernel = tree_where(jnp.asarray(fresh), cut, kernel)
         kernels = jax.tree.map(
@@ -229,7 +238,7 @@ class FixedLag(eqx.Module):
         )
         kernels = tree_where(state.begun, kernels, state.kernels)
         oldest, _ = lax.scan(
-            lambda later, kernel: (_back(kernel, later), None),
+            lambda later, kernel: (_apply_kernel(kernel, later), None),
             _moments(model.family, belief),
             kernels,
             reverse=True,
@@ -237,9 +246,9 @@ class FixedLag(eqx.Module):
         return LagState(belief, jnp.asarray(True), kernels), oldest
 
 
-def _kernel(
+def _make_kernel(
     filter: VariationalKalmanFilter, model: Model, belief: Belief, prediction: Belief, u: Input
-) -> Kernel:
+) -> SmootherKernel:
     family, dynamics = model.family, model.dynamics
     assert isinstance(dynamics, GaussianDynamics)
     mean, cov = _moments(family, belief)
@@ -253,8 +262,8 @@ def _kernel(
         root = cholesky(cov)
         _, push = jax.linearize(lambda z: dynamics.mean(z, u), mean)
         moved = jax.vmap(push)(root.T).T
-    # Factors of the prediction, of its product with the gain and of the rest, from one orthogonal
-    # step: its covariance would lose in float32 what is seen sharply beside what is not seen.
+    # One orthogonal step gives factors of the prediction, of its product with the gain and of the
+    # rest: with covariances, float32 would lose precise latents beside imprecise ones.
     noise, dim = dynamics.noise.root(), len(mean)
     upper = jnp.linalg.qr(
         jnp.block([[moved.T, root.T], [noise.T, jnp.zeros((noise.shape[1], dim), root.dtype)]]),
@@ -262,13 +271,13 @@ def _kernel(
     )
     gain = upper[:dim, dim:].T @ inverse_lower(upper[:dim, :dim].T)
     rest = upper[dim:, dim:]
-    # Dynamics that overflow say nothing about the state before: it stays as filtered.
+    # Where the dynamics overflow, the state before stays as filtered.
     sound = jnp.all(jnp.isfinite(gain)) & jnp.isfinite(jnp.sum(moved**2))
     gain, cov = jnp.where(sound, gain, 0), jnp.where(sound, rest.T @ rest, cov)
-    return Kernel(mean, family.mean(prediction), gain, cov)
+    return SmootherKernel(mean, family.mean(prediction), gain, cov)
 
 
-def _back(kernel: Kernel, belief: GaussianBelief) -> GaussianBelief:
+def _apply_kernel(kernel: SmootherKernel, belief: GaussianBelief) -> GaussianBelief:
     mean = kernel.mean + kernel.gain @ (belief.mean - kernel.predicted)
     spread = kernel.gain @ cholesky(belief.cov)
     return GaussianBelief(mean, factorisable(kernel.cov + spread @ spread.T))

@@ -1,4 +1,4 @@
-"""How well expected counts agree with spikes, when the truth is not known.
+"""Agreement of expected counts with spikes, for recordings where the truth is not known.
 
 `expected` is always the expected count of a bin, not a rate per second.
 """
@@ -22,19 +22,20 @@ FLOOR = 1e-9
 expected costs 21 nats, not infinity."""
 
 KERNEL_SD = 0.07
-"""Of the true rates behind a PSTH, in seconds; that of the Neural Latents Benchmark."""
+"""Standard deviation of the kernel of a PSTH in seconds, that of the Neural Latents Benchmark."""
 
-CLEAR, MATTERS, MANY = 3.0, 1.1, 0.1
-"""A unit is over-dispersed when it is so many standard errors above 1 and above so much; a
-population, when this share of its units is."""
+CLEAR, RELEVANT = 3.0, 1.1
+"""Number of standard errors above 1, and value, above which a unit counts as over-dispersed."""
+MANY = 0.1
+"""Share of over-dispersed units from which on another model is recommended."""
 
 
 class Dispersion(NamedTuple):
-    """Of every unit, variance over expected variance.
+    """Ratio of variance to expected variance of every unit.
 
     Attributes:
-        value: One for a right model; NaN for a unit without expected spikes.
-        error: Standard error of it if the model is right.
+        value: The ratio, 1 for a correct model; NaN for a unit without expected spikes.
+        error: Standard error of the ratio of a correct model.
     """
 
     value: Float[np.ndarray, " N"]
@@ -47,17 +48,17 @@ def bits_per_spike(
     masks: ArrayLike | None = None,
     reference: ArrayLike | None = None,
 ) -> float:
-    """Information about spikes beyond a constant rate of every unit, as in the NLB.
+    """Return the information about spikes beyond constant rates, as in the NLB.
 
-    Log-likelihood above that of the reference, over ln 2 and the number of spikes. Zero says that
-    nothing but mean rates was predicted; it has no lower bound.
+    This is the log-likelihood minus that of the reference, over ln 2 and the number of spikes: zero
+    if only mean rates were predicted, without a lower bound.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
-        expected: Their expectations; those under `FLOOR` are raised to it.
+        expected: Expected counts, raised to `FLOOR` where below it.
         masks: True where observed.
-        reference: Expectations to be compared with, (units,) or (bins, units), such as the mean
-            counts of other trials; the mean of these very counts when left out.
+        reference: Expected counts to compare with, (units,) or (bins, units), such as the mean
+            counts of other trials; the mean of the given counts when left out.
 
     Example:
         >>> counts = [[0], [2], [0], [2]]
@@ -79,8 +80,11 @@ def bits_per_spike(
             raise InputError(what, "reference", f"pass shape {y.shape[1:]} or {y.shape}")
     null = np.broadcast_to(null, y.shape)
     _refuse_bad(null, seen, "reference")
-    gain = _log_lik(y, mu)[seen].sum() - _log_lik(y, null)[seen].sum()
-    return float(gain / np.log(2) / spikes)
+    log_lik, log_lik_null = (
+        (y * np.log(rate) - rate - gammaln(y + 1))[seen].sum()
+        for rate in (np.maximum(mu, FLOOR), np.maximum(null, FLOOR))
+    )
+    return float((log_lik - log_lik_null) / np.log(2) / spikes)
 
 
 def psth_r2(
@@ -92,20 +96,19 @@ def psth_r2(
     kernel_sd: float = KERNEL_SD,
     masks: ArrayLike | None = None,
 ) -> float:
-    """R² of condition averages of expected counts, against those of smoothed spikes.
+    """Return R² of condition averages of expected counts, against those of smoothed spikes.
 
-    Spikes are smoothed within trials by a Gaussian kernel, expectations taken as they are.
-    Trials are aligned at their first bins, and a bin is averaged over the trials that observed it.
-    R² is of one unit over all conditions and bins; units whose average never changes are left out
-    of the mean over units.
+    Spikes are smoothed within trials by a Gaussian kernel, expected counts are not. Trials are
+    aligned at their first bins, and a bin is averaged over the trials that observed it. R² is of
+    one unit over all conditions and bins; the result is the mean over units whose average changes.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
-        expected: Their expectations.
+        expected: Expected counts.
         lengths: Bins of every trial.
-        conditions: Of every trial.
+        conditions: Condition of every trial.
         bin_width: In seconds.
-        kernel_sd: Of the kernel, in seconds.
+        kernel_sd: Standard deviation of the kernel, in seconds.
         masks: True where observed.
 
     Example:
@@ -140,9 +143,9 @@ def smooth_trials(
     sd_bins: float,
     masks: Bool[np.ndarray, "T N"],
 ) -> Float[np.ndarray, "T N"]:
-    """Observed values smoothed within trials by a Gaussian kernel; zero elsewhere.
+    """Smooth observed values within trials by a Gaussian kernel; the result is zero elsewhere.
 
-    Where part of the kernel lies on what was not observed, the rest counts for it.
+    The kernel is rescaled where part of it lies on bins that were not observed.
 
     Example:
         >>> masks = np.array([[True], [True], [False]])
@@ -166,7 +169,7 @@ def condition_averages(
     conditions: Shaped[np.ndarray, " K"],
     masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "B N"]:
-    """Means of the bins of the same condition and as long after the start; NaN if none was seen.
+    """Return means over trials of each condition and bin since the start; NaN if none was observed.
 
     Example:
         >>> condition_averages(np.array([[1.0], [5.0], [3.0]]), (2, 1), np.zeros(2)).tolist()
@@ -189,20 +192,19 @@ def pit(
     variance: ArrayLike | None = None,
     seed: int = 0,
 ) -> Float[np.ndarray, "T N"]:
-    """Randomised probability integral transform: uniform on [0, 1] if predictions are calibrated.
+    """Return the randomised probability integral transform, uniform for calibrated predictions.
 
-    A draw between the predicted probability of fewer spikes and that of no more. A histogram that
-    is high at both ends says that predictions are too sure, one high in the middle that they are
-    not sure enough.
+    It is a draw between the predicted probability of fewer spikes and that of no more. A histogram
+    that is high at both ends means too narrow predictions, one high in the middle too wide ones.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units), whole numbers.
-        predictive: Expectations of Poisson counts, (bins, units), or probabilities of 0, 1, 2, …
-            spikes, (bins, units, numbers); what these lack to 1 belongs to more spikes.
+        predictive: Expected Poisson counts, (bins, units), or probabilities of 0, 1, 2, … spikes,
+            (bins, units, numbers); the remainder to 1 is the probability of more spikes.
         masks: True where observed.
-        variance: Beside expectations, the variances of the counts: where they are larger, counts
+        variance: Variances of the counts, with expected counts only: where they are larger, counts
             are taken as negative binomial with these moments, not as Poisson.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
         Numbers in [0, 1], NaN where nothing was observed.
@@ -219,7 +221,14 @@ def pit(
         raise InputError("counts that are not whole", "counts", "pass numbers of spikes")
     if table.ndim == 2:
         var = mu if variance is None else _read(counts, variance, masks, "variance")[1]
-        below, within = _cdf(y - 1, mu, var), _cdf(y, mu, var)
+        # Poisson, or negative binomial where the variance is above the mean.
+        wide = (var > mu * (1 + 1e-6)) & (mu > FLOOR)
+        safe, more = np.where(wide, mu, 1.0), np.where(wide, var, 2.0)
+        size, chance = safe**2 / (more - safe), safe / more
+        below, within = (
+            np.where(wide, nbinom.cdf(count, size, chance), poisson.cdf(count, mu))
+            for count in (y - 1, y)
+        )
     else:
         if np.any(table[seen] < 0) or np.any(mu[seen] > 1 + 1e-6):
             remedy = "pass probabilities that sum to 1 or less"
@@ -240,18 +249,18 @@ def dispersion(
     masks: ArrayLike | None = None,
     variance: ArrayLike | None = None,
 ) -> Dispersion:
-    """Pearson dispersion of every unit: squared residuals over the variance expected of them.
+    """Return the Pearson dispersion of every unit: squared residuals over their expected variance.
 
-    A ratio of sums, because in a mean of ratios the bins without expected spikes would count most.
-    In the sums a bin counts by its expected spikes, or the few of large variance would drown all.
-    It is above 1 for counts that vary more than the model says, be it that they are not Poisson or
-    that the model misses changes of the rate.
+    It is a ratio of sums, as bins without expected spikes would dominate a mean of ratios. In the
+    sums bins are weighted by their expected spikes, or the few of large variance would dominate. It
+    is above 1 for counts that vary more than the model predicts: they are not Poisson, or the model
+    misses changes of the rate.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
-        expected: Their expectations.
+        expected: Expected counts.
         masks: True where observed.
-        variance: Their variances; the expectations, as of Poisson counts, when left out.
+        variance: Expected variances; the expected counts, as for Poisson counts, when left out.
 
     Example:
         >>> counts = np.random.default_rng(0).negative_binomial(2, 0.5, (20_000, 1))
@@ -272,73 +281,63 @@ def dispersion(
     return Dispersion(np.where(silent, np.nan, value), np.where(silent, np.nan, error))
 
 
-def over_dispersed(found: Dispersion) -> Bool[np.ndarray, " N"]:
-    """Units that vary more than expected, clearly and by enough to matter.
+def over_dispersed(result: Dispersion) -> Bool[np.ndarray, " N"]:
+    """True for units that vary more than expected, significantly and by a relevant amount.
 
     Example:
         >>> over_dispersed(Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))).tolist()
         [False, True]
     """
     with np.errstate(invalid="ignore"):
-        return (found.value > MATTERS) & (found.value > 1 + CLEAR * found.error)
+        return (result.value > RELEVANT) & (result.value > 1 + CLEAR * result.error)
 
 
 def dispersion_hint(
-    found: Dispersion,
+    result: Dispersion,
     likelihood: str = "Poisson",
     units: Sequence[Any] | np.ndarray | None = None,
 ) -> str:
-    """What to make of the dispersion of residuals from a model, in a sentence.
+    """Return a sentence on the dispersion of residuals from a model, with advice.
 
     Args:
-        found: The dispersion, over the variances that the model predicts.
-        likelihood: What the model takes counts for, such as "Poisson" or "negative binomial".
-        units: Their names; numbers from zero when left out.
+        result: The dispersion, over the variances that the model predicts.
+        likelihood: Name of the model's distribution of counts: "Poisson" or "negative binomial".
+        units: Names of the units; numbers from zero when left out.
 
     Example:
-        >>> found = Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1))
-        >>> hint = dispersion_hint(found, units="abc")
+        >>> result = Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1))
+        >>> hint = dispersion_hint(result, units="abc")
         >>> hint.startswith("2 of 3 units (a, b) vary more"), hint[-25:]
         (True, 'try the negative binomial')
     """
-    known = np.isfinite(found.value)
-    if not known.any():
+    active = np.isfinite(result.value)
+    if not active.any():
         return "no unit has expected spikes"
-    over, total = over_dispersed(found), int(known.sum())
+    over, total = over_dispersed(result), int(active.sum())
     with np.errstate(invalid="ignore"):
-        under = (found.value < 1 / MATTERS) & (found.value < 1 - CLEAR * found.error)
-    ids = np.arange(len(known)) if units is None else np.array(list(units))
-
-    def share(which: np.ndarray, how: str) -> str:
-        number = int(which.sum())
-        vary = f"({first_of(ids[which])}) {'varies' if number == 1 else 'vary'}"
-        return f"{number} of {total} units {vary} {how} than the {likelihood} model"
-
-    told = []
-    if over.any():
-        other = "the negative binomial" if likelihood == "Poisson" else "more latents or passes"
-        advice = f": try {other}" if over.sum() > MANY * total else ""
-        median = np.median(found.value[over])
-        told.append(f"{share(over, 'more')} (median {median:.1f}){advice}")
-    if under.any():
-        advice = ": intervals are too wide" if under.sum() > MANY * total else ""
-        told.append(f"{share(under, 'less')}{advice}")
-    if told:
-        return "; ".join(told)
+        under = (result.value < 1 / RELEVANT) & (result.value < 1 - CLEAR * result.error)
+    ids = np.arange(len(active)) if units is None else np.array(list(units))
+    other = "try the negative binomial" if likelihood == "Poisson" else "try more latents or passes"
+    cases = (("more", over, other), ("less", under, "intervals are too wide"))
+    parts = []
+    for how, units_of_case, advice in cases:
+        number = int(units_of_case.sum())
+        if not number:
+            continue
+        vary = f"({first_of(ids[units_of_case])}) {'varies' if number == 1 else 'vary'}"
+        part = f"{number} of {total} units {vary} {how} than the {likelihood} model"
+        if how == "more":
+            part += f" (median {np.median(result.value[over]):.1f})"
+        parts.append(f"{part}: {advice}" if number > MANY * total else part)
+    if parts:
+        return "; ".join(parts)
     return f"{total} of {total} units vary no more than the {likelihood} model: it fits"
-
-
-def _cdf(y: np.ndarray, mu: np.ndarray, var: np.ndarray) -> np.ndarray:
-    """Of Poisson counts, or of negative binomial ones where the variance is above the mean."""
-    wide = (var > mu * (1 + 1e-6)) & (mu > FLOOR)
-    safe, more = np.where(wide, mu, 1.0), np.where(wide, var, 2.0)
-    return np.where(wide, nbinom.cdf(y, safe**2 / (more - safe), safe / more), poisson.cdf(y, mu))
 
 
 def _read(
     counts: ArrayLike, expected: ArrayLike, masks: ArrayLike | None, where: str = "expected"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts, expectations and masks; both are zero where nothing was observed."""
+    """Return counts, expected counts and masks; counts are zero where nothing was observed."""
     y = real_numbers(counts, "counts").astype(float)
     mu = real_numbers(expected, where).astype(float)
     seen = np.ones(y.shape, bool) if masks is None else np.asarray(masks)
@@ -354,13 +353,9 @@ def _read(
 
 
 def _refuse_bad(values: np.ndarray, seen: np.ndarray, where: str) -> None:
+    """Refuse observed values that are negative or not finite."""
     bad = seen & ~((values >= 0) & np.isfinite(values))
     if bad.any():
         t, n = (int(i) for i in np.argwhere(bad)[0])
         remedy = "pass finite numbers of zero or more, or mask the bin"
         raise InputError(f"{values[t, n]}", f"{where}[{t}, {n}]", remedy)
-
-
-def _log_lik(y: np.ndarray, mu: np.ndarray) -> np.ndarray:
-    mu = np.maximum(mu, FLOOR)
-    return y * np.log(mu) - mu - gammaln(y + 1)

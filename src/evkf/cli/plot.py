@@ -8,7 +8,7 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evkf.analysis.decoding import decode, integrate, r2
+from evkf.analysis.decoding import decode_ridge, integrate, r2
 from evkf.analysis.spike_metrics import Dispersion, dispersion, dispersion_hint, pit
 from evkf.cli.console import (
     Config,
@@ -262,7 +262,7 @@ def _reaches(
     held = held_out(recording.num_trials, 2)
     test = np.repeat(held, recording.lengths)
     groups = recording.trial_of_bin
-    decoded = decode(found.mean[~test], values[~test], groups[~test], found.mean[test])
+    decoded = decode_ridge(found.mean[~test], values[~test], groups[~test], found.mean[test])
     tested = recording.take(np.flatnonzero(held))
     lengths, width, own = tested.lengths, recording.bin_width, labels[held]
     true, unit, ax = values[test], about.of_path, new_axes()

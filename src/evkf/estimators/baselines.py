@@ -1,12 +1,11 @@
-"""What people use today: features and expected counts of bins, from counts of ragged trials.
+"""Common features and expected counts of bins, to compare with, from counts of ragged trials.
 
-Everything takes counts (bins, units) of trials laid end to end, with the bins of every trial, and
-gives back one row a bin. Expected counts are of a bin, not per second. All but `TrialGPFA` and
-`given="all"` are causal: a bin knows only itself and the bins of its trial before it.
+Every function takes counts (bins, units) of trials laid end to end, with the bins of every trial,
+and returns one row a bin. Expected counts are of a bin, not per second. Smoothing and features are
+causal: they use a bin and the bins of its trial before it.
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
@@ -16,40 +15,30 @@ from scipy.signal import lfilter
 from evkf.analysis.decoding import lagged
 from evkf.analysis.spike_metrics import smooth_trials
 from evkf.errors import InputError
-from evkf.estimators.gpfa import GPFA
-from evkf.estimators.linear_system import LinearDynamicalSystem
 from evkf.numerics.trials import Lengths, read_counts, slices
 
-__all__ = [
-    "LinearDynamicalSystem",
-    "TrialGPFA",
-    "causal_smoothing",
-    "condition_psth",
-    "wiener_features",
-]
-
 REACH = 5
-"""Standard deviations after which a kernel ends."""
+"""Length of a kernel in standard deviations."""
 
 PRIOR = 1.0
-"""Trials at its mean rate that a unit is credited with in every condition: that a few trials had no
-spike must not promise that there will be none."""
+"""Trials at the mean rate of a unit that are added to every condition, so that a few trials without
+a spike do not give an expectation of zero."""
 
 
 def causal_smoothing(
     counts: ArrayLike, lengths: Lengths, sd_bins: float, rescaled: bool = False
 ) -> Float[np.ndarray, "T N"]:
-    """Counts smoothed by the past half of a Gaussian kernel.
+    """Smooth counts by the past half of a Gaussian kernel.
 
-    Before a trial begins there are no spikes, so its first bins come out low, and tell a decoder
-    when it began; see `lagged`.
+    Before a trial there are no spikes, so the first bins are low, which shows a decoder when the
+    trial began; see `lagged`.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
         lengths: Bins of every trial.
         sd_bins: Standard deviation of the kernel, in bins.
-        rescaled: Whether to divide by the part of the kernel that lies within the trial, which
-            makes first bins expected counts like all others.
+        rescaled: True to divide by the part of the kernel within the trial, so that first bins are
+            expected counts too.
 
     Example:
         >>> causal_smoothing([[0], [1], [0], [0]], (2, 2), 1.0)[:, 0].round(2)
@@ -71,7 +60,7 @@ def causal_smoothing(
 
 
 def wiener_features(counts: ArrayLike, lengths: Lengths, bins: int = 7) -> np.ndarray:
-    """Counts of the last bins side by side: with `evkf.analysis.decoding.Ridge`, a Wiener filter.
+    """Return counts of the last bins side by side; with `RidgeDecoder`, a Wiener filter.
 
     Example:
         >>> wiener_features([[1], [2], [3]], (3,), bins=2).tolist()
@@ -89,19 +78,20 @@ def condition_psth(
     sd_bins: float = 0.0,
     masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "T N"]:
-    """Expected counts of other trials: the average over trials of their condition, and `PRIOR`.
+    """Return expected counts of other trials, averaged over the trials of their condition.
 
-    Trials are aligned at their first bins. A bin later than any of the condition gets what the
-    last one had.
+    Trials are aligned at their first bins. Bins later than any of the condition get the average of
+    its last bin. The average includes `PRIOR` trials at the mean rate.
 
     Args:
         counts: Spikes of every bin and unit, (bins, units).
         lengths: Bins of every trial.
-        conditions: Of every trial.
+        conditions: Condition of every trial.
         test_lengths: Bins of the trials to predict.
         test_conditions: Their conditions.
-        sd_bins: Of a Gaussian kernel that smooths trials first, in bins; none for zero.
-        masks: True where observed; what is not counts for nothing.
+        sd_bins: Standard deviation of a Gaussian kernel that smooths trials first, in bins; zero
+            for none.
+        masks: True where observed; other bins are left out.
 
     Example:
         >>> counts = [[1], [3], [3], [5], [3]]
@@ -135,49 +125,3 @@ def condition_psth(
         raise InputError(what, "test_conditions", "predict only conditions that have trials")
     pairs = zip(wanted, test_lengths, strict=True)
     return np.concatenate([averages[label][:num] for label, num in pairs])
-
-
-class TrialGPFA:
-    """`GPFA` in the manner of this module; not causal.
-
-    Args:
-        latents: Latent dimensions.
-        bin_width: In seconds.
-        max_iterations: Of EM, at most.
-
-    Attributes:
-        gpfa_: The `GPFA` behind it.
-
-    Example:
-        >>> counts = np.random.default_rng(0).poisson(2.0, (40, 6))
-        >>> gpfa = TrialGPFA(2, max_iterations=3).fit(counts, (20, 20))
-        >>> gpfa.states(counts, (20, 20)).shape, gpfa.rates(counts, (20, 20)).shape
-        ((40, 2), (40, 6))
-    """
-
-    def __init__(self, latents: int = 12, bin_width: float = 0.02, max_iterations: int = 100):
-        self.latents, self.bin_width, self.max_iterations = latents, bin_width, max_iterations
-
-    def fit(self, counts: ArrayLike, lengths: Lengths) -> Self:
-        """Learn from the start."""
-        gpfa = GPFA(self.latents, self.bin_width, max_iterations=self.max_iterations)
-        self.gpfa_ = gpfa.fit(_cut(counts, lengths))
-        return self
-
-    def states(self, counts: ArrayLike, lengths: Lengths) -> Float[np.ndarray, "T L"]:
-        """Means of the orthonormalised latents, given all of their trial."""
-        return np.concatenate(self._fitted.transform(_cut(counts, lengths)))
-
-    def rates(self, counts: ArrayLike, lengths: Lengths) -> Float[np.ndarray, "T N"]:
-        """Expected counts, given all of their trial."""
-        return np.concatenate(self._fitted.rates(_cut(counts, lengths)))
-
-    @property
-    def _fitted(self) -> GPFA:
-        # one that was never fitted says so itself
-        return getattr(self, "gpfa_", GPFA())
-
-
-def _cut(counts: ArrayLike, lengths: Lengths) -> list[np.ndarray]:
-    y = read_counts(counts)
-    return [y[trial] for trial in slices(lengths, len(y))]

@@ -1,17 +1,17 @@
-"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as pure functions.
+r"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as pure functions.
 
-$$x_l \\sim GP(0, k_l), \\qquad y_t = Cx_t + d + \\epsilon_t, \\qquad \\epsilon_t \\sim N(0, R),$$
+$$x_l \sim GP(0, k_l), \qquad y_t = Cx_t + d + \epsilon_t, \qquad \epsilon_t \sim N(0, R),$$
 
-with $R$ diagonal and $k_l(s, t) = (1 - \\nu)e^{-(s - t)^2 / 2\\tau_l^2} + \\nu\\delta_{st}$.
-All that a bin says about its state is $w_t = Q^\\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
-$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\\top$ of these numbers in a short
-trial is a corner of that in a long one, and so is its Cholesky factor $\\Lambda$. One factorisation
-for the longest trial serves trials of all lengths, exactly: with $A = \\Lambda^{-1}FK$ and
-$z = \\Lambda^{-1}w$, the states of a trial have mean $A^\\top z$ and covariance $K - A^\\top A$,
-summed over the rows of its own bins. No kernel is inverted on the way.
+with $R$ diagonal and $k_l(s, t) = (1 - \nu)e^{-(s - t)^2 / 2\tau_l^2} + \nu\delta_{st}$.
+The information of a bin about its state is $w_t = Q^\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
+$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\top$ of these numbers in a short
+trial is a corner of that in a long one, and so is its Cholesky factor $\Lambda$. One factorisation
+for the longest trial serves trials of all lengths, exactly: with $A = \Lambda^{-1}FK$ and
+$z = \Lambda^{-1}w$, the states of a trial have mean $A^\top z$ and covariance $K - A^\top A$,
+summed over the rows of its own bins. No kernel is inverted.
 
-Trials come filled up to one length, with a mask of the bins that they have. Time and memory grow
-with the cube and the square of latents times bins.
+Trials are padded to one length, with a mask of the bins that they have. Time and memory grow with
+the cube and the square of latents times bins.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower
 from evkf.types import Scalar
 
 NUGGET = 1e-3
-"""$\\nu$, the share of a state's variance that is not smooth."""
+r"""$\nu$, the share of a state's variance that is not smooth."""
 
 STEPS, FRACTIONS = 2, (1.0, 0.25)
-"""Of the timescales in every M step: scoring steps, and the fractions of each that are tried."""
+"""Scoring steps of the timescales in every M step, and fractions of each step that are tried."""
 
 NARROW, WIDE = 0.1, 1e4
-"""Bounds of the timescales, in bins: beyond them, a state is white or constant."""
+"""Bounds of the timescales in bins; beyond them, a state is white or constant."""
 
 RATIO = 0.7
-"""Trials are grouped for the timescales; the shortest of a group has this share of the longest."""
+"""Least length of a trial in a group, as a share of the longest of the group."""
 
 
-class Params(NamedTuple):
-    """All that is learned.
+class GPFAParameters(NamedTuple):
+    """Learned parameters of GPFA.
 
     Attributes:
         C: Loadings.
@@ -55,12 +55,12 @@ class Params(NamedTuple):
     log_tau: Float[Array, " L"]
 
 
-class Posterior(NamedTuple):
+class TrialPosterior(NamedTuple):
     """States of all trials given their own bins.
 
     Attributes:
         means: Their means; beyond the end of a trial, extrapolated.
-        gain: $A$, from which covariances follow.
+        gain: $A$, which determines covariances.
         kernels: Prior covariances of every latent over time.
         log_lik: Marginal log-likelihood of all trials.
     """
@@ -71,98 +71,100 @@ class Posterior(NamedTuple):
     log_lik: Scalar
 
 
-class Group(NamedTuple):
-    """Trials from the `first` on, before the `last`, the longest of which has `bins` bins."""
+class TrialGroup(NamedTuple):
+    """Trials from index `first` to before `last`; the longest has `bins` bins."""
 
     first: int
     last: int
     bins: int
 
 
-def group_lengths(lengths: Sequence[int]) -> tuple[Group, ...]:
-    """Groups of trials of like lengths, from which the timescales are learned.
+def group_lengths(lengths: Sequence[int]) -> tuple[TrialGroup, ...]:
+    """Group trials of similar lengths, from which the timescales are learned.
 
-    Within a group states are extrapolated to the end of the longest. That is EM still, with a few
-    more hidden states, and takes a few matrices where every length would take its own.
+    Within a group, states are extrapolated to the end of the longest trial. This is still EM, with
+    a few more hidden states, and needs one matrix a group instead of one a length.
 
     Args:
         lengths: Bins of every trial, in ascending order.
 
     Example:
         >>> group_lengths([5, 9, 10, 10])
-        (Group(first=1, last=4, bins=10), Group(first=0, last=1, bins=5))
+        (TrialGroup(first=1, last=4, bins=10), TrialGroup(first=0, last=1, bins=5))
     """
-    groups: list[Group] = []
+    groups: list[TrialGroup] = []
     last = len(lengths)
     while last:
         bins = lengths[last - 1]
         first = next(i for i, length in enumerate(lengths) if length >= RATIO * bins)
-        groups.append(Group(first, last, bins))
+        groups.append(TrialGroup(first, last, bins))
         last = first
     return tuple(groups)
 
 
-def log_lik(params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Scalar:
-    """Marginal log-likelihood of all trials, in nats.
+def log_lik(params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Scalar:
+    """Return the marginal log-likelihood of all trials, in nats.
 
     Example:
-        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
         >>> round(float(log_lik(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))), 2)
         -7.3
     """
     return _whiten(params, ys, seen)[0]
 
 
-def posterior(params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Posterior:
-    """States of all trials given their own bins.
+def posterior(
+    params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
+) -> TrialPosterior:
+    """Return the states of all trials given their own bins.
 
     Example:
-        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
-        >>> found = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
-        >>> [round(mean, 2) for mean in found.means[0, :, 0].tolist()]
+        >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> post = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
+        >>> [round(mean, 2) for mean in post.means[0, :, 0].tolist()]
         [0.83, 0.83]
     """
     total, kernels, read, root, z = _whiten(params, ys, seen)
     size = root.shape[0]
     gain = solve_lower(root, read.reshape(size, size)).reshape(read.shape)
-    return Posterior(jnp.einsum("isa,satl->itl", z, gain), gain, kernels, total)
+    return TrialPosterior(jnp.einsum("isa,satl->itl", z, gain), gain, kernels, total)
 
 
-def covariances(found: Posterior, seen: Bool[Array, " T"]) -> Float[Array, "T L L"]:
-    """Covariances of the states of one trial, bin by bin.
+def covariances(post: TrialPosterior, seen: Bool[Array, " T"]) -> Float[Array, "T L L"]:
+    """Return covariances of the states of one trial, bin by bin.
 
     Example:
-        >>> params = Params(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
-        >>> found = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
-        >>> covariances(found, jnp.ones(2, bool)).shape
+        >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
+        >>> post = posterior(params, jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool))
+        >>> covariances(post, jnp.ones(2, bool)).shape
         (2, 1, 1)
     """
-    rows = jnp.where(seen[:, None, None, None], found.gain, 0)
+    rows = jnp.where(seen[:, None, None, None], post.gain, 0)
     identity = jnp.eye(rows.shape[-1], dtype=rows.dtype)
-    return identity - jnp.einsum("satl,satk->tlk", rows, found.gain)
+    return identity - jnp.einsum("satl,satk->tlk", rows, post.gain)
 
 
 @partial(jax.jit, static_argnames="groups")
 def em_step(
-    params: Params,
+    params: GPFAParameters,
     ys: Float[Array, "I T N"],
     seen: Bool[Array, "I T"],
     floor: Float[Array, " N"],
-    groups: tuple[Group, ...],
-) -> tuple[Params, Scalar]:
-    """One iteration of EM, and the log-likelihood before it.
+    groups: tuple[TrialGroup, ...],
+) -> tuple[GPFAParameters, Scalar]:
+    """Take one iteration of EM; also return the log-likelihood before it.
 
     Args:
-        params: Where to go on from.
+        params: Parameters before the iteration.
         ys: Observations.
         seen: True where a trial has a bin; trials in ascending order of length.
         floor: Least private variances.
-        groups: Of the trials.
+        groups: Result of `group_lengths`.
     """
-    found = posterior(params, ys, seen)
-    C, d, R = _regress(found, ys, seen, floor)
-    log_tau = _timescales(params.log_tau, found, seen, groups)
-    return Params(C, d, R, log_tau), found.log_lik
+    post = posterior(params, ys, seen)
+    C, d, R = _regress(post, ys, seen, floor)
+    log_tau = _timescales(params.log_tau, post, seen, groups)
+    return GPFAParameters(C, d, R, log_tau), post.log_lik
 
 
 def _kernel(log_tau: Scalar, bins: int) -> Float[Array, "T T"]:
@@ -173,42 +175,42 @@ def _kernel(log_tau: Scalar, bins: int) -> Float[Array, "T T"]:
 
 
 def _whiten(
-    params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
+    params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
 ) -> tuple[Scalar, Array, Array, Array, Array]:
-    """The log-likelihood, and $K$, $FK$, $\\Lambda$ and $z$."""
+    r"""Return the log-likelihood, and $K$, $FK$, $\Lambda$ and $z$."""
     C, d, R, log_tau = params
     trials, bins, neurons = ys.shape
     size = bins * len(log_tau)
     scale = jnp.sqrt(R)
     basis, factor = jnp.linalg.qr(C / scale[:, None])
     rest = jnp.where(seen[..., None], (ys - d) / scale, 0)
-    told = rest @ basis
+    projected = rest @ basis
     kernels = jax.vmap(_kernel, in_axes=(0, None))(log_tau, bins)
     read = jnp.einsum("al,lst->satl", factor, kernels)
     cov = jnp.einsum("satl,bl->satb", read, factor).reshape(size, size)
     root = cholesky(cov + jnp.eye(size, dtype=cov.dtype))
-    z = solve_lower(root, told.reshape(trials, size).T).T.reshape(told.shape)
+    z = solve_lower(root, projected.reshape(trials, size).T).T.reshape(projected.shape)
     z = jnp.where(seen[..., None], z, 0)
     log_det = 2 * jnp.log(jnp.diagonal(root)).reshape(bins, -1).sum(axis=1)
     each = neurons * jnp.log(2 * jnp.pi) + jnp.sum(jnp.log(R)) + log_det
-    square = jnp.sum(rest**2) - jnp.sum(told**2) + jnp.sum(z**2)
+    square = jnp.sum(rest**2) - jnp.sum(projected**2) + jnp.sum(z**2)
     return -0.5 * (jnp.sum(seen @ each) + square), kernels, read, root, z
 
 
 def _regress(
-    found: Posterior,
+    post: TrialPosterior,
     ys: Float[Array, "I T N"],
     seen: Bool[Array, "I T"],
     floor: Float[Array, " N"],
 ) -> tuple[Array, Array, Array]:
-    """Loadings, offsets and private variances that the states found explain the most with."""
-    latents = found.means.shape[-1]
+    """Return the loadings, offsets and private variances of the M step."""
+    latents = post.means.shape[-1]
     marks = seen.astype(ys.dtype)
     num = jnp.sum(marks)
     together = marks.T @ marks
-    rows = (found.gain * together[:, None, :, None]).reshape(-1, latents)
-    spread = num * jnp.eye(latents, dtype=ys.dtype) - rows.T @ found.gain.reshape(-1, latents)
-    states = jnp.concatenate([found.means, jnp.ones_like(found.means[..., :1])], axis=-1)
+    rows = (post.gain * together[:, None, :, None]).reshape(-1, latents)
+    spread = num * jnp.eye(latents, dtype=ys.dtype) - rows.T @ post.gain.reshape(-1, latents)
+    states = jnp.concatenate([post.means, jnp.ones_like(post.means[..., :1])], axis=-1)
     states = (states * marks[..., None]).reshape(-1, latents + 1)
     values = (ys * marks[..., None]).reshape(-1, len(floor))
     moments = (states.T @ states).at[:latents, :latents].add(spread)
@@ -221,26 +223,26 @@ def _regress(
 
 def _timescales(
     log_tau: Float[Array, " L"],
-    found: Posterior,
+    post: TrialPosterior,
     seen: Bool[Array, "I T"],
-    groups: tuple[Group, ...],
+    groups: tuple[TrialGroup, ...],
 ) -> Float[Array, " L"]:
-    """A few scoring steps up the expected log-density of every latent, none of them downhill."""
+    """Take scoring steps up the expected log density of every latent, none of them downhill."""
     bins, latents = seen.shape[1], len(log_tau)
-    rows = jnp.moveaxis(found.gain, 3, 0).reshape(latents, -1, bins)
+    rows = jnp.moveaxis(post.gain, 3, 0).reshape(latents, -1, bins)
     moments = []
     for first, last, high in groups:
-        means = found.means[first:last, :high]
+        means = post.means[first:last, :high]
         weight = jnp.repeat(jnp.sum(seen[first:last], axis=0), latents)
         cut = rows[:, :, :high]
         moments.append(
-            (last - first) * found.kernels[:, :high, :high]
+            (last - first) * post.kernels[:, :high, :high]
             + jnp.einsum("itl,isl->lts", means, means)
             - jnp.einsum("lrt,lrs->lts", cut * weight[:, None], cut)
         )
 
     def density(u: Scalar, moments: list[Array]) -> tuple[Scalar, Scalar, Scalar]:
-        """Expected log-density of one latent, its slope, and the Fisher information."""
+        """Return the expected log density of one latent, its slope and the Fisher information."""
         kernel, change = jax.jvp(partial(_kernel, bins=bins), (u,), (jnp.ones_like(u),))
         root = cholesky(kernel)
         inverse, log_diag = inverse_lower(root), jnp.log(jnp.diagonal(root))

@@ -1,8 +1,8 @@
-"""`GPFA`, Gaussian process factor analysis for people with arrays: NumPy in, NumPy out, offline.
+"""`GPFA`, Gaussian process factor analysis: NumPy in, NumPy out, offline.
 
-The method of Yu et al. (2009), by the functions of `evkf.estimators.gaussian_process`:
-trials may have any lengths, and none is cut or approximated. It starts from factor analysis, and
-computes in float64 whatever JAX is set to, because EM ends in gains that float32 does not see.
+The method of Yu et al. (2009), by the functions of `evkf.estimators.gaussian_process`. Trials may
+have any lengths, and none is cut or approximated. Computation is in float64 whatever JAX is set to,
+because EM ends in gains below the precision of float32.
 """
 
 from functools import partial
@@ -13,56 +13,58 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 
 from evkf.errors import InputError
+from evkf.estimators.factor_analysis import (
+    FLOOR,
+    UnfittedError,
+    analyse_factors,
+    pad_trials,
+    read_sequences,
+)
 from evkf.estimators.gaussian_process import (
-    Params,
+    GPFAParameters,
     covariances,
     em_step,
     group_lengths,
     log_lik,
     posterior,
 )
-from evkf.estimators.params import WithParams
-from evkf.numerics.checks import check_whole, read_positive, real_numbers
-
-FLOOR = 0.01
-"""Least private variance of a neuron, as a share of its variance."""
+from evkf.numerics.checks import check_whole, read_positive
 
 SPREAD = 0.1
-"""Of the logarithms of the timescales to start from. Latents with the very same one could be turned
-into one another, and would have no way to part."""
-
-ROUNDS, FAINT = 50, 0.01
-"""Of the factor analysis: iterations, and the least variance of a factor over that of its noise."""
+"""Standard deviation of the logarithms of the first timescales. Latents with equal timescales could
+be rotated into one another, and EM would not separate them."""
 
 GRAIN = 8
-"""New trials are filled up to a multiple of so many bins: a new length seldom compiles anew."""
+"""New trials are padded to a multiple of so many bins: few new lengths need another compilation."""
 
 
-class GPFA(WithParams):
+class GPFA(TransformerMixin, BaseEstimator):
     """Smooth latent trajectories by Gaussian process factor analysis, learned by EM.
 
-    Observations are (bins, neurons), or a list of such trials of any lengths; none is cut. It is a
-    smoother: every bin is judged by all of its trial. There are no missing observations here.
+    Observations are (bins, neurons), or a list of such trials of any lengths. The states of a bin
+    are inferred from all bins of its trial. Observations may not be missing.
 
     Args:
         latents: Latent dimensions.
         bin_width: Width of a bin.
-        tau: Timescale to start from, in the unit of `bin_width`; five bins when left out.
-        square_root: Whether to take square roots of the counts, which evens out their variance.
-        max_iterations: Iterations of EM at most.
-        tolerance: The gain of an iteration at which to stop, in nats per bin.
-        seed: Of the timescales to start from, which are drawn near `tau`.
+        tau: First timescale, in the unit of `bin_width`; five bins when left out.
+        square_root: True to take square roots of the counts, which equalises their variance.
+        max_iterations: Largest number of iterations of EM.
+        tolerance: Gain of an iteration below which EM stops, in nats per bin.
+        seed: Seed of the first timescales, which are drawn near `tau`.
 
     Attributes:
-        C_: Loadings of the latents that have a timescale each, (neurons, latents).
+        C_: Loadings of the latents with these timescales, (neurons, latents).
         d_: Offsets, (neurons,).
         R_: Private variances, (neurons,).
         tau_: Timescales, in the unit of `bin_width`.
         loadings_: Orthonormal loadings of the latents that `transform` gives.
         log_likelihoods_: Nats per bin, before the first iteration and after each.
-        n_features_in_: Neurons.
+        n_features_in_: Number of neurons.
 
     Example:
         >>> import numpy as np
@@ -91,18 +93,18 @@ class GPFA(WithParams):
         self.tolerance, self.seed = tolerance, seed
 
     def fit(self, X: Any, y: None = None) -> Self:
-        """Learn loadings, offsets, private variances and timescales, from the start.
+        """Fit loadings, offsets, private variances and timescales.
 
         Args:
             X: Observations, (bins, neurons), or a list of trials.
             y: Not used.
         """
-        trials, _ = _read(X, self.square_root)
+        trials, _ = read_sequences(X, self._transform)
         trials.sort(key=len)
         ys = np.concatenate(trials)
         with jax.enable_x64(True):
             params = self._start(ys)
-            data, seen = _pad(trials)
+            data, seen = pad_trials(trials)
             advance = partial(
                 em_step,
                 ys=data,
@@ -111,33 +113,33 @@ class GPFA(WithParams):
                 groups=group_lengths([len(trial) for trial in trials]),
             )
             following, total = advance(params)
-            found = [float(total) / len(ys)]
+            log_likelihoods = [float(total) / len(ys)]
             for _ in range(self.max_iterations):
                 params = following
                 following, total = advance(params)
-                found.append(float(total) / len(ys))
-                if found[-1] - found[-2] < self.tolerance:
+                log_likelihoods.append(float(total) / len(ys))
+                if log_likelihoods[-1] - log_likelihoods[-2] < self.tolerance:
                     break
         self.C_, self.d_, self.R_ = (np.array(leaf) for leaf in params[:3])
         self.tau_ = np.exp(params.log_tau) * self.bin_width
-        self.log_likelihoods_ = np.asarray(found)
-        self.loadings_, self._turn = _orthonormal(self.C_)
+        self.log_likelihoods_ = np.asarray(log_likelihoods)
+        # Orthonormal loadings, the strongest first, each with a positive sum.
+        left, scale, right = np.linalg.svd(self.C_, full_matrices=False)
+        sign = np.where(left.sum(axis=0) < 0, -1.0, 1.0)
+        self.loadings_, self._turn = left * sign, (sign * scale)[:, None] * right
         self.n_features_in_ = len(self.d_)
-        self._fitted = params, self.square_root
+        # NumPy arrays stay float64 when they are unpickled.
+        self._fitted = jax.tree.map(np.asarray, params), self._transform
         return self
 
-    def fit_transform(self, X: Any, y: None = None) -> Any:
-        """Learn from observations, and return the states found in them, as `transform` does."""
-        return self.fit(X).transform(X)
-
     def transform(self, X: Any, return_cov: bool = False) -> Any:
-        """Means (bins, latents) of the orthonormalised latents, given all of their trial.
+        """Return means (bins, latents) of the orthonormalised latents, given all of their trial.
 
-        They are read by `loadings_`, and come in the order of what they explain.
+        Their loadings are `loadings_`; latents that explain more come first.
 
         Args:
             X: Observations, (bins, neurons), or a list of trials, which gives a list.
-            return_cov: Whether to return covariances (bins, latents, latents) too.
+            return_cov: True to return covariances (bins, latents, latents) too.
         """
         means, covs, many = self._infer(X, return_cov)
         means = [mean @ self._turn.T for mean in means]
@@ -147,13 +149,13 @@ class GPFA(WithParams):
         return means if many else means[0]
 
     def rates(self, X: Any) -> Any:
-        """Expected observations (bins, neurons) at the states found; for counts, of a bin.
+        r"""Return expected observations (bins, neurons), for counts those of a bin.
 
-        Square roots are squared in expectation, $E[y^2] = E[y]^2 + \\text{Var}(y)$, with the
+        Square roots are squared in expectation, $E[y^2] = E[y]^2 + \text{Var}(y)$, with the
         uncertainty of the state and the private variance. Raw counts are linear in the state, and
-        so can come out negative.
+        so their expectation can be negative.
         """
-        _, square_root = self._known
+        square_root = self._parameters[1] == "sqrt"
         means, covs, many = self._infer(X, square_root)
         rates = [mean @ self.C_.T + self.d_ for mean in means]
         if square_root:
@@ -163,132 +165,76 @@ class GPFA(WithParams):
         return rates if many else rates[0]
 
     def score(self, X: Any, y: None = None) -> float:
-        """Marginal log-likelihood in nats per bin, more is better.
+        """Return the marginal log-likelihood in nats per bin.
 
-        It is a density: of square roots if they are taken, and so not to be compared with that of
-        raw counts, nor with the probability of counts.
+        It is a density, of square roots if they are taken, and so not comparable with that of raw
+        counts or with the probability of counts.
         """
-        params, square_root = self._known
-        trials, _ = _read(X, square_root, self.n_features_in_)
+        params, transform = self._parameters
+        trials, _ = read_sequences(X, transform, self)
         with jax.enable_x64(True):
-            total = _log_lik(params, *_pad(trials, GRAIN))
+            total = _log_lik(params, *pad_trials(trials, GRAIN))
         return float(total) / sum(len(trial) for trial in trials)
 
-    def __repr__(self) -> str:
-        given = super().__repr__()
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        given = super().__repr__(N_CHAR_MAX)
         if not hasattr(self, "_fitted"):
             return given
         timescales = np.array2string(self.tau_, precision=3)
         return f"{given}, fitted to {self.n_features_in_} neurons: timescales {timescales}"
 
-    def _start(self, ys: np.ndarray) -> Params:
-        neurons = ys.shape[1]
-        check_whole(self.latents, 1, "latents")
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = bool(self.square_root)
+        return tags
+
+    def _start(self, ys: np.ndarray) -> GPFAParameters:
+        """Return the parameters of factor analysis, and timescales near `tau`."""
+        C, mean, R = analyse_factors(ys, self.latents)
         check_whole(self.max_iterations, 1, "max_iterations")
         if not self.tolerance >= 0:
             what = f"tolerance = {self.tolerance}"
             raise InputError(what, "tolerance", "pass a gain in nats per bin, zero or more")
-        if self.latents > neurons:
-            what = f"{self.latents} latents of {neurons} neurons"
-            raise InputError(what, "latents", "pass no more than there are neurons")
-        still = np.flatnonzero(np.ptp(ys, axis=0) == 0)
-        if still.size:
-            what = f"neurons {still.tolist()} never change"
-            raise InputError(what, "X", "leave them out; they have no variance to explain")
         width = read_positive(self.bin_width, (), "bin_width")
         tau = 5 * width if self.tau is None else self.tau
         log_tau = jnp.log(read_positive(tau, (self.latents,), "tau") / width)
         draws = np.random.default_rng(self.seed).normal(size=self.latents)
-        mean = ys.mean(axis=0)
-        C, R = factor_analysis(ys - mean, self.latents)
-        start = Params(C, mean, R, log_tau + SPREAD * draws)  # pyright: ignore[reportArgumentType]
-        return jax.tree.map(jnp.asarray, start)
+        leaves = (C, mean, R, log_tau + SPREAD * draws)
+        return GPFAParameters(*map(jnp.asarray, leaves))
 
     @property
-    def _known(self) -> tuple[Params, bool]:
+    def _transform(self) -> str | None:
+        return "sqrt" if self.square_root else None
+
+    @property
+    def _parameters(self) -> tuple[GPFAParameters, str | None]:
+        """Parameters and transform of the last fit."""
         if not hasattr(self, "_fitted"):
-            raise InputError("not fitted yet", "GPFA", "call fit first")
+            raise UnfittedError("not fitted yet", "GPFA", "call fit first")
         return self._fitted
 
     def _infer(self, X: Any, spread: bool) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-        """Means and, if they are asked for, covariances; and whether there was a list of trials."""
-        params, square_root = self._known
-        trials, many = _read(X, square_root, self.n_features_in_)
+        """Return means, covariances if wanted (spread), and True if X is a list of trials."""
+        params, transform = self._parameters
+        trials, many = read_sequences(X, transform, self)
         with jax.enable_x64(True):
-            means, covs = _states(params, *_pad(trials, GRAIN), spread)
-        return _cut(means, trials), [] if covs is None else _cut(covs, trials), many
-
-
-def _read(X: Any, square_root: bool, neurons: int | None = None) -> tuple[list[np.ndarray], bool]:
-    """Trials as they are modelled, and whether there was a list of them."""
-    many = isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
-    trials = []
-    for index, trial in enumerate(X if many else [X]):
-        where = f"X[{index}]" if many else "X"
-        array = real_numbers(trial, where).astype(float)
-        neurons = array.shape[-1] if neurons is None and array.ndim == 2 else neurons
-        if array.ndim != 2 or array.shape[1] != neurons or len(array) == 0:
-            wanted = "neurons" if neurons is None else neurons
-            remedy = f"pass (bins, {wanted}) with one bin or more, or a list of such trials"
-            raise InputError(f"observations of shape {array.shape}", where, remedy)
-        if not np.all(np.isfinite(array)):
-            t, n = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            remedy = "GPFA has no missing observations: leave out the neuron or the bins"
-            raise InputError(f"observation {array[t, n]}", f"{where}[{t}, {n}]", remedy)
-        if square_root and np.any(array < 0):
-            t, n = (int(i) for i in np.argwhere(array < 0)[0])
-            remedy = "pass counts, or square_root=False"
-            raise InputError(f"square root of {array[t, n]}", f"{where}[{t}, {n}]", remedy)
-        trials.append(np.sqrt(array) if square_root else array)
-    return trials, many
-
-
-def _pad(trials: list[np.ndarray], grain: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Trials side by side, and which bins they have; with a grain, in a size that others share."""
-    bins = -(-max(len(trial) for trial in trials) // grain) * grain
-    rows = len(trials) if grain == 1 else 1 << (len(trials) - 1).bit_length()
-    ys, seen = np.zeros((rows, bins, trials[0].shape[1])), np.zeros((rows, bins), bool)
-    for i, trial in enumerate(trials):
-        ys[i, : len(trial)], seen[i, : len(trial)] = trial, True
-    return ys, seen
-
-
-def _cut(array: Array, trials: list[np.ndarray]) -> list[np.ndarray]:
-    """What is said of the bins that trials have."""
-    every = np.asarray(array)
-    return [np.array(every[i, : len(trial)]) for i, trial in enumerate(trials)]
-
-
-def factor_analysis(ys: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Loadings and private variances of centred observations, as if bins had no order."""
-    cov = ys.T @ ys / len(ys)
-    variance = np.diagonal(cov)
-    private = variance
-    for _ in range(ROUNDS):
-        scale = np.sqrt(private)
-        values, vectors = np.linalg.eigh(cov / np.outer(scale, scale))
-        strength = np.sqrt(np.maximum(values[::-1][:latents] - 1, FAINT))
-        loadings = scale[:, None] * vectors[:, ::-1][:, :latents] * strength
-        private = np.maximum(variance - np.sum(loadings**2, axis=1), FLOOR * variance)
-    return loadings, private
-
-
-def _orthonormal(C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Orthonormal loadings, and the map from latents to those that they read.
-
-    The strongest come first; the sign makes loadings sum up positive.
-    """
-    left, scale, right = np.linalg.svd(C, full_matrices=False)
-    sign = np.where(left.sum(axis=0) < 0, -1.0, 1.0)
-    return left * sign, (sign * scale)[:, None] * right
+            states = _states(params, *pad_trials(trials, GRAIN), spread)
+        means, covs = (
+            [] if x is None else [np.array(x[i, : len(t)]) for i, t in enumerate(trials)]
+            for x in jax.device_get(states)
+        )
+        return means, covs, many
 
 
 @partial(jax.jit, static_argnames="spread")
 def _states(
-    params: Params, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"], spread: bool
+    params: GPFAParameters,
+    ys: Float[Array, "I T N"],
+    seen: Bool[Array, "I T"],
+    spread: bool,
 ) -> tuple[Float[Array, "I T L"], Float[Array, "I T L L"] | None]:
-    found = posterior(params, ys, seen)
-    return found.means, jax.lax.map(partial(covariances, found), seen) if spread else None
+    states = posterior(params, ys, seen)
+    return states.means, jax.lax.map(partial(covariances, states), seen) if spread else None
 
 
 _log_lik = jax.jit(log_lik)

@@ -1,147 +1,338 @@
-"""`LinearDynamicalSystem`: the linear baseline with dynamics, for people with arrays."""
+r"""`LinearDynamicalSystem`, the linear baseline with dynamics: inference and EM.
+
+$$x_1 \sim N(m, P), \quad x_{t+1} = Ax_t + N(0, Q), \quad y_t = Cx_t + d + N(0, R),$$
+
+with $R$ diagonal. The information of a bin about its state is $C^\top R^{-1}(y_t - d)$, so
+recursions run over latents only. Trials are padded to one length, with a mask of the bins that they
+have. Covariances given the past are the same in all trials; those given all of a trial depend on
+the number of bins to its end.
+"""
 
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import ArrayLike
+from jax import lax
+from jaxtyping import Array, Bool, Float
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 
 from evkf.errors import InputError
-from evkf.estimators.gpfa import FLOOR, factor_analysis
-from evkf.estimators.linear_gaussian import Given, Params, em_step, infer, log_lik
+from evkf.estimators.factor_analysis import (
+    FLOOR,
+    UnfittedError,
+    analyse_factors,
+    pad_trials,
+    read_sequences,
+)
 from evkf.numerics.checks import check_whole
-from evkf.numerics.trials import Lengths, bins_of, read_counts, slices
+from evkf.types import Scalar
 
 DECAY = 0.9
-"""Diagonal of the transition to start from."""
+"""Diagonal of the first transition matrix."""
 
-_infer = jax.jit(infer, static_argnames="given")
+Given = Literal["past", "now", "all"]
+"""Bins from which a state is inferred: those before it, these and its own, or all of its trial."""
 
 
-class LinearDynamicalSystem:
+class LDSParameters(NamedTuple):
+    """Learned parameters of a linear dynamical system.
+
+    Attributes:
+        A: Transition matrix.
+        Q: Covariance of its noise.
+        C: Loadings.
+        d: Offsets.
+        R: Private variances.
+        m: Mean of the first state.
+        P: Covariance of the first state.
+    """
+
+    A: Float[Array, "L L"]
+    Q: Float[Array, "L L"]
+    C: Float[Array, "N L"]
+    d: Float[Array, " N"]
+    R: Float[Array, " N"]
+    m: Float[Array, " L"]
+    P: Float[Array, "L L"]
+
+
+class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
     """A linear dynamical system with Gaussian noise on square roots or logarithms, learned by EM.
 
-    Starts from factor analysis, and computes in float64 whatever JAX is set to.
+    Observations are (bins, units), or a list of such trials of any lengths; they may not be
+    missing. EM starts from factor analysis. Computation is in float64 whatever JAX is set to.
 
     Args:
         latents: Latent dimensions.
-        transform: What is taken to be Gaussian: square roots of counts, or log(1 + counts).
-        iterations: Of EM.
+        transformation: Values modelled as Gaussian: "sqrt" of counts, or "log" of 1 + counts.
+        iterations: Iterations of EM.
 
     Attributes:
-        params_: All that was learned, `evkf.estimators.linear_gaussian.Params`.
+        params_: Learned parameters, `LDSParameters`.
         log_likelihoods_: Nats per bin of the transformed counts, before the first iteration and
             after each.
+        n_features_in_: Number of units.
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> wave = np.exp(np.sin(np.arange(60)[:, None] / 6 + np.arange(8)))
-        >>> counts, lengths = np.vstack([rng.poisson(wave) for _ in range(3)]), (60, 60, 60)
-        >>> lds = LinearDynamicalSystem(2, iterations=5).fit(counts, lengths)
-        >>> lds.states(counts, lengths).shape, lds.rates(counts, lengths, given="past").shape
-        ((180, 2), (180, 8))
+        >>> trials = [rng.poisson(wave[:bins]) for bins in (60, 40, 50)]
+        >>> lds = LinearDynamicalSystem(2, iterations=5).fit(trials)
+        >>> lds.transform(trials)[1].shape, lds.rates(trials, given="past")[2].shape
+        ((40, 2), (50, 8))
         >>> bool(np.all(np.diff(lds.log_likelihoods_) > 0))
         True
     """
 
     def __init__(
-        self, latents: int = 12, transform: Literal["sqrt", "log"] = "sqrt", iterations: int = 50
+        self,
+        latents: int = 12,
+        transformation: Literal["sqrt", "log"] = "sqrt",
+        iterations: int = 50,
     ):
-        self.latents, self.transform, self.iterations = latents, transform, iterations
+        self.latents, self.transformation, self.iterations = latents, transformation, iterations
 
-    def fit(self, counts: ArrayLike, lengths: Lengths) -> Self:
-        """Learn from the start."""
-        y = self._read(counts)
-        check_whole(self.latents, 1, "latents")
-        check_whole(self.iterations, 1, "iterations")
-        slices(lengths, len(y))
-        if max(lengths) < 2:
-            raise InputError("trials of one bin", "lengths", "pass trials of two bins or more")
-        if self.latents > y.shape[1]:
-            what = f"{self.latents} latents of {y.shape[1]} units"
-            raise InputError(what, "latents", "pass no more than there are units")
-        still = np.flatnonzero(np.ptp(y, axis=0) == 0)
-        if still.size:
-            what = f"units {still.tolist()} never change"
-            raise InputError(what, "counts", "leave them out; they have no variance to explain")
-        C, R = factor_analysis(y - y.mean(axis=0), self.latents)
-        eye, zero = np.eye(self.latents), np.zeros(self.latents)
-        start = DECAY * eye, (1 - DECAY**2) * eye, C, y.mean(axis=0), R, zero, eye
-        with jax.enable_x64(True):
-            params = Params(*map(jnp.asarray, start))
-            ys, seen = _pad(y, lengths)
-            advance = partial(em_step, ys=ys, seen=seen, floor=jnp.asarray(FLOOR * y.var(axis=0)))
-            found = []
-            for _ in range(self.iterations):
-                params, total = advance(params)
-                found.append(float(total))
-            found.append(float(log_lik(params, ys, seen)))
-        self.params_: Params = jax.tree.map(np.asarray, params)
-        self.log_likelihoods_ = np.array(found) / len(y)
-        return self
-
-    def states(
-        self, counts: ArrayLike, lengths: Lengths, given: Given = "now"
-    ) -> Float[np.ndarray, "T L"]:
-        """Means of the states.
+    def fit(self, X: Any, y: None = None) -> Self:
+        """Learn all parameters by EM.
 
         Args:
-            counts: Spikes of every bin and unit, (bins, units).
-            lengths: Bins of every trial.
+            X: Observations, (bins, units), or a list of trials.
+            y: Not used.
+        """
+        trials, _ = self._read(X)
+        check_whole(self.iterations, 1, "iterations")
+        if max(len(trial) for trial in trials) < 2:
+            what = "trials of one bin (1 sample)"
+            raise InputError(what, "X", "pass trials of two bins or more")
+        ys = np.concatenate(trials)
+        C, d, R = analyse_factors(ys, self.latents)
+        eye, zero = np.eye(self.latents), np.zeros(self.latents)
+        start = DECAY * eye, (1 - DECAY**2) * eye, C, d, R, zero, eye
+        with jax.enable_x64(True):
+            params = LDSParameters(*map(jnp.asarray, start))
+            data, seen = _pad(trials)
+            floor = jnp.asarray(FLOOR * ys.var(axis=0))
+            log_likelihoods = []
+            for _ in range(self.iterations):
+                params, total = em_step(params, data, seen, floor)
+                log_likelihoods.append(float(total))
+            log_likelihoods.append(float(log_lik(params, data, seen)))
+        self.params_: LDSParameters = jax.tree.map(np.asarray, params)
+        self.log_likelihoods_ = np.array(log_likelihoods) / len(ys)
+        self.n_features_in_ = ys.shape[1]
+        return self
+
+    def transform(self, X: Any, given: Given = "now") -> Any:
+        """Return means (bins, latents) of the states.
+
+        Args:
+            X: Observations, (bins, units), or a list of trials, which gives a list.
             given: "now" filters, "past" predicts one bin ahead, "all" smooths.
         """
-        return self._states(counts, lengths, given)[0]
+        means, _, many = self._infer(X, given)
+        return means if many else means[0]
 
-    def rates(
-        self, counts: ArrayLike, lengths: Lengths, given: Given = "now"
-    ) -> Float[np.ndarray, "T N"]:
-        """Expected counts, with the uncertainty of states and the private variance."""
-        means, covs = self._states(counts, lengths, given)
+    def rates(self, X: Any, given: Given = "now") -> Any:
+        """Return expected counts (bins, units), under the spread of states and noise.
+
+        Args:
+            X: Observations, (bins, units), or a list of trials, which gives a list.
+            given: "now" filters, "past" predicts one bin ahead, "all" smooths.
+        """
+        means, covs, many = self._infer(X, given)
         C, d, R = (np.asarray(leaf) for leaf in self.params_[2:5])
-        mean = means @ C.T + d
-        spread = np.einsum("nl,tnl->tn", C, C @ covs) + R
-        if self.transform == "sqrt":
-            return mean**2 + spread
-        return np.maximum(np.expm1(mean + spread / 2), 0)
+        rates = []
+        for trial_means, trial_covs in zip(means, covs, strict=True):
+            mean = trial_means @ C.T + d
+            spread = np.einsum("nl,tnl->tn", C, C @ trial_covs) + R
+            if self.transformation == "sqrt":
+                rates.append(mean**2 + spread)
+            else:
+                rates.append(np.maximum(np.expm1(mean + spread / 2), 0))
+        return rates if many else rates[0]
 
-    def score(self, counts: ArrayLike, lengths: Lengths) -> float:
-        """Log-likelihood of the transformed counts in nats per bin; a density."""
-        y = self._check(counts)
+    def score(self, X: Any, y: None = None) -> float:
+        """Return the log-likelihood of the transformed counts in nats per bin; it is a density."""
+        trials, _ = self._read(X, fitted=True)
         with jax.enable_x64(True):
-            return float(log_lik(self.params_, *_pad(y, lengths))) / len(y)
+            total = float(log_lik(self.params_, *_pad(trials)))
+        return total / sum(len(trial) for trial in trials)
 
-    def _states(self, counts: ArrayLike, lengths: Lengths, given: Given) -> list[np.ndarray]:
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    def _infer(self, X: Any, given: Given) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+        """Return means and covariances of the states, and True if X is a list of trials."""
         if given not in ("past", "now", "all"):
             raise InputError(f"given = {given!r}", "given", "choose among past, now and all")
+        trials, many = self._read(X, fitted=True)
         with jax.enable_x64(True):
-            ys, seen = _pad(self._check(counts), lengths)
-            found = _infer(self.params_, ys, seen, given=given)
-        mine = np.asarray(seen).T
-        return [np.asarray(leaf).swapaxes(0, 1)[mine] for leaf in found]
+            states = infer(self.params_, *_pad(trials), given=given)
+        means, covs = (
+            [np.array(x[: len(trial), i]) for i, trial in enumerate(trials)]
+            for x in jax.device_get(states)
+        )
+        return means, covs, many
 
-    def _read(self, counts: ArrayLike) -> np.ndarray:
-        if self.transform not in ("sqrt", "log"):
-            raise InputError(f"transform = {self.transform!r}", "transform", "choose sqrt or log")
-        y = read_counts(counts)
-        return np.sqrt(y) if self.transform == "sqrt" else np.log1p(y)
-
-    def _check(self, counts: ArrayLike) -> np.ndarray:
-        if not hasattr(self, "params_"):
-            raise InputError("not fitted yet", "LinearDynamicalSystem", "call fit first")
-        y = self._read(counts)
-        if y.shape[1] != len(self.params_.d):
-            what = f"{y.shape[1]} units"
-            raise InputError(what, "counts", f"pass the {len(self.params_.d)} of fit")
-        return y
+    def _read(self, X: Any, fitted: bool = False) -> tuple[list[np.ndarray], bool]:
+        """Check settings and observations; once fitted, observations of the same units."""
+        if fitted and not hasattr(self, "params_"):
+            raise UnfittedError("not fitted yet", "LinearDynamicalSystem", "call fit first")
+        if self.transformation not in ("sqrt", "log"):
+            what = f"transformation = {self.transformation!r}"
+            raise InputError(what, "transformation", "choose sqrt or log")
+        return read_sequences(X, self.transformation, self if fitted else None)
 
 
-def _pad(y: np.ndarray, lengths: Lengths) -> tuple[jax.Array, jax.Array]:
-    """Trials side by side, filled up to one length, time first; and which bins they have."""
-    trials = slices(lengths, len(y))
-    seen = np.arange(max(lengths))[:, None] < np.asarray(lengths)
-    ys = np.zeros((*seen.shape, y.shape[1]))
-    ys[bins_of(lengths), np.repeat(np.arange(len(trials)), lengths)] = y
-    return jnp.asarray(ys), jnp.asarray(seen)
+class TrialStates(NamedTuple):
+    """Means and covariances of the states of all trials; undefined beyond the end of a trial."""
+
+    means: Float[Array, "T I L"]
+    covs: Float[Array, "T I L L"]
+
+
+class ForwardPass(NamedTuple):
+    """States given the past (ahead) and given the present bin too, and the log-likelihood."""
+
+    ahead: Float[Array, "T I L"]
+    ahead_covs: Float[Array, "T L L"]
+    means: Float[Array, "T I L"]
+    covs: Float[Array, "T L L"]
+    log_lik: Scalar
+
+
+def forward(
+    params: LDSParameters, ys: Float[Array, "T I N"], seen: Bool[Array, "T I"]
+) -> ForwardPass:
+    """Run the Kalman filter."""
+    A, Q, C, d, R, m, P = params
+    info = (C.T / R) @ C
+    rest = ys - d
+    evidence = rest @ (C / R[:, None])
+    eye = jnp.eye(len(A))
+
+    def step(carry, evidence):
+        mean, cov = carry
+        gain = eye + cov @ info
+        post = _symmetric(jnp.linalg.solve(gain, cov))
+        innovation = evidence - mean @ info
+        updated = mean + innovation @ post
+        # Squared residuals without those of y itself, which are added for all bins below.
+        fit = jnp.sum(mean * (mean @ info - 2 * evidence), axis=-1)
+        fit = fit - jnp.sum(innovation * (innovation @ post), axis=-1)
+        fit = fit + jnp.linalg.slogdet(gain)[1]
+        return (updated @ A.T, _symmetric(A @ post @ A.T + Q)), (mean, cov, updated, post, fit)
+
+    start = jnp.broadcast_to(m, (ys.shape[1], len(m))), P
+    _, (ahead, ahead_covs, means, covs, fit) = lax.scan(step, start, evidence)
+    fit = fit + jnp.sum(rest**2 / R + jnp.log(2 * jnp.pi * R), axis=-1)
+    return ForwardPass(ahead, ahead_covs, means, covs, -0.5 * jnp.sum(jnp.where(seen, fit, 0)))
+
+
+def backward(
+    params: LDSParameters, result: ForwardPass, seen: Bool[Array, "T I"]
+) -> tuple[TrialStates, Float[Array, "T I L L"]]:
+    """Run the smoother of Rauch, Tung and Striebel.
+
+    Also return covariances of every state with the one before.
+    """
+    follows = jnp.concatenate([seen[1:], jnp.zeros_like(seen[:1])])
+
+    def step(carry, at):
+        mean, cov = carry
+        here, here_cov, next_mean, next_cov, continues = at
+        gain = jnp.linalg.solve(next_cov, params.A @ here_cov).T
+        cross = cov @ gain.T
+        smooth = here + (mean - next_mean) @ gain.T
+        smooth_cov = _symmetric(here_cov + gain @ (cov - next_cov) @ gain.T)
+        mean = jnp.where(continues[:, None], smooth, here)
+        cov = jnp.where(continues[:, None, None], smooth_cov, here_cov)
+        return (mean, cov), (mean, cov, cross)
+
+    def shift(values):
+        return jnp.concatenate([values[1:], values[-1:]])
+
+    last = (
+        result.means[-1],
+        jnp.broadcast_to(result.covs[-1], (*result.means.shape[1:], result.means.shape[-1])),
+    )
+    steps = result.means, result.covs, shift(result.ahead), shift(result.ahead_covs), follows
+    _, (means, covs, cross) = lax.scan(step, last, steps, reverse=True)
+    return TrialStates(means, covs), cross
+
+
+@jax.jit
+def em_step(
+    params: LDSParameters,
+    ys: Float[Array, "T I N"],
+    seen: Bool[Array, "T I"],
+    floor: Float[Array, " N"],
+) -> tuple[LDSParameters, Scalar]:
+    """Take one iteration of EM; also return the log-likelihood before it."""
+    result = forward(params, ys, seen)
+    states, cross = backward(params, result, seen)
+    here = seen[..., None]
+    x = jnp.where(here, states.means, 0)
+    covs = jnp.where(here[..., None], states.covs, 0)
+    follows = seen[1:, :, None]
+    before, after = jnp.where(follows, x[:-1], 0), x[1:]
+
+    lagged = jnp.einsum("tik,til->kl", after, before)
+    lagged += jnp.sum(jnp.where(follows[..., None], cross[:-1], 0), axis=(0, 1))
+    square_before = jnp.einsum("tik,til->kl", before, before)
+    square_before += jnp.sum(jnp.where(follows[..., None], covs[:-1], 0), axis=(0, 1))
+    square_after = jnp.einsum("tik,til->kl", after, after) + covs[1:].sum(axis=(0, 1))
+    A = jnp.linalg.solve(square_before, lagged.T).T
+    Q = _symmetric(square_after - A @ lagged.T) / follows.sum()
+
+    bins = seen.sum()
+    total = jnp.sum(x, axis=(0, 1))
+    square = jnp.einsum("tik,til->kl", x, x) + covs.sum(axis=(0, 1))
+    joint = jnp.block([[square, total[:, None]], [total[None], bins * jnp.ones((1, 1))]])
+    y = jnp.where(here, ys, 0)
+    with_y = jnp.concatenate([jnp.einsum("tik,tin->kn", x, y), y.sum(axis=(0, 1))[None]])
+    loads = jnp.linalg.solve(joint, with_y)
+    R = (jnp.sum(y**2, axis=(0, 1)) - jnp.sum(loads * with_y, axis=0)) / bins
+
+    m = x[0].mean(axis=0)
+    P = (x[0] - m).T @ (x[0] - m) / len(x[0]) + covs[0].mean(axis=0)
+    new = LDSParameters(A, Q, loads[:-1].T, loads[-1], jnp.maximum(R, floor), m, _symmetric(P))
+    return new, result.log_lik
+
+
+@jax.jit
+def log_lik(params: LDSParameters, ys: Float[Array, "T I N"], seen: Bool[Array, "T I"]) -> Scalar:
+    """Return the marginal log-likelihood of all trials."""
+    return forward(params, ys, seen).log_lik
+
+
+@partial(jax.jit, static_argnames="given")
+def infer(
+    params: LDSParameters,
+    ys: Float[Array, "T I N"],
+    seen: Bool[Array, "T I"],
+    given: Given,
+) -> TrialStates:
+    """Return the states given the past, the present bin too, or all of their trials."""
+    result = forward(params, ys, seen)
+    if given == "all":
+        return backward(params, result, seen)[0]
+    means, covs = (
+        (result.ahead, result.ahead_covs) if given == "past" else (result.means, result.covs)
+    )
+    return TrialStates(means, jnp.broadcast_to(covs[:, None], (*means.shape, means.shape[-1])))
+
+
+def _symmetric(matrix: Float[Array, "*b L L"]) -> Float[Array, "*b L L"]:
+    return (matrix + jnp.swapaxes(matrix, -1, -2)) / 2
+
+
+def _pad(trials: list[np.ndarray]) -> tuple[Float[Array, "T I N"], Bool[Array, "T I"]]:
+    """Return trials side by side, time first, and a mask of the bins that they have."""
+    ys, seen = pad_trials(trials)
+    return jnp.asarray(ys.swapaxes(0, 1)), jnp.asarray(seen.T)

@@ -20,7 +20,6 @@ from evkf.families import LowRankGaussianFamily
 from evkf.filters import Info, VariationalKalmanFilter
 from evkf.filters.base import read_fresh, read_observations
 from evkf.filters.evkf.filter import check_variational
-from evkf.filters.peers.learned import visit
 from evkf.learning.gauge import can_move, gauge, hold_gauge
 from evkf.learning.losses import LOSSES, Replayed
 from evkf.learning.optimiser import RISE, adam
@@ -29,7 +28,7 @@ from evkf.learning.state import LearnerState, LearnInfo, LearnTrace
 from evkf.model import Model, read_inputs
 from evkf.numerics.checks import check_choice, check_positive, check_positive_whole, check_whole
 from evkf.numerics.linalg import tree_where
-from evkf.parameters import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector
+from evkf.parameters import PARTS, Free, Thawed, bound_noise, free, split, thawed_vector, visit
 from evkf.types import Count, Input, Key, Mask, Observation, Scalar
 
 DEFAULT_OPTIMISER = adam(warm_up=RISE)

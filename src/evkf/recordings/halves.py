@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from evkf.analysis.decoding import Ridge, decode, r2
+from evkf.analysis.decoding import RidgeDecoder, decode_ridge, r2
 from evkf.analysis.spike_metrics import bits_per_spike, psth_r2
 from evkf.data import Recording
 from evkf.errors import InputError
@@ -78,7 +78,7 @@ class Halves(NamedTuple):
         if self.behaviour is None:
             return None
         target = _columns(self.train, self.behaviour)
-        return decode(features.train, target, self.train.trial_of_bin, features.test)
+        return decode_ridge(features.train, target, self.train.trial_of_bin, features.test)
 
     def behaviour_r2(self, features: Pair) -> float | None:
         """R² of decoded behaviour."""
@@ -118,7 +118,7 @@ class Halves(NamedTuple):
             if not len(own) or np.ptp(groups[seen]) == 0:
                 continue
             target = counts[np.ix_(seen, units[own])]
-            ridge = Ridge(ALPHAS).fit(features.train[seen], target, groups[seen])
+            ridge = RidgeDecoder(ALPHAS).fit(features.train[seen], target, groups[seen])
             expected[:, own] = ridge.predict(features.test)
         return np.maximum(expected, LEAST * self.mean[units])
 

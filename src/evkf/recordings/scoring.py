@@ -7,7 +7,6 @@ None.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +16,10 @@ from evkf.analysis.spike_metrics import KERNEL_SD
 from evkf.data import Recording
 from evkf.dynamics import Linear
 from evkf.errors import InputError
-from evkf.estimators.baselines import (
-    LinearDynamicalSystem,
-    TrialGPFA,
-    causal_smoothing,
-    condition_psth,
-    wiener_features,
-)
+from evkf.estimators.baselines import causal_smoothing, condition_psth, wiener_features
+from evkf.estimators.gpfa import GPFA
+from evkf.estimators.linear_system import LinearDynamicalSystem
+from evkf.numerics.trials import slices
 from evkf.recordings.halves import LEAST, Halves, Pair, halve, spikes
 from evkf.recordings.splits import halved
 from evkf.recordings.units import UnitModel, fit_recording, infer
@@ -157,13 +153,13 @@ def fit_gpfa(
 ) -> "Fitted":
     """GPFA of units, all when left out, in stretches of at most `STRETCH` bins."""
     moving = _moving(halves, halves.everyone if units is None else units)
-    method = TrialGPFA(min(latents, len(moving)), halves.train.bin_width, iterations)
-    train = halves.train
-    method.fit(halves.filled(train)[:, moving], stretches(train.lengths))
+    train, latents = halves.train, min(latents, len(moving))
+    gpfa = GPFA(latents, train.bin_width, max_iterations=iterations)
+    gpfa.fit(_cut(halves.filled(train)[:, moving], stretches(train.lengths)))
     return Fitted(
         moving,
-        lambda counts, lengths: method.states(counts, stretches(lengths)),
-        lambda counts, lengths: method.rates(counts, stretches(lengths)),
+        lambda counts, lengths: np.concatenate(gpfa.transform(_cut(counts, stretches(lengths)))),
+        lambda counts, lengths: np.concatenate(gpfa.rates(_cut(counts, stretches(lengths)))),
     )
 
 
@@ -173,8 +169,13 @@ def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
     def fit(units: np.ndarray) -> Fitted:
         moving = _moving(halves, units)
         lds = LinearDynamicalSystem(min(latents, len(moving)), iterations=iterations)
-        lds.fit(halves.filled(halves.train)[:, moving], halves.train.lengths)
-        return Fitted(moving, lds.states, lds.rates, partial(lds.states, given="past"))
+        lds.fit(_cut(halves.filled(halves.train)[:, moving], halves.train.lengths))
+        return Fitted(
+            moving,
+            lambda counts, lengths: np.concatenate(lds.transform(_cut(counts, lengths))),
+            lambda counts, lengths: np.concatenate(lds.rates(_cut(counts, lengths))),
+            lambda counts, lengths: np.concatenate(lds.transform(_cut(counts, lengths), "past")),
+        )
 
     return _latent_score("linear dynamical system", halves, fit)
 
@@ -232,6 +233,10 @@ def stretches(lengths: Iterable[int], longest: int = STRETCH) -> list[int]:
     """
     parts = [np.linspace(0, num, -(-num // longest) + 1).astype(int) for num in lengths]
     return np.concatenate([np.diff(edges) for edges in parts]).tolist()
+
+
+def _cut(counts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    return [counts[trial] for trial in slices(lengths, len(counts))]
 
 
 Made = Callable[[np.ndarray, Sequence[int]], np.ndarray]

@@ -84,7 +84,7 @@ ASIDE = (
     *("bench/", "cli/", "data/", "live/", "plotting/", "recordings/", "rigs/", "web/"),
     *("reproduce/catalogue.py", "reproduce/reaching/", "analysis/spike_metrics.py"),
     *("analysis/decoding.py", "analysis/phase.py", "estimators/baselines.py"),
-    *("estimators/linear_system.py", "estimators/linear_gaussian.py"),
+    *("estimators/linear_system.py", "estimators/factor_analysis.py"),
     *("estimators/gpfa.py", "estimators/gaussian_process.py"),
 )
 """Parts of this package that no row depends on. Of these, tasks load `data/` alone, to write their

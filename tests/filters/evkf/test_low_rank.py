@@ -15,7 +15,7 @@ from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.evkf.predict import push_low_rank
 from evkf.filters.evkf.update_low_rank import update_low_rank
-from evkf.filters.peers.cloud import summary
+from evkf.filters.peers.cloud import summarise
 from evkf.learning import Learner
 from evkf.model import Model, simulate
 from evkf.numerics.linalg import cholesky
@@ -113,9 +113,9 @@ def test_an_update_that_was_cut_short_tells_the_bound_of_what_it_returns():
 def test_particles_tell_correlations_to_a_belief_of_low_rank():
     points = jnp.asarray(RNG.normal(size=(500, 2)) @ np.array([[1.0, 0.8], [0.0, 0.3]]))
     weights = jnp.full(500, 1 / 500)
-    wanted = GaussianFamily(2).cov(summary(GaussianFamily(2), points, weights))
+    wanted = GaussianFamily(2).cov(summarise(GaussianFamily(2), points, weights))
     family = LowRankGaussianFamily(2, 1)
-    found = family.cov(summary(family, points, weights))
+    found = family.cov(summarise(family, points, weights))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 

@@ -14,7 +14,7 @@ from evkf.dynamics import NaturalDynamics, Network, ResidualMLP
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily
 from evkf.filters import VJF, DirectVJF, OnlineVariationalSmoother, StreamingVMC, scan_filter
-from evkf.filters.peers.learned import MIN_STD, bounded
+from evkf.filters.peers.learned import MIN_STD, floor_noise
 from evkf.filters.peers.vjf import VJFState
 from evkf.model import Model, simulate
 from evkf.types import Status
@@ -79,8 +79,8 @@ def test_noise_that_is_learned_stays_above_the_floor(begun):
 
 def test_noise_that_is_not_learned_may_be_less():
     quiet = eqx.tree_at(lambda m: m.dynamics.noise.log_std, MODEL, jnp.full(2, -20.0))
-    assert np.all(bounded(quiet, ("dynamics",)).dynamics.noise.log_std == -20)
-    assert np.all(bounded(quiet, ("noise",)).dynamics.noise.log_std == np.log(MIN_STD))
+    assert np.all(floor_noise(quiet, ("dynamics",)).dynamics.noise.log_std == -20)
+    assert np.all(floor_noise(quiet, ("noise",)).dynamics.noise.log_std == np.log(MIN_STD))
 
 
 def test_what_was_learned_can_be_frozen(begun):

@@ -9,7 +9,7 @@ from evkf import dynamics as dyn
 from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.filters import OnlineVariationalSmoother, scan_filter
-from evkf.filters.peers.ridge import fit, median_width, values
+from evkf.filters.peers.kernel_ridge import KernelRidge, median_width
 from evkf.model import Model
 from evkf.types import Status
 from tests.filters.peers.linear import kalman_run, linear_model
@@ -27,16 +27,16 @@ def test_the_regression_finds_a_smooth_function():
         return jnp.stack([jnp.sin(x[:, 0]) * x[:, 1], x[:, 0] - 2 * x[:, 1]], axis=1)
 
     new = 0.8 * jax.random.normal(jax.random.key(2), (100, 2))
-    ridge = fit(points, target(points) + noise, slice(0, 2), 5e-5)
-    assert np.mean((values(ridge, new) - target(new)) ** 2) < 0.1**2
-    np.testing.assert_allclose(values(ridge, new, 1), values(ridge, new)[:, :1], atol=1e-9)
+    ridge = KernelRidge.fit(points, target(points) + noise, slice(0, 2), 5e-5)
+    assert np.mean((ridge.evaluate(new) - target(new)) ** 2) < 0.1**2
+    np.testing.assert_allclose(ridge.evaluate(new, 1), ridge.evaluate(new)[:, :1], atol=1e-9)
 
 
 def test_the_width_is_tuned_to_the_targets():
     """Wider for what is nearly linear, narrower for what bends; the median distance is known."""
     points = jax.random.normal(KEY, (200, 1))
-    straight = fit(points, points, slice(0, 1), 5e-5).width
-    bent = fit(points, jnp.sin(6 * points), slice(0, 1), 5e-5).width
+    straight = KernelRidge.fit(points, points, slice(0, 1), 5e-5).width
+    bent = KernelRidge.fit(points, jnp.sin(6 * points), slice(0, 1), 5e-5).width
     assert bent < median_width(1) < straight
     for dim in (1, 5):
         one, two = jax.random.normal(KEY, (2, 100_000, dim))

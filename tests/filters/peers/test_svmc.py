@@ -10,8 +10,8 @@ from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.filters import StreamingVMC, scan_filter
-from evkf.filters.peers.learned import Layers
-from evkf.filters.peers.svmc import _chosen, _gaussian_move, _natural_move
+from evkf.filters.peers.learned import ShallowNetwork
+from evkf.filters.peers.svmc import _draw_ancestors, _propose_gaussian, _propose_natural
 from evkf.model import Model, simulate
 from evkf.types import Status
 from tests.filters.peers.linear import kalman_run, linear_model
@@ -28,7 +28,7 @@ def test_gaussian_proposals_keep_the_dynamics(noise):
     dynamics = dyn.Linear([[0.9, 0.2], [-0.1, 0.8]], noise)
     ancestors = jnp.tile(jnp.array([[0.5, -1.0]]), (200_000, 1))
     out = jnp.tile(jnp.array([[0.4, -0.3, 0.2, 0.3]]), (200_000, 1))
-    cloud, log_ratio = _gaussian_move(dynamics, out, ancestors, jnp.zeros(0), KEY)
+    cloud, log_ratio = _propose_gaussian(dynamics, out, ancestors, jnp.zeros(0), KEY)
     weights = jnp.exp(log_ratio)
     np.testing.assert_allclose(jnp.mean(weights), 1, atol=0.01)
     mean = dynamics.mean(ancestors[0], jnp.zeros(0))
@@ -40,7 +40,7 @@ def test_continuous_bernoulli_proposals_keep_the_dynamics():
     model = Model(dynamics, lik.Gaussian(np.eye(2)))
     ancestors = jnp.tile(jnp.array([[0.2, 0.7]]), (100_000, 1))
     out = jnp.tile(jnp.array([[0.5, -0.8]]), (100_000, 1))
-    cloud, log_ratio = _natural_move(model, out, ancestors, jnp.zeros(0), KEY)
+    cloud, log_ratio = _propose_natural(model, out, ancestors, jnp.zeros(0), KEY)
     weights = jnp.exp(log_ratio)
     np.testing.assert_allclose(jnp.mean(weights), 1, atol=0.01)
     mean = model.family.mean(model.transition(ancestors[0], jnp.zeros(0)))
@@ -52,7 +52,7 @@ def test_systematic_resampling_draws_in_proportion():
     model, _, _ = linear_model(1)
     state = StreamingVMC(num_particles=4).init(model)
     state = state._replace(particles=cloud, log_weights=jnp.log(weights))
-    drawn = _chosen(state, KEY, 1000)[:, 0]
+    drawn = _draw_ancestors(state, KEY, 1000)[:, 0]
     counts = np.bincount(np.asarray(drawn, int), minlength=4)
     np.testing.assert_allclose(counts, 1000 * weights, atol=1)
 
@@ -97,7 +97,7 @@ def test_what_is_masked_does_not_matter_and_failures_fall_back():
     model, _, _ = linear_model(1)
     filter = StreamingVMC(num_particles=50, iterations=2, num_ancestors=4, hidden=4)
     step, state = jax.jit(filter.step), filter.init(model)
-    state = state._replace(proposal=Layers(*(0.1 + x for x in state.proposal)))
+    state = state._replace(proposal=ShallowNetwork(*(0.1 + x for x in state.proposal)))
     some, none = jnp.array([True, False, True]), jnp.zeros(3, bool)
     one, _ = step(model, state, jnp.array([1.0, 2.0, 3.0]), some, KEY)
     two, _ = step(model, state, jnp.array([1.0, jnp.nan, 3.0]), some, KEY)

@@ -22,7 +22,7 @@ from evkf.filters import (
     UnscentedKalman,
     scan_filter,
 )
-from evkf.filters.peers.cloud import systematic
+from evkf.filters.peers.cloud import resample
 from evkf.filters.peers.gain import condition
 from evkf.model import Model, simulate
 from evkf.numerics.covariance import Covariance, as_covariance
@@ -299,7 +299,7 @@ def test_systematic_choice():
     with jax.enable_x64(False):
         keys = jax.random.split(KEY, 500)
         normal = jnp.asarray(weights / weights.sum(), jnp.float32)
-        chosen = jax.jit(jax.vmap(systematic, (None, 0)))(normal, keys)
+        chosen = jax.jit(jax.vmap(resample, (None, 0)))(normal, keys)
     tallies = np.array([np.bincount(row, minlength=1000) for row in np.asarray(chosen)])
     assert np.all(tallies >= np.floor(share - 1e-2))
     assert np.all(tallies <= np.ceil(share + 1e-2))

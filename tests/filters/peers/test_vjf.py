@@ -21,7 +21,7 @@ from evkf.dynamics import (
 )
 from evkf.errors import InputError
 from evkf.filters import VJF, DirectVJF, State, VariationalKalmanFilter, scan_filter
-from evkf.filters.peers.least_squares import Pairs, absorb, fit
+from evkf.filters.peers.vjf import StatePairs, fit_dynamics, update_dynamics
 from evkf.filters.peers.vjf_direct import DirectVJFState
 from evkf.model import Model, simulate
 from evkf.types import Status
@@ -114,7 +114,7 @@ def test_recursive_least_squares_is_bayes_rule(noise):
     root = rng.normal(size=(7, 7))
     cov = root @ root.T + 0.1 * np.eye(7)
     before, after, u = rng.normal(size=2), rng.normal(size=2), np.ones(1)
-    new, less = absorb(dynamics, jnp.asarray(cov), before, after, u, jnp.asarray(10))
+    new, less = update_dynamics(dynamics, jnp.asarray(cov), before, after, u, jnp.asarray(10))
     phi = np.asarray(dynamics.features(before, u))
     want = np.linalg.inv(np.linalg.inv(cov) + np.outer(phi, phi) / 0.1)
     target = np.linalg.solve(cov, weight) + np.outer(phi, after - before) / 0.1
@@ -131,8 +131,8 @@ def test_the_fit_after_the_warm_up_finds_the_flow():
     before, us = rng.uniform(-2, 2, size=(2000, 2)), rng.normal(size=(2000, 1))
     means = np.asarray(jax.vmap(true.mean)(jnp.asarray(before), jnp.asarray(us)))
     after = means + 0.1 * rng.normal(size=means.shape)
-    pairs = Pairs(*map(jnp.asarray, (before, after, us)))
-    found, cov = fit(ResidualRBF(2, 1.0, KEY, num_inputs=1), pairs, KEY)
+    pairs = StatePairs(*map(jnp.asarray, (before, after, us)))
+    found, cov = fit_dynamics(ResidualRBF(2, 1.0, KEY, num_inputs=1), pairs, KEY)
     np.testing.assert_allclose(found.noise.var(), 0.01, rtol=0.1)
     np.testing.assert_allclose(found.weight[-1], [0.1, 0.0], atol=0.01)
     error = jax.vmap(found.mean)(pairs.before, pairs.us) - means

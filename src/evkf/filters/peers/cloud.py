@@ -1,4 +1,7 @@
-"""Clouds of points that stand for a belief: drawn, moved by the dynamics, chosen, summarised."""
+"""Clouds of points that represent a belief, used by the filters that sample states.
+
+Points are drawn from the prior, moved by the dynamics, resampled and summarised by moments.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from evkf.dynamics import GaussianDynamics
 from evkf.families import Family, GaussianFamily, LowRankGaussianFamily
-from evkf.filters.peers.gain import largest
+from evkf.filters.peers.gain import max_magnitude
 from evkf.model import Model
-from evkf.numerics.covariance import Covariance, DiagonalCovariance
+from evkf.numerics.covariance import DiagonalCovariance
 from evkf.numerics.linalg import factorisable
 from evkf.types import Belief, Input, Key, Scalar, Status, Vector
 
@@ -17,34 +20,45 @@ Points = Float[Array, "M L"]
 Weights = Float[Array, " M"]
 
 
-def nowhere(model: Model, num: int) -> Points:
-    """What stands for a cloud before its first step, which has the key to draw it."""
+def begin(model: Model, num: int) -> Points:
+    """Return points at the prior mean, which the first step replaces by draws."""
     mean = model.family.mean(model.prior)
     return jnp.broadcast_to(mean, (num, len(mean)))
 
 
-def drawn(model: Model, points: Points, begun: Scalar, key: Key) -> Points:
-    """The cloud; drawn from the prior in the first step."""
+def draw_first(model: Model, points: Points, begun: Scalar, key: Key) -> Points:
+    """Draw the points from the prior in the first step; later, return them as they are.
+
+    Args:
+        model: The model.
+        points: The cloud.
+        begun: Above zero from the second step on.
+        key: Randomness.
+    """
     return lax.cond(
         begun > 0, lambda: points, lambda: model.family.sample(model.prior, key, len(points))
     )
 
 
 def move(model: Model, points: Points, u: Input, key: Key) -> tuple[Points, Int[Array, ""]]:
-    """Draw the next state of every point, and the bits of `Status` that this has set.
+    """Draw the next state of every point; also return the bits of `Status` of this step.
 
     A point whose next state is not a number stays where it is.
     """
-    dynamics, limit = model.dynamics, largest(points.dtype)
+    dynamics, limit = model.dynamics, max_magnitude(points.dtype)
     if isinstance(dynamics, GaussianDynamics):
         means = jax.vmap(dynamics.mean, (0, None))(points, u)
-        new = means + noise_draws(dynamics.noise, key, points)
+        normal, noise = jax.random.normal(key, points.shape, points.dtype), dynamics.noise
+        if isinstance(noise, DiagonalCovariance):
+            new = means + normal * jnp.sqrt(noise.var())
+        else:
+            new = means + normal @ noise.root().T
     else:
 
-        def one(z: Array, key: Key) -> Array:
+        def draw(z: Array, key: Key) -> Array:
             return dynamics.family.sample(dynamics.transition(z, u), key, 1)[0]
 
-        new = jax.vmap(one)(points, jax.random.split(key, len(points)))
+        new = jax.vmap(draw)(points, jax.random.split(key, len(points)))
     lost = jnp.any(jnp.isnan(new), axis=1)
     new = jnp.where(lost[:, None], points, new)
     status = jnp.where(jnp.any(jnp.abs(new) > limit), int(Status.CAPPED), 0)
@@ -52,22 +66,25 @@ def move(model: Model, points: Points, u: Input, key: Key) -> tuple[Points, Int[
     return jnp.clip(new, -limit, limit), status
 
 
-def noise_draws(noise: Covariance, key: Key, like: Points) -> Points:
-    """Independent draws of Gaussian noise, one a row."""
-    normal = jax.random.normal(key, like.shape, like.dtype)
-    if isinstance(noise, DiagonalCovariance):
-        return normal * jnp.sqrt(noise.var())
-    return normal @ noise.root().T
-
-
-def summary(
-    family: Family, points: Points, weights: Weights, floor: Vector | float = 0.0
+def summarise(
+    family: Family,
+    points: Points,
+    weights: Weights | None = None,
+    floor: Vector | float = 0.0,
 ) -> Belief:
-    """The belief with the mean and covariance of a weighted cloud.
+    """Return the belief with the mean and covariance of a weighted cloud.
 
-    A cloud that has collapsed has no covariance: its variances are kept above rounding, relative to
-    the spread of all points and to the mean, and `floor` is added to them.
+    The variances of a collapsed cloud are kept above rounding, relative to the spread of all points
+    and to the mean.
+
+    Args:
+        family: Family of the belief.
+        points: The cloud.
+        weights: Weights that sum to one; equal when left out.
+        floor: Variances that are added.
     """
+    if weights is None:
+        weights = jnp.full(len(points), 1 / len(points), points.dtype)
     info = jnp.finfo(points.dtype)
     mean = weights @ points
     deviations = points - mean
@@ -79,9 +96,13 @@ def summary(
     return family.from_moments(mean, jnp.diag(weights @ deviations**2 + least))
 
 
-def systematic(weights: Weights, key: Key, num: int | None = None) -> Int[Array, " N"]:
-    """Systematic resampling: N ancestors, each point about N times its weight, by one draw; as many
-    as there are points when left out.
+def resample(weights: Weights, key: Key, num: int | None = None) -> Int[Array, " N"]:
+    """Draw ancestors by systematic resampling: each point about `num` times its weight.
+
+    Args:
+        weights: Weights of the points; they need not sum to one.
+        key: Randomness, for a single draw.
+        num: Number of ancestors; as many as there are points when left out.
     """
     num = len(weights) if num is None else num
     ends = jnp.cumsum(weights)

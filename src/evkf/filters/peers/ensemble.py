@@ -11,24 +11,29 @@ from jaxtyping import Array, Float, Int
 from evkf.errors import InputError
 from evkf.families import DiagonalGaussianFamily, GaussianFamily
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
-from evkf.filters.peers.cloud import Points, drawn, move, nowhere, summary
-from evkf.filters.peers.gain import check_moments, condition, judge, log_scale, whiten
+from evkf.filters.peers.cloud import Points, begin, draw_first, move, summarise
+from evkf.filters.peers.gain import accept, check_moments, condition, whiten
 from evkf.model import Model
 from evkf.numerics.checks import check_whole
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class EnsembleState(NamedTuple):
-    """The members, and the belief with their mean and covariance."""
+    """The members, and the belief with their mean and covariance.
+
+    Attributes:
+        belief: The belief.
+        members: The cloud.
+        begun: 0 before the first step, which draws the members from the prior; then 1.
+    """
 
     belief: Belief
     members: Points
     begun: Scalar
-    """0 before the first step, which draws the members from the prior; then 1."""
 
 
 class EnsemblePrediction(NamedTuple):
-    """The members before the observation, and the bits of `Status` that moving them has set."""
+    """The members before the observation, and the bits of `Status` set while moving them."""
 
     belief: Belief
     members: Points
@@ -36,34 +41,30 @@ class EnsemblePrediction(NamedTuple):
 
 
 class EnsembleKalman(PredictUpdate):
-    """Members drawn through the dynamics, each shifted by the gain of their joint covariance.
+    """The filter whose members are drawn from the dynamics and shifted by their joint gain.
 
     The stochastic form: every member is shifted towards an observation perturbed by noise of its
-    own. Observations count as Gaussian, with the covariance that the likelihood states
+    own. The observation counts as Gaussian, with the covariance that the likelihood states
     (`likelihood.cov`), averaged over the members. `Info.elbo` is the log density of the observation
     under that Gaussian. Every step needs a key.
 
     Args:
-        num_members: Members of the ensemble.
+        num_members: Number of members.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.likelihoods import Poisson
-        >>> from evkf.model import Model
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
-        >>> filter, key = EnsembleKalman(), jax.random.key(0)
-        >>> state = filter.init(model)
-        >>> state, info = jax.jit(filter.step)(model, state, jnp.array([3.0, 0.0]), key=key)
-        >>> state.members.shape, bool(state.belief.mean[0] > state.belief.mean[1])
-        ((1000, 2), True)
+        >>> import jax
+        >>> from evkf import Model, dynamics, likelihoods, scan_filter, simulate
+        >>> model = Model(dynamics.Linear([[0.9]], 0.1), likelihoods.Gaussian([[1.0]], noise=0.5))
+        >>> _, ys = simulate(model, jax.random.key(0), 20)
+        >>> state, trace = scan_filter(EnsembleKalman(100), model, ys, key=jax.random.key(1))
+        >>> trace.belief.mean.shape, state.members.shape
+        ((20, 1), (100, 1))
     """
 
-    num_members: int = eqx.field(static=True)
+    num_members: int = eqx.field(default=1000, static=True)
 
-    def __init__(self, num_members: int = 1000):
-        check_whole(num_members, 2, "num_members")
-        self.num_members = num_members
+    def __check_init__(self):
+        check_whole(self.num_members, 2, "num_members")
 
     def init(self, model: Model) -> EnsembleState:
         if not isinstance(model.family, GaussianFamily | DiagonalGaussianFamily):
@@ -73,7 +74,7 @@ class EnsembleKalman(PredictUpdate):
                 "use Gaussian or DiagonalGaussianFamily states, or ParticleFilter",
             )
         check_moments(model, "EnsembleKalman")
-        members = nowhere(model, self.num_members)
+        members = begin(model, self.num_members)
         return EnsembleState(model.prior, members, jnp.zeros((), members.dtype))
 
     def predict(
@@ -81,9 +82,9 @@ class EnsembleKalman(PredictUpdate):
     ) -> EnsemblePrediction:
         """Draw the next state of every member."""
         start_key, move_key = jax.random.split(read_key(key, "the members are drawn"))
-        members = drawn(model, state.members, state.begun, start_key)
+        members = draw_first(model, state.members, state.begun, start_key)
         members, status = move(model, members, read_input(model, u), move_key)
-        return EnsemblePrediction(_belief(model, members), members, status)
+        return EnsemblePrediction(summarise(model.family, members), members, status)
 
     def update(
         self,
@@ -102,24 +103,20 @@ class EnsembleKalman(PredictUpdate):
         expected = jnp.mean(images, axis=0)
         moved = _deviations(images, expected)
         columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
-        white = whiten(noise, mask, columns.astype(images.dtype))
+        white, normaliser = whiten(noise, mask, columns.astype(images.dtype))
         seen, centre = white[:, :-1], white[:, -1]
         draws = jnp.where(mask[:, None], jax.random.normal(key, seen.shape, seen.dtype), 0)
         spread = _deviations(members, jnp.mean(members, axis=0))
-        found = condition(spread, seen, centre)
+        result = condition(spread, seen, centre)
         own = centre[:, None] - math.sqrt(len(members) - 1) * seen + draws
-        new = members + (found.gain @ own).T
-        evidence = found.fit + log_scale(noise, mask)
-        keep, info = judge(jnp.all(jnp.isfinite(new)), evidence, mask, prediction.status)
+        new = members + (result.gain @ own).T
+        evidence = result.fit + normaliser
+        keep, info = accept(jnp.all(jnp.isfinite(new)), evidence, mask, prediction.status)
         members = jnp.where(keep, new, members)
         begun = jnp.ones((), members.dtype)
-        return EnsembleState(_belief(model, members), members, begun), info
+        return EnsembleState(summarise(model.family, members), members, begun), info
 
 
 def _deviations(rows: Float[Array, "M K"], mean: Float[Array, " K"]) -> Float[Array, "K M"]:
     """Columns whose product with themselves is the covariance of the rows."""
     return (rows - mean).T / math.sqrt(len(rows) - 1)
-
-
-def _belief(model: Model, members: Points) -> Belief:
-    return summary(model.family, members, jnp.full(len(members), 1 / len(members), members.dtype))

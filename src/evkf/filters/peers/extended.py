@@ -3,24 +3,20 @@
 import jax
 
 from evkf.dynamics import GaussianDynamics
-from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input
-from evkf.filters.peers.gain import (
-    GaussianPrediction,
-    check_gaussian,
-    linear_update,
-    settle_prediction,
-)
+from evkf.families import GaussianBelief
+from evkf.filters.base import State
+from evkf.filters.peers.gain import GaussianFilter, LinearObservation, check_gaussian
 from evkf.model import Model
 from evkf.numerics.linalg import cholesky
-from evkf.types import Input, Key, Mask, Observation
+from evkf.types import Input, Matrix, Vector
 
 
-class ExtendedKalman(PredictUpdate):
-    """Dynamics and expected observation are replaced by their tangents at the mean.
+class ExtendedKalman(GaussianFilter):
+    r"""The filter that replaces dynamics and expected observation by their tangents at the mean.
 
     The observation counts as Gaussian, with the covariance that the likelihood states at the
     predicted mean (`likelihood.cov`). `Info.elbo` is the log density of the observation under that
-    Gaussian, which is $\\log p(y_t | y_{<t})$ for linear Gaussian models.
+    Gaussian, which is $\log p(y_t | y_{<t})$ for linear Gaussian models.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -38,30 +34,18 @@ class ExtendedKalman(PredictUpdate):
         check_gaussian(model, "ExtendedKalman")
         return State(model.prior)
 
-    def predict(
-        self, model: Model, state: State, key: Key | None = None, u: Input | None = None
-    ) -> GaussianPrediction:
-        """$f(m)$ and $F P F^\\top + Q$, with F the Jacobian of f at m."""
-        del key
-        u, dynamics = read_input(model, u), model.dynamics
+    def _predict_moments(
+        self, model: Model, belief: GaussianBelief, u: Input
+    ) -> tuple[Vector, Matrix]:
+        r"""Return $f(m)$ and $F P F^\top + Q$, with F the Jacobian of f at m."""
+        dynamics = model.dynamics
         assert isinstance(dynamics, GaussianDynamics)
-        mean, push = jax.linearize(lambda z: dynamics.mean(z, u), state.belief.mean)
-        moved = jax.vmap(push)(cholesky(state.belief.cov).T)
-        return settle_prediction(state.belief, mean, moved.T @ moved + dynamics.noise.matrix())
+        mean, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)
+        moved = jax.vmap(push)(cholesky(belief.cov).T)
+        return mean, moved.T @ moved + dynamics.noise.matrix()
 
-    def update(
-        self,
-        model: Model,
-        prediction: GaussianPrediction,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-    ) -> tuple[State, Info]:
-        """Take an observation into a prediction."""
-        del key
-        mean, cov = prediction.belief
-        root = cholesky(cov)
-        expected, push = jax.linearize(model.likelihood.mean, mean)
+    def _linearise(self, model: Model, belief: GaussianBelief) -> LinearObservation:
+        root = cholesky(belief.cov)
+        expected, push = jax.linearize(model.likelihood.mean, belief.mean)
         moved = jax.vmap(push)(root.T).T
-        noise = model.likelihood.cov(mean)
-        return linear_update(prediction, root, moved, expected, noise, *read_bin(model, y, mask))
+        return LinearObservation(root, moved, expected, model.likelihood.cov(belief.mean))

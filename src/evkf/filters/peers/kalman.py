@@ -5,23 +5,19 @@ Paper: eq:kalman_predict, eq:kalman_update.
 
 from evkf.dynamics import Linear
 from evkf.errors import InputError
-from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input
-from evkf.filters.peers.gain import (
-    GaussianPrediction,
-    check_gaussian,
-    linear_update,
-    settle_prediction,
-)
+from evkf.families import GaussianBelief
+from evkf.filters.base import State
+from evkf.filters.peers.gain import GaussianFilter, LinearObservation, check_gaussian
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
 from evkf.numerics.linalg import cholesky
-from evkf.types import Input, Key, Mask, Observation
+from evkf.types import Input, Matrix, Vector
 
 
-class Kalman(PredictUpdate):
-    """The exact filter of linear dynamics behind a Gaussian likelihood; refuses all others.
+class Kalman(GaussianFilter):
+    r"""The exact filter of linear dynamics with a Gaussian likelihood; refuses all others.
 
-    `Info.elbo` is $\\log p(y_t | y_{<t})$.
+    `Info.elbo` is $\log p(y_t | y_{<t})$.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,38 +32,27 @@ class Kalman(PredictUpdate):
     """
 
     def init(self, model: Model) -> State:
-        _parts(model)
+        _linear_parts(model)
         return State(model.prior)
 
-    def predict(
-        self, model: Model, state: State, key: Key | None = None, u: Input | None = None
-    ) -> GaussianPrediction:
-        """$A m + B u + c$ and $A P A^\\top + Q$."""
-        del key
-        dynamics, _ = _parts(model)
-        moved = dynamics.weight @ cholesky(state.belief.cov)
-        mean = dynamics.mean(state.belief.mean, read_input(model, u))
-        cov = moved @ moved.T + dynamics.noise.matrix()
-        return settle_prediction(state.belief, mean, cov)
+    def _predict_moments(
+        self, model: Model, belief: GaussianBelief, u: Input
+    ) -> tuple[Vector, Matrix]:
+        r"""Return $A m + B u + c$ and $A P A^\top + Q$."""
+        dynamics, _ = _linear_parts(model)
+        moved = dynamics.weight @ cholesky(belief.cov)
+        return dynamics.mean(belief.mean, u), moved @ moved.T + dynamics.noise.matrix()
 
-    def update(
-        self,
-        model: Model,
-        prediction: GaussianPrediction,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-    ) -> tuple[State, Info]:
-        """Take an observation into a prediction."""
-        del key
-        _, likelihood = _parts(model)
-        mean, cov = prediction.belief
-        root = cholesky(cov)
-        seen = (likelihood.C @ root, likelihood.mean(mean), likelihood.cov(mean))
-        return linear_update(prediction, root, *seen, *read_bin(model, y, mask))
+    def _linearise(self, model: Model, belief: GaussianBelief) -> LinearObservation:
+        _, likelihood = _linear_parts(model)
+        mean, root = belief.mean, cholesky(belief.cov)
+        return LinearObservation(
+            root, likelihood.C @ root, likelihood.mean(mean), likelihood.cov(mean)
+        )
 
 
-def _parts(model: Model) -> tuple[Linear, Gaussian]:
+def _linear_parts(model: Model) -> tuple[Linear, Gaussian]:
+    """Dynamics and likelihood of a linear Gaussian model; others are refused."""
     dynamics, likelihood = model.dynamics, model.likelihood
     remedy = "use ExtendedKalman, which linearises, or VariationalKalmanFilter"
     if not isinstance(dynamics, Linear):

@@ -15,35 +15,61 @@ from jaxtyping import Array, Float, PyTree
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
-from evkf.filters.base import Filter, Info, evidence_info, read_step
+from evkf.filters.base import Info, evidence_info
 from evkf.filters.evkf.filter import VariationalKalmanFilter
 from evkf.filters.evkf.predict import MAX_STD, predict
-from evkf.filters.peers.backward import (
-    Bin,
-    Cloud,
-    Kernel,
-    centres,
-    log_normal,
-    log_transition,
-    reward,
-)
-from evkf.filters.peers.learned import (
-    bounded,
-    check_learned,
-    check_parts,
-    layers,
-    learned_vector,
-    visit,
-)
-from evkf.filters.peers.ridge import Ridge, first_outputs, fit, no_ridge, values
+from evkf.filters.peers.kernel_ridge import KernelRidge
+from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, flatten, floor_noise
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole, check_whole
-from evkf.numerics.linalg import all_finite, cholesky, tree_where
-from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
+from evkf.numerics.linalg import all_finite, cholesky, solve_lower, tree_where
+from evkf.types import Belief, Input, Key, Scalar, Status, Vector
+
+Cloud = Float[Array, "S L"]
+
+
+class BackwardKernel(NamedTuple):
+    r"""The backward kernel $k_t(z_{t-1} | z_t)$, in units of the beliefs it joins.
+
+    The mean is $m_{t-1} + s_{t-1} \circ \text{net}((z_t - \bar m_t) / \bar s_t)$ with mean and
+    standard deviation of $q_{t-1}$ and of the prediction, the standard deviation a multiple of
+    $s_{t-1}$. So the weights of one bin serve the next.
+    """
+
+    net: ShallowNetwork
+    log_scale: Vector
+
+    def centres(self, now: "BinContext", z: Cloud) -> Cloud:
+        """Return the means of the kernel, in units of $q_{t-1}$."""
+        return self.net.apply((z - now.mean) / now.std, jax.nn.relu)
+
+
+class BinContext(NamedTuple):
+    """The constants of the bound of one bin.
+
+    Attributes:
+        model: The model.
+        data: Observation, mask and input.
+        mean: Mean of the prediction.
+        std: Its standard deviation.
+        last_mean: Mean of $q_{t-1}$.
+        last_std: Its standard deviation.
+        last_root: Cholesky factor of its covariance.
+        past: Regression of $V_{t-1}$ and its gradients.
+    """
+
+    model: Model
+    data: BinData
+    mean: Vector
+    std: Vector
+    last_mean: Vector
+    last_std: Vector
+    last_root: Float[Array, "L L"]
+    past: KernelRidge
 
 
 class OVSState(NamedTuple):
-    """The belief, the function that sums up the past, and all that was learned.
+    """The belief, the regression that summarises the past, and what was learned.
 
     Attributes:
         belief: $q_t(z_t)$, its covariance diagonal.
@@ -57,57 +83,51 @@ class OVSState(NamedTuple):
 
     belief: Belief
     smoothed: Belief
-    past: Ridge
-    kernel: Kernel
+    past: KernelRidge
+    kernel: BackwardKernel
     model: Model
     optimiser: PyTree
 
 
-class OnlineVariationalSmoother(Filter):
-    """OVS: $q(z_t)\\,k_t(z_{t-1}|z_t)$ by gradient ascent, the past summed up by a regression.
+class OnlineVariationalSmoother(LearningFilter):
+    r"""OVS: $q(z_t)\,k_t(z_{t-1}|z_t)$ by gradient ascent, with a regression for the past.
 
     In every bin $q_t$, a diagonal Gaussian, starts with the mean of the variational Kalman update
     and the variance of the prediction, and $k_t$ from the last bin. (Published code starts from the
-    prediction; where half-learned dynamics jump farther than Adam's steps reach back, the stream is
-    then lost.)
-    Adam maximises $E[\\log p(z_t|z_{t-1}) p(y_t|z_t) - \\log k_t - \\log q_t + \\log q_{t-1} +
-    V_{t-1}(z_{t-1})]$, where only the gradient of $V_{t-1}$ is needed, and known by kernel ridge
-    regression. Then $V_t$, its gradient and the gradient of the bound in the learned numbers are
-    regressed on draws of $z_t$, and the model takes one Adam step along the gradient of this bin's
-    share of the bound.
+    prediction, which loses the stream where half-learned dynamics jump farther than Adam's steps
+    can reach.) Adam maximises $E[\log p(z_t|z_{t-1}) p(y_t|z_t) - \log k_t - \log q_t +
+    \log q_{t-1} + V_{t-1}(z_{t-1})]$, where only the gradient of $V_{t-1}$ is needed. Kernel ridge
+    regression gives it. Then $V_t$, its gradient and the gradient of the bound in the learned
+    numbers are regressed on draws of $z_t$, and the model takes one Adam step along the gradient of
+    this bin's share of the bound.
 
     Densities of $q_t$ and $k_t$ are differentiated through the draws only, which is unbiased and
     free of noise at the optimum. For the regressions draws of $k_t$ come in opposite pairs: with
     single ones the noise of $V$ adds up over bins where observations say little. Quantities that
     are known up to a constant ($V$ and the gradient in the learned numbers) are centred under
-    $q_t$, so that `info.elbo` is the growth of the bound, an estimate of $\\log p(y_t | y_{<t})$.
-    Where nothing is observed $q_t$ is the prediction. While learning, the model in the state is the
-    one in use, and the `model` of `step` only tells the sizes.
+    $q_t$, so that `info.elbo` is the growth of the bound, an estimate of $\log p(y_t | y_{<t})$.
+    Where nothing is observed $q_t$ is the prediction.
 
     Args:
         iterations: Gradient steps a bin on $q_t$ and $k_t$.
-        num_samples: Draws in each.
+        num_samples: Draws in each step.
         rate: Their learning rate, in units of the predicted standard deviation; held for half of
             the steps, it then falls to zero, and with it the noise of the draws.
         hidden: Units (ReLU) of the backward kernel's network.
         num_support: Draws that the regressions are fitted to.
-        ridge: $\\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
+        ridge: $\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
             without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
             draws, and the belief with it.)
         model_rate: Learning rate of the model.
-        learn: Whether the model is learned; if not, the one given is used. States of both kinds are
-            alike, but without learning the gradient in the learned numbers is not kept up: it is
-            zero.
-        parts: What is learned of it: "dynamics", "noise", "readout", "observation".
-        seed: From which the network is drawn.
+        learn: True to learn the model; otherwise the given one is used, and the gradient in the
+            learned numbers is zero.
+        parts: Parts to learn: "dynamics", "noise", "readout", "observation".
+        seed: Seed of the network.
 
     Example:
         >>> import jax
-        >>> from evkf.dynamics import Linear
-        >>> from evkf.filters import scan_filter
-        >>> from evkf.likelihoods import StudentT
-        >>> from evkf.model import Model, simulate
-        >>> model = Model(Linear([[0.9]], noise=0.1), StudentT([[1.0]], scale=0.3))
+        >>> from evkf import Model, dynamics, likelihoods, scan_filter, simulate
+        >>> model = Model(dynamics.Linear([[0.9]], 0.1), likelihoods.StudentT([[1.0]], scale=0.3))
         >>> _, ys = simulate(model, jax.random.key(0), 5)
         >>> filter = OnlineVariationalSmoother(learn=False)
         >>> state, trace = scan_filter(filter, model, ys, key=jax.random.key(1))
@@ -115,41 +135,26 @@ class OnlineVariationalSmoother(Filter):
         ((5, 1), True)
     """
 
-    iterations: int = eqx.field(static=True)
-    num_samples: int = eqx.field(static=True)
-    rate: float = eqx.field(static=True)
-    hidden: int = eqx.field(static=True)
-    num_support: int = eqx.field(static=True)
-    ridge: float = eqx.field(static=True)
-    model_rate: float = eqx.field(static=True)
-    learn: bool = eqx.field(static=True)
-    parts: tuple[str, ...] = eqx.field(static=True)
-    seed: int = eqx.field(static=True)
+    iterations: int = eqx.field(default=500, static=True)
+    num_samples: int = eqx.field(default=10, static=True)
+    rate: float = eqx.field(default=1e-2, static=True)
+    hidden: int = eqx.field(default=100, static=True)
+    num_support: int = eqx.field(default=250, static=True)
+    ridge: float = eqx.field(default=1e-2, static=True)
+    model_rate: float = eqx.field(default=3e-3, static=True)
+    learn: bool = eqx.field(default=True, static=True)
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
+    seed: int = eqx.field(default=0, static=True)
 
-    def __init__(
-        self,
-        iterations: int = 500,
-        num_samples: int = 10,
-        rate: float = 1e-2,
-        hidden: int = 100,
-        num_support: int = 250,
-        ridge: float = 1e-2,
-        model_rate: float = 3e-3,
-        learn: bool = True,
-        parts: tuple[str, ...] = ("dynamics", "noise"),
-        seed: int = 0,
-    ):
-        check_positive_whole(iterations=iterations, num_samples=num_samples, hidden=hidden)
-        check_whole(num_support, 4, "num_support")
-        if num_support % 2:
-            raise InputError(
-                f"num_support = {num_support}", "num_support", "pass an even number, 4 or more"
-            )
-        check_positive(rate=rate, ridge=ridge, model_rate=model_rate)
-        self.iterations, self.num_samples, self.rate = iterations, num_samples, rate
-        self.hidden, self.num_support, self.ridge = hidden, num_support, ridge
-        self.model_rate, self.learn = model_rate, learn
-        self.parts, self.seed = check_parts(parts), seed
+    def __check_init__(self):
+        check_positive_whole(
+            iterations=self.iterations, num_samples=self.num_samples, hidden=self.hidden
+        )
+        check_whole(self.num_support, 4, "num_support")
+        if self.num_support % 2:
+            what = f"num_support = {self.num_support}"
+            raise InputError(what, "num_support", "pass an even number, 4 or more")
+        check_positive(rate=self.rate, ridge=self.ridge, model_rate=self.model_rate)
 
     def init(self, model: Model) -> OVSState:
         if not isinstance(model.dynamics, GaussianDynamics):
@@ -158,56 +163,48 @@ class OnlineVariationalSmoother(Filter):
                 "OnlineVariationalSmoother",
                 "use additive Gaussian noise (GaussianDynamics)",
             )
-        if self.learn:
-            check_learned(model, self.parts)
+        self._check_parts(model)
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
-        net = layers(jax.random.key(self.seed), dim, self.hidden, dim, dtype)
-        vector, _ = learned_vector(model, self.parts)
-        past = no_ridge(self.num_support, dim, 1 + dim + len(vector), dtype)
-        kernel = Kernel(net, jnp.zeros(dim, dtype))
+        net = ShallowNetwork.begin(jax.random.key(self.seed), dim, self.hidden, dim, dtype)
+        vector, _ = flatten(model, self.parts)
+        past = KernelRidge.zero(self.num_support, dim, 1 + dim + len(vector), dtype)
+        kernel = BackwardKernel(net, jnp.zeros(dim, dtype))
         optimiser = optax.adam(self.model_rate).init(vector)
         return OVSState(model.prior, model.prior, past, kernel, model, optimiser)
 
     def restart(self, model: Model, state: OVSState) -> OVSState:
-        """The belief is the prior again, of which there is no past; what was learned stays."""
+        """Return to the prior, without a past; what was learned stays."""
         return self.init(model)._replace(
             kernel=state.kernel, model=state.model, optimiser=state.optimiser
         )
 
-    def step(
-        self,
-        model: Model,
-        state: OVSState,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-        u: Input | None = None,
+    def _filter_bin(
+        self, model: Model, state: OVSState, data: BinData, key: Key
     ) -> tuple[OVSState, Info]:
         """Fit $q_t$ and $k_t$, then the regressions, then the model."""
-        y, mask, key, u = read_step(model, y, mask, key, u)
-        model = state.model if self.learn else model
-        family, seen = model.family, jnp.any(mask)
+        family, seen = model.family, jnp.any(data.mask)
         fit_key, draw_key, predict_key, start_key = jax.random.split(key, 4)
         prediction = predict(
-            model, state.belief, u, predict_key, "cubature", 2, correct=True, max_std=MAX_STD
+            model, state.belief, data.u, predict_key, "cubature", 2, correct=True, max_std=MAX_STD
         )
-        now = Bin(
+        past = state.past
+        if not self.learn:  # the gradient in the learned numbers is not needed
+            past = past._replace(coefficients=past.coefficients[:, : 1 + family.dim])
+        now = BinContext(
             model,
-            y,
-            mask,
-            u,
+            data,
             family.mean(prediction.belief),
             jnp.sqrt(family.var(prediction.belief)),
             family.mean(state.belief),
             jnp.sqrt(family.var(state.belief)),
             cholesky(family.cov(state.belief)),
-            state.past if self.learn else first_outputs(state.past, 1 + family.dim),
+            past,
         )
-        first, _ = VariationalKalmanFilter().update(model, prediction, y, mask, start_key)
+        first, _ = VariationalKalmanFilter().update(model, prediction, data.y, data.mask, start_key)
         start = (family.mean(first.belief) - now.mean) / now.std
         shift, log_scale, kernel = self._optimise(now, start, state.kernel, seen, fit_key)
         mean, std = now.mean + now.std * shift, now.std * jnp.exp(log_scale)
-        past, smoothed, elbo, gradient = self._sum_up(now, mean, std, kernel, draw_key)
+        past, smoothed, elbo, gradient = self._summarise(now, mean, std, kernel, draw_key)
         sound = all_finite(mean, std, elbo, gradient, *jax.tree.leaves((past, kernel, smoothed)))
 
         mean, std = tree_where(sound, (mean, std), (now.mean, now.std))
@@ -222,15 +219,14 @@ class OnlineVariationalSmoother(Filter):
         optimiser = state.optimiser
         if self.learn:
             model, optimiser = self._learn(model, optimiser, gradient, sound & seen)
-            model = visit(model, belief, seen & (status == 0))
         elbo = jnp.where(seen, jnp.where(sound, elbo, jnp.nan), 0)
         info = evidence_info(elbo, status, self.iterations)
         return OVSState(belief, smoothed, past, kernel, model, optimiser), info
 
     def _optimise(
-        self, now: Bin, start: Vector, kernel: Kernel, seen: Array, key: Key
-    ) -> tuple[Vector, Vector, Kernel]:
-        """Adam on shift and log scale of $q_t$ against the prediction, and on $k_t$."""
+        self, now: BinContext, start: Vector, kernel: BackwardKernel, seen: Array, key: Key
+    ) -> tuple[Vector, Vector, BackwardKernel]:
+        """Fit shift and log scale of $q_t$ against the prediction, and $k_t$, with Adam."""
         dim, dtype = len(now.mean), now.mean.dtype
         numbers, unravel = ravel_pytree((start, jnp.zeros(dim, dtype), kernel))
         moves = jnp.ones_like(numbers).at[: 2 * dim].set(seen)
@@ -240,8 +236,8 @@ class OnlineVariationalSmoother(Filter):
             shift, log_scale, kernel = unravel(numbers)
             z = now.mean + now.std * (shift + jnp.exp(log_scale) * noise[0])
             still, narrow = lax.stop_gradient((shift, log_scale))
-            log_q = log_normal((z - now.mean) / now.std - still, narrow)
-            return jnp.mean(log_q - reward(now, kernel, z, noise[1])[0])
+            log_q = _log_normal((z - now.mean) / now.std - still, narrow)
+            return jnp.mean(log_q - _log_ratio(now, kernel, z, noise[1])[0])
 
         def body(carry: tuple[Any, ...], noise: Array) -> tuple[Any, ...]:
             numbers, moments = carry
@@ -253,58 +249,95 @@ class OnlineVariationalSmoother(Filter):
         (numbers, _), _ = lax.scan(body, (numbers, adam.init(numbers)), noise)
         return unravel(numbers)
 
-    def _sum_up(
-        self, now: Bin, mean: Vector, std: Vector, kernel: Kernel, key: Key
-    ) -> tuple[Ridge, Belief, Scalar, Float[Array, " D"]]:
-        """Regress what the next bin needs; also smooth, and give bound and model gradient."""
+    def _summarise(
+        self, now: BinContext, mean: Vector, std: Vector, kernel: BackwardKernel, key: Key
+    ) -> tuple[KernelRidge, Belief, Scalar, Float[Array, " D"]]:
+        """Return the regression for the next bin, the smoothed belief, bound and gradient."""
         keys = jax.random.split(key)
         points, noise = (
             jax.random.normal(k, (self.num_support, len(mean)), mean.dtype) for k in keys
         )
         z, own = mean + std * points, 1 + len(mean)
-        vector, build = learned_vector(now.model, self.parts)
+        vector, build = flatten(now.model, self.parts)
 
-        def worth(z: Vector, noise: Vector) -> tuple[Scalar, tuple[Any, ...]]:
+        def bound(z: Vector, noise: Vector) -> tuple[Scalar, tuple[Any, ...]]:
             # Opposite draws of the kernel: what is linear in them cancels.
             both = jnp.broadcast_to(z, (2, len(z)))
-            gain, last, value = reward(now, kernel, both, jnp.stack([noise, -noise]))
-            log_q = log_normal(z - mean, jnp.log(std))
+            gain, last, value = _log_ratio(now, kernel, both, jnp.stack([noise, -noise]))
+            log_q = _log_normal(z - mean, jnp.log(std))
             return jnp.mean(gain) - log_q, (last, jnp.mean(value))
 
         def joint(vector: Array, z: Vector, last: Cloud) -> Scalar:
             model = build(vector)
-            log_p = log_transition(model, jnp.broadcast_to(z, last.shape), last, now.u)
-            return jnp.mean(log_p) + model.likelihood.log_prob(z, now.y, now.mask)
+            log_p = _log_transition(model, jnp.broadcast_to(z, last.shape), last, now.data.u)
+            return jnp.mean(log_p) + model.likelihood.log_prob(z, now.data.y, now.data.mask)
 
-        (total, (last, value)), slope = jax.vmap(jax.value_and_grad(worth, has_aux=True))(z, noise)
+        (total, (last, value)), slope = jax.vmap(jax.value_and_grad(bound, has_aux=True))(z, noise)
         targets = jnp.concatenate([(total + value)[:, None], std * slope], axis=1)
         if self.learn:
             white = (last - now.last_mean) / now.last_std
-            old = jnp.mean(jax.vmap(values, (None, 0))(now.past, white), axis=1)[:, own:]
+            old = jnp.mean(jax.vmap(now.past.evaluate)(white), axis=1)[:, own:]
             scores = jax.vmap(jax.grad(joint), (None, 0, 0))(vector, z, last) + old
             targets = jnp.concatenate([targets, scores], axis=1)
         centre = jnp.mean(targets, axis=0)
         centre = centre.at[1:own].set(0)
-        past = fit(points, targets - centre, slice(1, own), self.ridge)
+        past = KernelRidge.fit(points, targets - centre, slice(1, own), self.ridge)
         if not self.learn:
-            known = jnp.pad(past.coefficients, ((0, 0), (0, len(vector))))
-            past = past._replace(coefficients=known)
-        return past, self._smooth(now, z, kernel), centre[0], centre[own:]
+            padded = jnp.pad(past.coefficients, ((0, 0), (0, len(vector))))
+            past = past._replace(coefficients=padded)
 
-    def _smooth(self, now: Bin, z: Cloud, kernel: Kernel) -> Belief:
-        """Moments of $z_{t-1}$ under $q_t k_t$."""
-        white = centres(now, kernel, z)
-        centre = jnp.mean(white, axis=0)
-        cov = (white - centre).T @ (white - centre) / len(z)
+        # Moments of $z_{t-1}$ under $q_t k_t$.
+        white = kernel.centres(now, z)
+        mid = jnp.mean(white, axis=0)
+        cov = (white - mid).T @ (white - mid) / len(z)
         cov = cov + jnp.diag(jnp.exp(2 * kernel.log_scale))
         cov = cov * now.last_std * now.last_std[:, None]
-        return now.model.family.from_moments(now.last_mean + now.last_std * centre, cov)
+        smoothed = now.model.family.from_moments(now.last_mean + now.last_std * mid, cov)
+        return past, smoothed, centre[0], centre[own:]
 
     def _learn(
         self, model: Model, moments: PyTree, gradient: Array, moves: Array
     ) -> tuple[Model, PyTree]:
-        """A step along the gradient, if it moves."""
-        vector, build = learned_vector(model, self.parts)
+        """Take a gradient step with the model where `moves` is true."""
+        vector, build = flatten(model, self.parts)
         updates, new = optax.adam(self.model_rate).update(-gradient, moments)
-        learned = bounded(build(vector + jnp.asarray(updates)), self.parts)
+        learned = floor_noise(build(vector + jnp.asarray(updates)), self.parts)
         return tree_where(moves, (learned, new), (model, moments))
+
+
+def _log_ratio(
+    now: BinContext, kernel: BackwardKernel, z: Cloud, noise: Cloud
+) -> tuple[Float[Array, " S"], Cloud, Float[Array, " S"]]:
+    r"""Return $\log p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) / k_t(z_{t-1}|z_t)$.
+
+    A term is added that has no value but the gradient of $V_{t-1}$. Also return the draws of
+    $z_{t-1}$, and $V_{t-1}$ there.
+    """
+    white = kernel.centres(now, z)
+    placed = white + jnp.exp(kernel.log_scale) * noise
+    last = now.last_mean + now.last_std * placed
+    log_k = _log_normal(placed - lax.stop_gradient(white), lax.stop_gradient(kernel.log_scale))
+    offset = solve_lower(now.last_root, (last - now.last_mean).T).T
+    # The determinant is in units of q, as is that of the kernel.
+    log_det = jnp.sum(jnp.log(jnp.diagonal(now.last_root) / now.last_std))
+    log_last = -0.5 * jnp.sum(offset**2, axis=1) - log_det
+    held = lax.stop_gradient(placed)
+    past = now.past.evaluate(held, 1 + z.shape[1])
+    tilt = jnp.sum(past[:, 1:] * (placed - held), axis=1)
+    log_p = _log_transition(now.model, z, last, now.data.u)
+    log_y = jax.vmap(now.model.likelihood.log_prob, (0, None, None))(z, now.data.y, now.data.mask)
+    return log_p + log_y - log_k + log_last + tilt, last, past[:, 0]
+
+
+def _log_normal(shift: Cloud, log_std: Vector) -> Float[Array, " S"]:
+    """Return the log density of a centred diagonal Gaussian without the constant."""
+    return -0.5 * jnp.sum((shift * jnp.exp(-log_std)) ** 2, axis=-1) - jnp.sum(log_std)
+
+
+def _log_transition(model: Model, z: Cloud, last: Cloud, u: Input) -> Float[Array, " S"]:
+    r"""Return $\log p(z_t | z_{t-1})$ without the constant."""
+    dynamics = model.dynamics
+    assert isinstance(dynamics, GaussianDynamics)
+    moved = jax.vmap(dynamics.mean, (0, None))(last, u)
+    white = dynamics.noise.whiten((z - moved).T)
+    return -0.5 * jnp.sum(white**2, axis=0) - dynamics.noise.log_det_root()

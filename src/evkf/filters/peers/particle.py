@@ -10,27 +10,32 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from evkf.filters.base import Info, PredictUpdate, read_bin, read_input, read_key
-from evkf.filters.peers.cloud import Points, Weights, drawn, move, nowhere, summary, systematic
-from evkf.filters.peers.gain import judge
+from evkf.filters.peers.cloud import Points, Weights, begin, draw_first, move, resample, summarise
+from evkf.filters.peers.gain import accept
 from evkf.model import Model
 from evkf.numerics.checks import check_whole
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class ParticleState(NamedTuple):
-    """The weighted particles, and the belief with their mean and covariance."""
+    """The weighted particles, and the belief with their mean and covariance.
+
+    Attributes:
+        belief: The belief.
+        particles: The cloud.
+        log_weights: Logarithms of weights that sum to one.
+        ess: The effective sample size, by which the next step decides whether to resample; 0 before
+            the first step, which draws the particles from the prior.
+    """
 
     belief: Belief
     particles: Points
     log_weights: Weights
-    """Logarithms of weights that sum to one."""
     ess: Scalar
-    """The effective sample size, by which the next step decides whether to resample; 0 before the
-    first step, which draws the particles from the prior."""
 
 
 class ParticlePrediction(NamedTuple):
-    """The particles before the observation, and the bits of `Status` that moving them has set."""
+    """The particles before the observation, and the bits of `Status` set while moving them."""
 
     belief: Belief
     particles: Points
@@ -39,58 +44,54 @@ class ParticlePrediction(NamedTuple):
 
 
 class ParticleFilter(PredictUpdate):
-    """Particles drawn through the dynamics and weighted by the likelihood.
+    r"""The filter whose particles are drawn from the dynamics and weighted by the likelihood.
 
-    Works for any family that the dynamics can be drawn from and any likelihood with a log density.
-    A step begins by systematic resampling where the effective sample size $1 / \\sum_i w_i^2$ has
-    fallen to half the number of particles or below. `Info.elbo` is the estimate of $\\log p(y_t |
+    It takes any family that the dynamics can be drawn from and any likelihood with a log density.
+    A step begins by systematic resampling where the effective sample size $1 / \sum_i w_i^2$ has
+    fallen to half the number of particles or below. `Info.elbo` is the estimate of $\log p(y_t |
     y_{<t})$; the product over bins is unbiased. Every step needs a key.
 
     Args:
-        num_particles: Particles.
+        num_particles: Number of particles.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.likelihoods import Poisson
-        >>> from evkf.model import Model
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0], [0.0, 1.0]]))
-        >>> filter, key = ParticleFilter(), jax.random.key(0)
-        >>> state = filter.init(model)
-        >>> state, info = jax.jit(filter.step)(model, state, jnp.array([3.0, 0.0]), key=key)
+        >>> from evkf import Model, dynamics, likelihoods
+        >>> model = Model(dynamics.VanDerPol(), likelihoods.Poisson([[1.0, 0.0], [0.0, 1.0]]))
+        >>> filter, y = ParticleFilter(), jnp.array([3.0, 0.0])
+        >>> state, info = filter.step(model, filter.init(model), y, key=jax.random.key(0))
         >>> state.particles.shape, bool(state.ess < 10_000)
         ((10000, 2), True)
     """
 
-    num_particles: int = eqx.field(static=True)
+    num_particles: int = eqx.field(default=10_000, static=True)
 
-    def __init__(self, num_particles: int = 10_000):
-        check_whole(num_particles, 2, "num_particles")
-        self.num_particles = num_particles
+    def __check_init__(self):
+        check_whole(self.num_particles, 2, "num_particles")
 
     def init(self, model: Model) -> ParticleState:
-        particles = nowhere(model, self.num_particles)
+        particles = begin(model, self.num_particles)
         even = jnp.full(len(particles), -math.log(len(particles)), particles.dtype)
         return ParticleState(model.prior, particles, even, jnp.zeros((), particles.dtype))
 
     def predict(
         self, model: Model, state: ParticleState, key: Key | None = None, u: Input | None = None
     ) -> ParticlePrediction:
-        """Resample where too few particles carry the weight, then draw their next states."""
+        """Resample where the effective sample size is low, then draw the next states."""
         key = read_key(key, "the particles are drawn")
         start_key, pick_key, move_key = jax.random.split(key, 3)
         particles, log_weights = state.particles, state.log_weights
-        particles = drawn(model, particles, state.ess, start_key)
+        particles = draw_first(model, particles, state.ess, start_key)
         num = len(particles)
 
-        def resample() -> tuple[Array, Array]:
-            chosen = systematic(jnp.exp(log_weights), pick_key)
+        def pick() -> tuple[Array, Array]:
+            chosen = resample(jnp.exp(log_weights), pick_key)
             return particles[chosen], jnp.full_like(log_weights, -math.log(num))
 
         few = (state.ess <= num / 2) & (state.ess > 0)
-        particles, log_weights = lax.cond(few, resample, lambda: (particles, log_weights))
+        particles, log_weights = lax.cond(few, pick, lambda: (particles, log_weights))
         particles, status = move(model, particles, read_input(model, u), move_key)
-        belief = summary(model.family, particles, jnp.exp(log_weights))
+        belief = summarise(model.family, particles, jnp.exp(log_weights))
         return ParticlePrediction(belief, particles, log_weights, status)
 
     def update(
@@ -108,8 +109,8 @@ class ParticleFilter(PredictUpdate):
         log_prob = jax.vmap(model.likelihood.log_prob, (0, None, None))(particles, y, mask)
         joint = before + jnp.where(jnp.isnan(log_prob), -jnp.inf, log_prob)
         evidence = jax.nn.logsumexp(joint)
-        keep, info = judge(jnp.asarray(True), evidence, mask, status)
+        keep, info = accept(jnp.asarray(True), evidence, mask, status)
         log_weights = jnp.where(keep, joint - evidence, before)
         weights = jnp.exp(log_weights)
-        belief = summary(model.family, particles, weights)
+        belief = summarise(model.family, particles, weights)
         return ParticleState(belief, particles, log_weights, 1 / jnp.sum(weights**2)), info

@@ -1,13 +1,11 @@
-"""What methods share that skip the prediction and climb the single-step bound $M_t$.
+r"""Parts of the methods that skip the prediction and maximise the single-step bound $M_t$.
 
-$M_t = E_q[\\log p(y_t|z_t)] + E_q E_{q_{t-1}}[\\log p(z_t|z_{t-1})] + H(q)$, with
-$z_{t-1} \\sim q_{t-1}$ independent of $z_t \\sim q$. Paper: section:cvkf:single_step.
+$M_t = E_q[\log p(y_t|z_t)] + E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})] + H(q)$, with
+$z_{t-1} \sim q_{t-1}$ independent of $z_t \sim q$. Paper: section:cvkf:single_step.
 """
 
-import math
-
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
@@ -19,14 +17,19 @@ from evkf.filters.evkf.results import Prediction
 from evkf.model import Model
 from evkf.numerics.covariance import DiagonalCovariance
 from evkf.numerics.linalg import tree_where
-from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status, Vector
+from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status
 
-MANY = 1024
-"""Samples of $q_{t-1}$ that a prediction averages over where a grid would be too large."""
+NUM_SAMPLES = 1024
+"""Samples of $q_{t-1}$ that a prediction is averaged over where a grid would be too large."""
 
 
 def check_model(model: Model, where: str) -> None:
-    """Refuse beliefs that the method is not written for, and noise that they cannot hold."""
+    """Refuse beliefs other than diagonal Gaussian or continuous Bernoulli, and full noise.
+
+    Args:
+        model: The model.
+        where: Name of the filter, for the error.
+    """
     family, dynamics = model.family, model.dynamics
     diagonal = f"Model(..., family=DiagonalGaussianFamily({family.dim}))"
     if isinstance(dynamics, GaussianDynamics):
@@ -47,7 +50,7 @@ def check_model(model: Model, where: str) -> None:
 
 
 def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
-    """A belief in numbers that may take any value: $(m, \\log s)$, or $\\text{arsinh} \\lambda$.
+    r"""Return a belief as unconstrained numbers: $(m, \log s)$, or $\text{arsinh} \lambda$.
 
     The inverse hyperbolic sine is the logarithm of large parameters, which a continuous Bernoulli
     has wherever it saturates, and smooth through zero.
@@ -58,41 +61,26 @@ def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
 
 
 def from_free(family: Family, free: Float[Array, "R L"]) -> Belief:
-    """The belief with these free numbers."""
+    """Return the belief with these unconstrained numbers."""
     if isinstance(family, ContinuousBernoulliFamily):
         return jnp.sinh(free.T)
     assert isinstance(family, DiagonalGaussianFamily)
     return family.each_from_moments(free[0], jnp.exp(2 * free[1]))
 
 
-def conditional(model: Model, z: Vector, u: Input) -> PyTree:
-    """What `log_conditional` needs to know of $p(z_t|z_{t-1} = z)$."""
-    dynamics = model.dynamics
-    return dynamics.mean(z, u) if isinstance(dynamics, GaussianDynamics) else model.transition(z, u)
+def predict_mean_nat(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
+    """Return the mean of the predicted natural parameters, the maximiser of $M_t$ without data.
 
-
-def log_conditional(model: Model, given: PyTree, z: Vector) -> Scalar:
-    """$\\log p(z_t = z|z_{t-1})$."""
-    if not isinstance(model.dynamics, GaussianDynamics):
-        return model.family.log_prob(given, z)
-    noise = model.dynamics.noise
-    white = noise.whiten(z - given)
-    return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
-
-
-def averaged(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
-    """The maximiser of $M_t$ where nothing is observed: the mean of the natural parameters.
-
-    Over more continuous Bernoulli latents than a grid can serve, it is a mean over samples.
+    It is a mean over samples where a grid over continuous Bernoulli latents would be too large.
     """
     can_tensor = (
         isinstance(model.family, DiagonalGaussianFamily) or model.family.dim <= MAX_TENSOR_DIM
     )
     rule = "cubature" if can_tensor else "monte_carlo"
-    return predict(model, belief, u, key, rule, MANY, False, MAX_STD)
+    return predict(model, belief, u, key, rule, NUM_SAMPLES, False, MAX_STD)
 
 
-def settle(
+def settle_update(
     prediction: Prediction,
     belief: Belief,
     bound: Scalar,
@@ -100,7 +88,16 @@ def settle(
     mask: Mask,
     evaluations: Count | int,
 ) -> tuple[Belief, Info]:
-    """The update if it is sound and something was seen, else the prediction."""
+    """Return the update if it is sound and something was observed, else the prediction.
+
+    Args:
+        prediction: Belief about the bin, and how it was made.
+        belief: The update.
+        bound: Its $M_t$.
+        sound: True if the update is finite and valid.
+        mask: True where observed.
+        evaluations: Number of gradient evaluations.
+    """
     seen = jnp.any(mask)
     keep = sound & seen
     elbo = jnp.where(keep, bound, jnp.where(seen, jnp.nan, 0)).astype(bound.dtype)

@@ -4,7 +4,6 @@ Zhao, Nassar, Jordan, Bugallo & Park 2022.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,40 +18,31 @@ from jaxtyping import Array, PyTree
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 from evkf.families import ContinuousBernoulliFamily
-from evkf.filters.base import Filter, Info, evidence_info, read_step
-from evkf.filters.peers.cloud import Points, Weights, drawn, move, nowhere, summary, systematic
-from evkf.filters.peers.learned import (
-    Layers,
-    bounded,
-    check_learned,
-    check_parts,
-    layers,
-    learned_vector,
-    through,
-    visit,
-)
+from evkf.filters.base import Info, evidence_info
+from evkf.filters.peers.cloud import Points, Weights, begin, draw_first, move, resample, summarise
+from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, flatten, floor_noise
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
-from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status
+from evkf.types import Belief, Input, Key, Scalar, Status
 
 FLOOR = 1e-6
-"""Share of the process noise that is added to the covariance of a cloud, which may be a point."""
+"""Share of the process noise added to the covariance of a cloud, which may be a single point."""
 
 LAST_RATE = 0.1
-"""The learning rate of the model in the end, as a share of the first."""
+"""Last learning rate of the model, as a share of the first."""
 
 
 class SVMCState(NamedTuple):
-    """The particles, and all that was learned.
+    """The particles, and what was learned.
 
     Attributes:
         belief: Mean and covariance of the particles, in the family of the model.
         particles: The cloud.
-        log_weights: Of its particles, not normalised.
+        log_weights: Logarithms of their weights, not normalised.
         model: The model in use.
         proposal: The network of the proposal.
-        optimiser: Moments of the gradient steps on proposal and model.
+        optimiser: States of the optimisers of proposal and model.
         begun: 0 before the first step, which draws the particles from the prior; then 1.
     """
 
@@ -60,38 +50,35 @@ class SVMCState(NamedTuple):
     particles: Points
     log_weights: Weights
     model: Model
-    proposal: Layers
+    proposal: ShallowNetwork
     optimiser: tuple[PyTree, PyTree]
     begun: Scalar
 
 
-class StreamingVMC(Filter):
-    """SVMC: a particle filter whose proposal and model follow the gradient of its own evidence.
+class StreamingVMC(LearningFilter):
+    r"""SVMC: a particle filter that learns proposal and model by the gradient of its evidence.
 
     In every bin, `iterations` times: draw `num_ancestors` particles by their weights, move each by
     the proposal, and take an Adam step on the logarithm of the mean weight. Then move and weight
     all particles. The proposal is Gaussian with diagonal variance: a network of
     $[z_{t-1}, y_t, u_t]$ gives a shift from what the dynamics predict, in units of the process
     noise, and the logarithm of a factor on its standard deviation. It starts at zero, that is, as a
-    bootstrap filter; its units are tanh, so that an outlying observation moves it only so far. For
-    continuous Bernoulli states the network shifts the natural parameters instead.
-
-    While learning, the model in the state is the one in use, and the `model` of `step` only tells
-    the sizes. `info.elbo` is the logarithm of the mean weight, an estimate of
-    $\\log p(y_t | y_{<t})$.
+    bootstrap filter; its units are tanh, which bound the effect of an outlying observation. For
+    continuous Bernoulli states the network shifts the natural parameters instead. `info.elbo` is
+    the logarithm of the mean weight, an estimate of $\log p(y_t | y_{<t})$.
 
     Args:
-        num_particles: Particles.
+        num_particles: Number of particles.
         iterations: Gradient steps a bin.
         num_ancestors: Particles drawn for a gradient step.
         hidden: Units of the proposal's network.
         rate: Learning rate of the proposal.
         model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
-        decay: Bins until it is a tenth.
-        learn: Whether the model is learned; if not, the one given is used, but the proposal is
-            learned all the same. States of both kinds are alike.
-        parts: What is learned of the model: "dynamics", "noise", "readout", "observation".
-        seed: From which the network is drawn.
+        decay: Bins until the rate is a tenth.
+        learn: True to learn the model; otherwise the given one is used. The proposal is learned in
+            both cases.
+        parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation".
+        seed: Seed of the network.
 
     Example:
         >>> import jax
@@ -108,42 +95,21 @@ class StreamingVMC(Filter):
         ((20, 2), (100, 2))
     """
 
-    num_particles: int = eqx.field(static=True)
-    iterations: int = eqx.field(static=True)
-    num_ancestors: int = eqx.field(static=True)
-    hidden: int = eqx.field(static=True)
-    rate: float = eqx.field(static=True)
-    model_rate: float = eqx.field(static=True)
-    decay: int = eqx.field(static=True)
-    learn: bool = eqx.field(static=True)
-    parts: tuple[str, ...] = eqx.field(static=True)
-    seed: int = eqx.field(static=True)
+    num_particles: int = eqx.field(default=5000, static=True)
+    iterations: int = eqx.field(default=5, static=True)
+    num_ancestors: int = eqx.field(default=64, static=True)
+    hidden: int = eqx.field(default=64, static=True)
+    rate: float = eqx.field(default=1e-3, static=True)
+    model_rate: float = eqx.field(default=5e-4, static=True)
+    decay: int = eqx.field(default=3500, static=True)
+    learn: bool = eqx.field(default=True, static=True)
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
+    seed: int = eqx.field(default=0, static=True)
 
-    def __init__(
-        self,
-        num_particles: int = 5000,
-        iterations: int = 5,
-        num_ancestors: int = 64,
-        hidden: int = 64,
-        rate: float = 1e-3,
-        model_rate: float = 5e-4,
-        decay: int = 3500,
-        learn: bool = True,
-        parts: tuple[str, ...] = ("dynamics", "noise"),
-        seed: int = 0,
-    ):
-        check_positive_whole(
-            num_particles=num_particles,
-            iterations=iterations,
-            num_ancestors=num_ancestors,
-            hidden=hidden,
-            decay=decay,
-        )
-        check_positive(rate=rate, model_rate=model_rate)
-        self.num_particles, self.iterations = num_particles, iterations
-        self.num_ancestors, self.hidden = num_ancestors, hidden
-        self.rate, self.model_rate, self.decay = rate, model_rate, decay
-        self.learn, self.parts, self.seed = learn, check_parts(parts), seed
+    def __check_init__(self):
+        counts = ("num_particles", "iterations", "num_ancestors", "hidden", "decay")
+        check_positive_whole(**{name: getattr(self, name) for name in counts})
+        check_positive(rate=self.rate, model_rate=self.model_rate)
 
     def init(self, model: Model) -> SVMCState:
         gaussian = isinstance(model.dynamics, GaussianDynamics)
@@ -154,61 +120,54 @@ class StreamingVMC(Filter):
                 "use additive Gaussian noise (GaussianDynamics) or ContinuousBernoulli states",
             )
         dim, dtype = model.family.dim, jax.tree.leaves(model.prior)[0].dtype
-        if self.learn:
-            check_learned(model, self.parts)
+        self._check_parts(model)
         inputs = dim + model.likelihood.num_channels + model.dynamics.num_inputs
         net_key, _ = jax.random.split(jax.random.key(self.seed))
         outputs = 2 * dim if gaussian else dim
-        proposal = layers(net_key, inputs, self.hidden, outputs, dtype)
-        vectors = ravel_pytree(proposal)[0], learned_vector(model, self.parts)[0]
+        proposal = ShallowNetwork.begin(net_key, inputs, self.hidden, outputs, dtype)
+        vectors = ravel_pytree(proposal)[0], flatten(model, self.parts)[0]
         return SVMCState(
             belief=model.prior,
-            particles=nowhere(model, self.num_particles),
+            particles=begin(model, self.num_particles),
             log_weights=jnp.zeros(self.num_particles, dtype),
             model=model,
             proposal=proposal,
-            optimiser=_both(lambda own, x: own.init(x), self._optimisers(), vectors),
+            optimiser=tuple(
+                own.init(x) for own, x in zip(self._optimisers(), vectors, strict=True)
+            ),
             begun=jnp.zeros((), dtype),
         )
 
     def restart(self, model: Model, state: SVMCState) -> SVMCState:
-        """The next step draws the particles anew from the prior; model and proposal stay."""
+        """Return to the prior, from which the next step draws particles; what was learned stays."""
         return state._replace(
             belief=model.prior,
-            particles=nowhere(model, self.num_particles),
+            particles=begin(model, self.num_particles),
             log_weights=jnp.zeros_like(state.log_weights),
             begun=jnp.zeros_like(state.begun),
         )
 
-    def step(
-        self,
-        model: Model,
-        state: SVMCState,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-        u: Input | None = None,
+    def _filter_bin(
+        self, model: Model, state: SVMCState, data: BinData, key: Key
     ) -> tuple[SVMCState, Info]:
         """Learn, then move and weight the particles."""
-        y, mask, key, u = read_step(model, y, mask, key, u)
-        model = state.model if self.learn else model
         learn_key, pick_key, move_key, spare_key, start_key = jax.random.split(key, 5)
-        seen, told = jnp.any(mask), (y, mask, u)
-        cloud = drawn(model, state.particles, state.begun, start_key)
+        seen = jnp.any(data.mask)
+        cloud = draw_first(model, state.particles, state.begun, start_key)
         before = state._replace(model=model, particles=cloud)
-        new = tree_where(seen, self._adapt(before, told, learn_key), before)
+        new = tree_where(seen, self._adapt(before, data, learn_key), before)
         model = new.model
 
-        ancestors = _chosen(before, pick_key, self.num_particles)
-        cloud, log_w = _move(model, new.proposal, ancestors, told, move_key)
+        ancestors = _draw_ancestors(before, pick_key, self.num_particles)
+        cloud, log_w = _propose(model, new.proposal, ancestors, data, move_key)
         belief = _belief(model, cloud, log_w)
         elbo = logsumexp(log_w) - math.log(self.num_particles)
         sound = all_finite(elbo, cloud, *jax.tree.leaves(belief))
         keep = sound & seen
 
         def predicted(_: None) -> tuple[Any, ...]:
-            """The cloud as the dynamics move it."""
-            cloud, status = move(model, ancestors, u, spare_key)
+            """Move the cloud by the dynamics."""
+            cloud, status = move(model, ancestors, data.u, spare_key)
             flat = jnp.zeros_like(log_w)
             return (cloud, flat, _belief(model, cloud, flat)), status
 
@@ -218,42 +177,41 @@ class StreamingVMC(Filter):
         old = (before.particles, state.log_weights, state.belief)
         cloud, log_w, belief = tree_where(finite, (cloud, log_w, belief), old)
         status = status | jnp.where((keep | ~seen) & finite, 0, int(Status.FELL_BACK))
-        if self.learn:
-            model = visit(model, belief, seen & (status == 0))
         elbo = jnp.where(keep, elbo, jnp.where(seen, jnp.nan, 0))
         begun = jnp.ones_like(state.begun)
         state = SVMCState(belief, cloud, log_w, model, new.proposal, new.optimiser, begun)
         return state, evidence_info(elbo, status, self.iterations)
 
     def _optimisers(self) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-        """Of the proposal, and of the model."""
+        """Optimisers of the proposal and of the model."""
         falling = optax.cosine_decay_schedule(
             self.model_rate, self.decay * self.iterations, LAST_RATE
         )
         return optax.adam(self.rate), optax.adam(falling)
 
-    def _adapt(self, state: SVMCState, told: tuple[Any, ...], key: Key) -> SVMCState:
-        """Gradient steps on the proposal, and on the model if it is learned."""
+    def _adapt(self, state: SVMCState, data: BinData, key: Key) -> SVMCState:
+        """Take gradient steps with the proposal, and with the model if it is learned."""
         weights, unravel = ravel_pytree(state.proposal)
-        vector, build = learned_vector(state.model, self.parts)
-        # Of a pair, the second is the model's.
+        vector, build = flatten(state.model, self.parts)
+        # The second of each pair is the model's.
         used = slice(2 if self.learn else 1)
         optimisers = self._optimisers()[used]
 
-        def read(vectors: tuple[Any, ...]) -> tuple[Layers, Model]:
+        def read(vectors: tuple[Any, ...]) -> tuple[ShallowNetwork, Model]:
             return unravel(vectors[0]), build(vectors[1]) if self.learn else state.model
 
         def loss(vectors: tuple[Any, ...], key: Key) -> Scalar:
             pick_key, move_key = jax.random.split(key)
-            ancestors = _chosen(state, pick_key, self.num_ancestors)
+            ancestors = _draw_ancestors(state, pick_key, self.num_ancestors)
             proposal, model = read(vectors)
-            _, log_w = _move(model, proposal, ancestors, told, move_key)
+            _, log_w = _propose(model, proposal, ancestors, data, move_key)
             return math.log(self.num_ancestors) - logsumexp(log_w)
 
         def body(carry: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
             vectors, moments = carry
             slopes = jax.grad(loss)(vectors, key)
-            updates = _both(lambda own, *x: own.update(*x), optimisers, slopes, moments, vectors)
+            each = zip(optimisers, slopes, moments, vectors, strict=True)
+            updates = [own.update(slope, moment, x) for own, slope, moment, x in each]
             moved = tuple(x + step for x, (step, _) in zip(vectors, updates, strict=True))
             new = moved, tuple(moments for _, moments in updates)
             return tree_where(all_finite(*slopes), new, carry), None
@@ -263,47 +221,42 @@ class StreamingVMC(Filter):
         (vectors, moments), _ = lax.scan(body, start, keys)
         proposal, model = read(vectors)
         if self.learn:
-            model = bounded(model, self.parts)
+            model = floor_noise(model, self.parts)
         moments = (*moments, *state.optimiser[len(moments) :])
         return state._replace(model=model, proposal=proposal, optimiser=moments)
 
 
-def _both(function: Callable[..., Any], *pairs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A function of what belongs to the proposal, and of what belongs to the model."""
-    return tuple(function(*own) for own in zip(*pairs, strict=True))
-
-
-def _chosen(state: SVMCState, key: Key, num: int) -> Points:
-    """Particles drawn by their weights."""
-    return state.particles[systematic(jax.nn.softmax(state.log_weights), key, num)]
+def _draw_ancestors(state: SVMCState, key: Key, num: int) -> Points:
+    """Draw particles by their weights."""
+    return state.particles[resample(jax.nn.softmax(state.log_weights), key, num)]
 
 
 def _belief(model: Model, cloud: Points, log_weights: Weights) -> Belief:
-    """The belief with the moments of a cloud."""
+    """Return the belief with the moments of a cloud."""
     dynamics = model.dynamics
     floor = FLOOR * dynamics.noise.var() if isinstance(dynamics, GaussianDynamics) else 0.0
-    return summary(model.family, cloud, jax.nn.softmax(log_weights), floor)
+    return summarise(model.family, cloud, jax.nn.softmax(log_weights), floor)
 
 
-def _move(
-    model: Model, proposal: Layers, ancestors: Points, told: tuple[Any, ...], key: Key
+def _propose(
+    model: Model, proposal: ShallowNetwork, ancestors: Points, data: BinData, key: Key
 ) -> tuple[Points, Weights]:
-    """Draw from the proposal; log weights $\\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
-    y, mask, u = told
-    out = through(proposal, ancestors, jnp.tanh, jnp.concatenate([y, u]))
+    r"""Draw from the proposal, with log weights $\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
+    y, mask, u = data
+    out = proposal.apply(ancestors, jnp.tanh, jnp.concatenate([y, u]))
     if isinstance(model.dynamics, GaussianDynamics):
-        cloud, log_ratio = _gaussian_move(model.dynamics, out, ancestors, u, key)
+        cloud, log_ratio = _propose_gaussian(model.dynamics, out, ancestors, u, key)
     else:
-        cloud, log_ratio = _natural_move(model, out, ancestors, u, key)
+        cloud, log_ratio = _propose_natural(model, out, ancestors, u, key)
     log_likelihood = jax.vmap(model.likelihood.log_prob, (0, None, None))(cloud, y, mask)
     log_w = log_likelihood + log_ratio
     return cloud, jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
 
 
-def _gaussian_move(
+def _propose_gaussian(
     dynamics: GaussianDynamics, out: Array, ancestors: Points, u: Input, key: Key
 ) -> tuple[Points, Weights]:
-    """Draws and $\\log p / r$; the proposal leans on the dynamics as they are, without gradient."""
+    r"""Return draws and $\log p / r$; the gradient does not pass from proposal to dynamics."""
     shift, log_scale = jnp.split(out, 2, axis=1)
     centre = jax.vmap(dynamics.mean, (0, None))(ancestors, u)
     noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
@@ -315,10 +268,10 @@ def _gaussian_move(
     return cloud, log_p + 0.5 * jnp.sum(noise**2, axis=1) + jnp.sum(log_std, axis=1)
 
 
-def _natural_move(
+def _propose_natural(
     model: Model, out: Array, ancestors: Points, u: Input, key: Key
 ) -> tuple[Points, Weights]:
-    """The same for a family whose natural parameters may be any numbers."""
+    """Return draws and their log ratio for a family with unconstrained natural parameters."""
     family = model.family
     there = jax.vmap(model.transition, (0, None))(ancestors, u)
     nats = lax.stop_gradient(there) + out[:, :, None]

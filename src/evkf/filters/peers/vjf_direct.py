@@ -1,5 +1,6 @@
 """Variational joint filtering without a recognition network: every bin is optimised by itself."""
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,57 +11,44 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from evkf.filters.base import Filter, Info, read_step
-from evkf.filters.peers.learned import (
-    bounded,
-    check_learned,
-    check_parts,
-    learned,
-    visit,
-)
-from evkf.filters.peers.single_step import (
-    averaged,
-    check_model,
-    conditional,
-    from_free,
-    log_conditional,
-    settle,
-    to_free,
-)
+from evkf.dynamics import GaussianDynamics
+from evkf.filters.base import Info
+from evkf.filters.peers import single_step
+from evkf.filters.peers.learned import BinData, LearningFilter, floor_noise, mark_learned
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
-from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
+from evkf.types import Belief, Input, Key, Scalar, Vector
 
 DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
 
 
 class DirectVJFState(NamedTuple):
-    """The belief, and what was learned with it."""
+    """The belief, the model in use, and the state of its optimiser."""
 
     belief: Belief
     model: Model
     optimiser: PyTree
 
 
-class DirectVJF(Filter):
-    """Variational joint filtering (Zhao & Park 2020) with $q_t$ optimised directly in every bin.
+class DirectVJF(LearningFilter):
+    r"""Variational joint filtering (Zhao & Park 2020) with $q_t$ optimised directly in every bin.
 
     Adam climbs the single-step bound $M_t$ from the prediction, with a few fresh samples of
-    $z_{t-1} \\sim q_{t-1}$ and $z_t \\sim q_t$ an iteration, as in the comparison of Campbell et
+    $z_{t-1} \sim q_{t-1}$ and $z_t \sim q_t$ an iteration, as in the comparison of Campbell et
     al. 2021. The optimum is that of eVKF without variance correction, for diagonal beliefs and up
     to Monte-Carlo error. Then one step on $M_t$ moves the model.
 
     Beliefs are in mean and log standard deviation, so that `rate` is in units of the state: a mean
-    can move by `rate * iterations` in a bin. (Published settings; continuous Bernoulli states use
-    $\\text{arsinh}\\lambda$, on which the publications are silent.)
+    can move by `rate * iterations` in a bin. These are published settings; for continuous Bernoulli
+    states, which the publications leave out, beliefs are in $\text{arsinh}\lambda$.
 
     Args:
         rate: Adam's rate for the belief.
         iterations: Adam's steps in a bin.
         num_samples: Samples an iteration.
-        learn: Whether the model is learned, from the one given on; if not it is used as it is.
-        parts: What is learned: "dynamics", "noise", "readout", "observation".
+        learn: True to learn the model, starting from the given one; otherwise that one is used.
+        parts: Parts to learn: "dynamics", "noise", "readout", "observation".
         optimiser: Any optax optimiser for the model, which sees the learned numbers as one vector;
             Adam with clipped gradients when left out.
 
@@ -79,54 +67,35 @@ class DirectVJF(Filter):
         (True, 0)
     """
 
-    rate: float = eqx.field(static=True)
-    iterations: int = eqx.field(static=True)
-    num_samples: int = eqx.field(static=True)
-    learn: bool = eqx.field(static=True)
-    parts: tuple[str, ...] = eqx.field(static=True)
-    optimiser: optax.GradientTransformation = eqx.field(static=True)
+    rate: float = eqx.field(default=1e-2, static=True)
+    iterations: int = eqx.field(default=500, static=True)
+    num_samples: int = eqx.field(default=10, static=True)
+    learn: bool = eqx.field(default=True, static=True)
+    parts: tuple[str, ...] = eqx.field(default=("dynamics", "noise"), static=True, converter=tuple)
+    optimiser: optax.GradientTransformation = eqx.field(default=DEFAULT_OPTIMISER, static=True)
 
-    def __init__(
-        self,
-        rate: float = 1e-2,
-        iterations: int = 500,
-        num_samples: int = 10,
-        learn: bool = True,
-        parts: tuple[str, ...] = ("dynamics", "noise"),
-        optimiser: optax.GradientTransformation = DEFAULT_OPTIMISER,
-    ):
-        check_positive(rate=rate)
-        check_positive_whole(iterations=iterations, num_samples=num_samples)
-        self.rate, self.iterations, self.num_samples = rate, iterations, num_samples
-        self.learn, self.parts, self.optimiser = learn, check_parts(parts), optimiser
+    def __check_init__(self):
+        check_positive(rate=self.rate)
+        check_positive_whole(iterations=self.iterations, num_samples=self.num_samples)
 
     def init(self, model: Model) -> DirectVJFState:
-        check_model(model, "DirectVJF")
-        if self.learn:
-            check_learned(model, self.parts)
-        flat, _ = ravel_pytree(eqx.filter(model, learned(model, self.parts)))
+        single_step.check_model(model, "DirectVJF")
+        self._check_parts(model)
+        flat, _ = ravel_pytree(eqx.filter(model, mark_learned(model, self.parts)))
         return DirectVJFState(model.prior, model, self.optimiser.init(flat))
 
     def restart(self, model: Model, state: DirectVJFState) -> DirectVJFState:
         return state._replace(belief=model.prior)
 
-    def step(
-        self,
-        model: Model,
-        state: DirectVJFState,
-        y: Observation,
-        mask: Mask | None = None,
-        key: Key | None = None,
-        u: Input | None = None,
+    def _filter_bin(
+        self, model: Model, state: DirectVJFState, data: BinData, key: Key
     ) -> tuple[DirectVJFState, Info]:
-        """Optimise $q_t$, then take a step with the model."""
-        y, mask, key, u = read_step(model, y, mask, key, u)
-        model = state.model if self.learn else model
+        """Optimise $q_t$, then take a gradient step with the model."""
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
-        prediction = averaged(model, state.belief, u, predict_key)
-        free = self._fit(model, state.belief, prediction.belief, y, mask, fit_key, u)
-        belief = from_free(model.family, free)
-        chosen, held = eqx.partition(model, learned(model, self.parts))
+        prediction = single_step.predict_mean_nat(model, state.belief, data.u, predict_key)
+        free = self._fit(model, state.belief, prediction.belief, data, fit_key)
+        belief = single_step.from_free(model.family, free)
+        chosen, held = eqx.partition(model, mark_learned(model, self.parts))
 
         flat, unravel = ravel_pytree(chosen)
 
@@ -134,48 +103,43 @@ class DirectVJF(Filter):
             moved = eqx.combine(unravel(flat), held)
             past_key, own_key = jax.random.split(learn_key)
             past = model.family.sample(state.belief, past_key, self.num_samples)
-            given = jax.vmap(conditional, (None, 0, None))(moved, past, u)
-            return _bound(moved, free, given, y, mask, own_key, self.num_samples)
+            given = jax.vmap(_conditional, (None, 0, None))(moved, past, data.u)
+            return _bound(moved, free, given, data, own_key, self.num_samples)
 
         value, slope = jax.value_and_grad(bound)(flat)
         sound = all_finite(free, value) & model.family.valid(belief)
-        belief, info = settle(prediction, belief, value, sound, mask, self.iterations)
+        belief, info = single_step.settle_update(
+            prediction, belief, value, sound, data.mask, self.iterations
+        )
         if not self.learn:
             return DirectVJFState(belief, model, state.optimiser), info
         change, optimiser = self.optimiser.update(-slope, state.optimiser, flat)
-        moved = bounded(eqx.combine(unravel(flat + jnp.asarray(change)), held), self.parts)
-        use, known = sound & all_finite(slope) & jnp.any(mask), (model, state.optimiser)
-        model, optimiser = tree_where(use, (moved, optimiser), known)
-        model = visit(model, belief, jnp.any(mask) & (info.status == 0))
+        moved = floor_noise(eqx.combine(unravel(flat + jnp.asarray(change)), held), self.parts)
+        use, old = sound & all_finite(slope) & jnp.any(data.mask), (model, state.optimiser)
+        model, optimiser = tree_where(use, (moved, optimiser), old)
         return DirectVJFState(belief, model, optimiser), info
 
     def _fit(
-        self,
-        model: Model,
-        before: Belief,
-        start: Belief,
-        y: Observation,
-        mask: Mask,
-        key: Key,
-        u: Input,
+        self, model: Model, before: Belief, start: Belief, data: BinData, key: Key
     ) -> Float[Array, "R L"]:
+        """Maximise $M_t$ with Adam, and return the unconstrained numbers of $q_t$."""
         past_key, own_key = jax.random.split(key)
         shape = (self.iterations, self.num_samples)
         # The model does not change while the belief is fitted: all conditionals at once.
         past = model.family.sample(before, past_key, self.iterations * self.num_samples)
-        given = jax.vmap(conditional, (None, 0, None))(model, past, u)
+        given = jax.vmap(_conditional, (None, 0, None))(model, past, data.u)
         given = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), given)
         adam = optax.adam(self.rate)
 
         def loss(free: Array, given: PyTree, key: Key) -> Scalar:
-            return -_bound(model, free, given, y, mask, key, self.num_samples)
+            return -_bound(model, free, given, data, key, self.num_samples)
 
         def body(carry: tuple[Array, PyTree], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             free, optimiser = carry
             change, optimiser = adam.update(jax.grad(loss)(free, *inputs), optimiser)
             return (free + jnp.asarray(change), optimiser), None
 
-        free = to_free(model.family, start)
+        free = single_step.to_free(model.family, start)
         keys = jax.random.split(own_key, self.iterations)
         return lax.scan(body, (free, adam.init(free)), (given, keys))[0][0]
 
@@ -184,14 +148,28 @@ def _bound(
     model: Model,
     free: Float[Array, "R L"],
     given: PyTree,
-    y: Observation,
-    mask: Mask,
+    data: BinData,
     key: Key,
     num_samples: int,
 ) -> Scalar:
-    """A sampled $M_t$; the entropy in closed form."""
-    belief = from_free(model.family, free)
+    """Return a sampled $M_t$; the entropy is in closed form."""
+    belief = single_step.from_free(model.family, free)
     zs = model.family.sample(belief, key, num_samples)
-    fit = jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, y, mask)
-    prior = jax.vmap(log_conditional, (None, 0, 0))(model, given, zs)
+    fit = jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, data.y, data.mask)
+    prior = jax.vmap(_log_conditional, (None, 0, 0))(model, given, zs)
     return jnp.mean(fit + prior) + model.family.entropy(belief)
+
+
+def _conditional(model: Model, z: Vector, u: Input) -> PyTree:
+    """Return $p(z_t|z_{t-1} = z)$: its mean for Gaussian noise, else its natural parameters."""
+    dynamics = model.dynamics
+    return dynamics.mean(z, u) if isinstance(dynamics, GaussianDynamics) else model.transition(z, u)
+
+
+def _log_conditional(model: Model, given: PyTree, z: Vector) -> Scalar:
+    r"""Return $\log p(z_t = z|z_{t-1})$."""
+    if not isinstance(model.dynamics, GaussianDynamics):
+        return model.family.log_prob(given, z)
+    noise = model.dynamics.noise
+    white = noise.whiten(z - given)
+    return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
