@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evkf.bench import PARTS, core, low_rank, precision, products, sessions, sizes, stability, steps
-from evkf.bench.core import Figure, Part
-from evkf.bench.report import draw, markdown, table
+from speed import PARTS, core, low_rank, precision, products, sessions, sizes, stability, steps
+from speed.core import Figure, Part
+from speed.report import draw, markdown, table
 from evkf.errors import InputError
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from evkf.bench import others
-from evkf.bench import others_worker as worker
-from evkf.bench.steps import Cell, build
+from speed import others
+from speed import others_worker as worker
+from speed.steps import Cell, build
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 

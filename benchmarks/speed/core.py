@@ -1,13 +1,10 @@
 """What all parts share: figures against targets, calls timed in turn, compilations counted."""
 
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -162,17 +159,3 @@ def count_compiles() -> Iterator[list[float]]:
         yield durations
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def device() -> dict[str, Any]:
-    """Where JAX computes: its platform, its name and the cores of the CPU."""
-    kind = jax.devices()[0]
-    name = _cpu() if kind.platform == "cpu" else kind.device_kind
-    return {"platform": kind.platform, "name": name, "cores": os.cpu_count()}
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine())

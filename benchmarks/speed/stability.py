@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.low_rank import LARGE, RANK
+from speed.core import Figure, Part, Say
+from speed.low_rank import LARGE, RANK
 from evkf.dynamics import ChaoticRNN
 from evkf.families import LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter

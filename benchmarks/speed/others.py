@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 import evkf
-from evkf.bench import others_worker as worker
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.steps import Cell, build
+from speed import others_worker as worker
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.errors import InputError
 from evkf.families import GaussianBelief

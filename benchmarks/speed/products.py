@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import get_lapack_funcs
 
-from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
-from evkf.bench.steps import Cell, build
+from speed.core import Figure, Part, Say, Stream, time_in_turn
+from speed.steps import Cell, build
 from evkf.errors import EvkfError
 from evkf.model import simulate
 from evkf.numerics.latency import low_latency
@@ -24,7 +24,7 @@ from evkf.numerics.latency import low_latency
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0
 CALLS, QUICK_CALLS, WARM_UP = 300, 30, 10
-PROGRAM = "from evkf.bench.products import main; main()"
+PROGRAM = "from speed.products import main; main()"
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 

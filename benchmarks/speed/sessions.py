@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from evkf.bench.core import Figure, Part, Say
+from speed.core import Figure, Part, Say
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import Filter, VariationalKalmanFilter

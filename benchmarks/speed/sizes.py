@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say, time_in_turn
-from evkf.bench.low_rank import RANK, stream
+from speed.core import Figure, Part, Say, time_in_turn
+from speed.low_rank import RANK, stream
 
 LATENTS, CHANNELS = (64, 128, 256, 512, 1024), (1000, 2000, 4000, 8000, 16_000)
 AT_CHANNELS, AT_LATENTS = 2000, 256

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.steps import Cell, build
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.model import simulate
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from evkf.bench.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
+from speed.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure as Picture
 from rich import box
 from rich.table import Table
 
-from evkf.bench.core import Figure
-from evkf.bench.low_rank import RANK
-from evkf.bench.sizes import AT_CHANNELS, AT_LATENTS, series
+from speed.core import Figure
+from speed.low_rank import RANK
+from speed.sizes import AT_CHANNELS, AT_LATENTS, series
 from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH, styled
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}

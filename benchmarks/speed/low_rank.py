@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
+from speed.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.dynamics import ChaoticRNN, ResidualMLP
 from evkf.families import GaussianFamily, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
