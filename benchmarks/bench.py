@@ -141,9 +141,7 @@ def main(args: Sequence[str] | None = None) -> int:
         type=Path,
         help="environment of other packages, made on first use (in the user's folder of caches)",
     )
-    parser.add_argument(
-        "--against", type=Path, help="bench.json of a CPU, to compare a GPU with"
-    )
+    parser.add_argument("--against", type=Path, help="bench.json of a CPU, to compare a GPU with")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite files that exist")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")

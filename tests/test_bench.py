@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from speed import PARTS, core, low_rank, precision, products, sessions, sizes, stability, steps
 from speed.core import Figure, Part
 from speed.report import draw, markdown, table
+
 from evkf.errors import InputError
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speed.core import Figure, Part, Say, Stream, time_in_turn
 from evkf.dynamics import ChaoticRNN, ResidualMLP
 from evkf.families import GaussianFamily, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson, StudentT
 from evkf.model import Model, simulate
+from speed.core import Figure, Part, Say, Stream, time_in_turn
 
 RANK = 16
 BESIDE, QUICK_BESIDE = (256, 2000), (32, 200)

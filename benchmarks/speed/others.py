@@ -22,15 +22,15 @@ import jax
 import numpy as np
 
 import evkf
-from speed import others_worker as worker
-from speed.core import Figure, Part, Say
-from speed.steps import Cell, build
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.errors import InputError
 from evkf.families import GaussianBelief
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
+from speed import others_worker as worker
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 
 REQUIREMENTS = Path(__file__).with_name("others.txt")
 MARKER = "evkf-other-filters"

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
-from speed.core import Figure, Part, Say
-from speed.steps import Cell, build
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.model import simulate
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 
 CELLS = {"Van der Pol": Cell(2, 100, "poisson"), "chaotic network": Cell(10, 200, "poisson")}
 BINS, QUICK_BINS = 2000, 300

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import get_lapack_funcs
 
-from speed.core import Figure, Part, Say, Stream, time_in_turn
-from speed.steps import Cell, build
 from evkf.errors import EvkfError
 from evkf.model import simulate
 from evkf.numerics.latency import low_latency
+from speed.core import Figure, Part, Say, Stream, time_in_turn
+from speed.steps import Cell, build
 
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0

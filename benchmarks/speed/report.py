@@ -10,10 +10,10 @@ from matplotlib.figure import Figure as Picture
 from rich import box
 from rich.table import Table
 
+from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH, styled
 from speed.core import Figure
 from speed.low_rank import RANK
 from speed.sizes import AT_CHANNELS, AT_LATENTS, series
-from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH, styled
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}
 BELOW = 0.4

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from speed.core import Figure, Part, Say
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import Filter, VariationalKalmanFilter
 from evkf.filters.batched import Session, _scan_many, scan_checked
 from evkf.likelihoods import Poisson
 from evkf.model import Model
+from speed.core import Figure, Part, Say
 
 LATENTS, NEURONS, BINS = 10, 200, 64
 BIN_WIDTH, RATE = 0.02, 10.0

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speed.core import Figure, Part, Say
-from speed.low_rank import LARGE, RANK
 from evkf.dynamics import ChaoticRNN
 from evkf.families import LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 from evkf.types import Status
+from speed.core import Figure, Part, Say
+from speed.low_rank import LARGE, RANK
 
 BINS, QUICK_BINS = 10_000, 400
 QUICK_SIZE = (64, 500)

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from speed.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from evkf.model import Model, simulate
 from evkf.types import Status
+from speed.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 
 BIN_WIDTH = 0.005
 WARM_UP = 50

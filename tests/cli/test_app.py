@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from evkf.bench.core import Figure, Part
 
 import evkf
 from evkf.bench import PARTS
-from evkf.bench.core import Figure, Part
 from evkf.cli import bench as commands
 from evkf.cli.app import EXIT_CODES, insistent_interrupt, main
 from evkf.cli.console import to_json

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evkf.reproduce.gamma.figure import draw
 from scipy.stats import gamma as scipy_gamma
 
 from evkf.reproduce.gamma import experiment as gamma
-from evkf.reproduce.gamma.figure import draw
 from evkf.reproduce.gamma.report import behind, report, shortfalls
 from evkf.reproduce.runner import specification
 from evkf.reproduce.tables import Found

@@ -1,35 +1,56 @@
-"""The tables of bounds and slacks in words."""
+"""Bounds and slacks in words, and the figure of gaps (fig:supp:gaps)."""
 
-from evkf.reproduce.gaps import experiment as protocol
-from evkf.reproduce.tables import Found, Row, markdown, mean, plus_minus, select, values
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from evkf.plotting.colours import OKABE_ITO
+from evkf.plotting.style import MUTED, STYLE, TRUTH
+from evkf.reproduce.gaps import experiment
+from evkf.reproduce.gaps.experiment import METHODS, SKIP, SYSTEMS
+from evkf.reproduce.tables import (
+    Experiment,
+    ExperimentResult,
+    Picture,
+    Row,
+    markdown,
+    mean,
+    plus_minus,
+    select,
+    values,
+)
+
+BLUE, ORANGE = OKABE_ITO[:2]
 
 
-def report(found: Found) -> str:
-    """Markdown: bounds and evidence, slacks, and how often bounds hold.
+def report(result: ExperimentResult) -> str:
+    """Show bounds and evidence, slacks, and how often bounds hold.
 
     Example:
-        >>> "No bound was tested" in report(Found([]))
+        >>> "No bound was tested" in report(ExperimentResult([]))
         True
     """
-    rows, missed = found.rows, shortfalls(found)
+    rows, missed = result.rows, shortfalls(result)
     groups = [
         (f"{label}, {words}", select(rows, system=system, method=method))
-        for system, label in protocol.SYSTEMS.items()
-        for method, words in protocol.METHODS.items()
+        for system, label in SYSTEMS.items()
+        for method, words in METHODS.items()
     ]
     groups = [(name, own) for name, own in groups if own]
     names = ("M", "L", "predicted", "pushed", "evidence")
-    bounds = [
-        [name, *(plus_minus(own, column) for column in names), _error(own)] for name, own in groups
-    ]
+    bounds = []
+    for name, own in groups:
+        error = mean(own, "evidence_error")
+        cells = [plus_minus(own, column) for column in names]
+        bounds.append([name, *cells, "exact" if error == 0 else f"{error:.1e}"])
     slack = [[name, *_slack(own)] for name, own in groups]
     return "\n".join(
         [
             "# Gaps between bounds and evidence",
             "",
-            f"Nats per bin, {found.averaged}. L ≥ M is counted in "
-            f"all bins, the rest is of those after the first {protocol.SKIP}."
-            + (" Quick: few bins and particles." if found.quick else ""),
+            f"Nats per bin, {result.averaged}. L ≥ M is counted in "
+            f"all bins, the rest is of those after the first {SKIP}."
+            + (" Quick: few bins and particles." if result.quick else ""),
             "",
             markdown(
                 [
@@ -62,14 +83,14 @@ def report(found: Found) -> str:
             "",
             _verdict(rows, missed),
             "",
-            _words(rows),
+            _explanation(rows),
             "",
         ]
     )
 
 
 def _verdict(rows: list[Row], missed: list[str]) -> str:
-    """Bounds that do not hold; where there are none, which were asked."""
+    """Name the bounds that do not hold; if all hold, say which were tested."""
     if missed:
         return "; ".join(missed) + "."
     if select(rows, method="uncorrected"):
@@ -83,12 +104,8 @@ def _verdict(rows: list[Row], missed: list[str]) -> str:
     return "No bound was tested."
 
 
-def _error(own: list[Row]) -> str:
-    error = mean(own, "evidence_error")
-    return "exact" if error == 0 else f"{error:.1e}"
-
-
 def _slack(own: list[Row]) -> list[str]:
+    """Return the cells of a line of the table of slacks."""
     bins = sum(row["bins"] for row in own)
     return [
         plus_minus(own, "E"),
@@ -104,17 +121,17 @@ def _slack(own: list[Row]) -> list[str]:
     ]
 
 
-def shortfalls(found: Found) -> list[str]:
-    """Systems in which a bound that must hold does not.
+def shortfalls(result: ExperimentResult) -> list[str]:
+    """Name the systems in which a bound that must hold does not.
 
     Example:
         >>> row = {"system": "vdp", "method": "uncorrected", "violations": 2, "bins": 60}
         >>> row |= {"M_above_pushed": 0, "L_above_predicted": 0}
-        >>> shortfalls(Found([{"rows": [row]}]))
+        >>> shortfalls(ExperimentResult([{"rows": [row]}]))
         ['Van der Pol, Poisson: L < M in 2 of 60 bins']
     """
-    rows, missed = found.rows, []
-    for system, label in protocol.SYSTEMS.items():
+    rows, missed = result.rows, []
+    for system, label in SYSTEMS.items():
         own = select(rows, system=system, method="uncorrected")
         broken = {
             "L < M": own,
@@ -130,7 +147,8 @@ def shortfalls(found: Found) -> list[str]:
     return missed
 
 
-def _words(rows: list[Row]) -> str:
+def _explanation(rows: list[Row]) -> str:
+    """Explain what bounds what."""
     exact = [row for row in rows if "particle_bias" in row]
     checked = ""
     if exact:
@@ -154,3 +172,50 @@ def _words(rows: list[Row]) -> str:
         "another. L − M comes from the filter's own nodes, E and F from many more; the last column "
         "is what that makes." + checked
     )
+
+
+def draw(result: ExperimentResult) -> Figure:
+    """Draw the uncorrected filter, a column a system: bounds less the evidence, slacks below."""
+    names = [name for name in SYSTEMS if select(result.series, system=name, method="uncorrected")]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 5.8), layout="constrained")
+        axes = figure.subplots(2, len(names), sharex="col", squeeze=False)
+        for column, name in enumerate(names):
+            own = select(result.series, system=name, method="uncorrected")[0]
+            own = {key: np.array(own[key]) for key in ("L", "M", "E", "F", "pushed", "evidence")}
+            bins = SKIP + 1 + np.arange(len(own["L"]))
+            above, below = axes[:, column]
+            above.axhline(0, color=TRUTH, lw=0.8, label="$\\log p(y_t | y_{<t})$")
+            for key, label, colour, width, style in (
+                ("pushed", "evidence under the push-forward", MUTED, 0.9, ":"),
+                ("M", "$M_t$", ORANGE, 1.1, "-"),
+                ("L", "$L_t$", BLUE, 1.1, "-"),
+            ):
+                line = {"color": colour, "lw": width, "label": label}
+                above.plot(bins, own[key] - own["evidence"], style, **line)
+            above.set_xlim(bins[0], bins[-1])
+            title = SYSTEMS[name][0].upper() + SYSTEMS[name][1:]
+            above.set_title(f"{'ABC'[column]}  {title}")
+            below.axhline(0, color=TRUTH, lw=0.8)
+            below.plot(bins, own["E"], color=ORANGE, lw=1.1, label="$\\mathcal{E}_t$, of $M_t$")
+            below.plot(bins, own["F"], color=BLUE, lw=1.1, label="$\\mathcal{F}_t$, of $L_t$")
+            shade = {"color": BLUE, "alpha": 0.25, "lw": 0, "label": "$\\mathcal{F}_t < 0$"}
+            below.fill_between(bins, np.minimum(own["F"], 0), 0, **shade)
+            below.set_xlabel("bin")
+        axes[0, 0].set_ylabel("nats above $\\log p(y_t | y_{<t})$")
+        axes[1, 0].set_ylabel("slack (nats)")
+        upper, lower = (ax.get_legend_handles_labels() for ax in axes[:, 0])
+        figure.legend(*upper, loc="outside upper center", ncols=len(upper[1]))
+        figure.legend(*lower, loc="outside lower center", ncols=len(lower[1]))
+    return figure
+
+
+EXPERIMENTS = {
+    "gaps": Experiment(
+        experiment,
+        report,
+        {"gaps": Picture("Bounds, evidence and slacks", draw)},
+        shortfalls,
+        needs=("uncorrected",),
+    )
+}
