@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0
 CALLS, QUICK_CALLS, WARM_UP = 300, 30, 10
 PROGRAM = "from speed.products import main; main()"
+FOLDER = str(Path(__file__).parents[1])
+"""Where this package is found."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 
@@ -81,7 +84,8 @@ def run(quick: bool, seed: int, say: Say) -> Part:
 def measure_apart(num_calls: int, seed: int) -> dict:
     """`measure` in a process of its own."""
     command = [sys.executable, "-c", PROGRAM, str(num_calls), str(seed)]
-    environment = {**os.environ, **ONE_THREAD}
+    path = os.pathsep.join([FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise EvkfError(f"the part products failed: {done.stderr.strip()[-500:]}")

@@ -111,7 +111,7 @@ def _on_gpu(filter: Filter, model: Model, ys: Array) -> Callable[[], list]:
 
 def read_steps(file: Path) -> float:
     """The most steps per second in the bench.json of a CPU."""
-    remedy = "name a bench.json that `evkf bench sessions` wrote on a CPU"
+    remedy = "name a bench.json that `benchmarks/bench.py sessions` wrote on a CPU"
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         platform = stored["device"]["platform"]

@@ -8,6 +8,7 @@ computed on the same trials.
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ HIDDEN_SHARE = 40 / 146
 TRIALS = 250
 """Trials of either half where there are enough, as in the paper."""
 ONSET, WINDOW = "move_onset_time", (-0.05, 0.45)
-"""Event that trials of NWB files are aligned to, and seconds from there, as in the MC_Maze subset."""
+"""Event that trials of NWB files are aligned to, and seconds around it, as in the subset."""
 VELOCITIES = ("hand_vel", "hand_vel_mm_s", "finger_vel")
 CONDITIONS = ("trial_type", "condition", "target")
 """Names that are tried when none is given."""
@@ -95,25 +96,21 @@ def read_reaches(
         condition: Column of the trials; one of `CONDITIONS`, if there is one, when left out.
     """
     event, when, subset = "trial start", 0.0, Path(path).name == SUBSET
-    is_nwb = Path(path).suffix == ".nwb"
-    if is_nwb:
+    if Path(path).suffix == ".nwb":
         contents = list_nwb(path)
         names = {name.rpartition("/")[2]: name for name in contents["behaviour"]}
-    else:
-        recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
-        names = recording.behaviour
-    velocity = velocity or next((name for name in VELOCITIES if name in names), None)
-    if velocity is None:
-        remedy = f"name it with --behaviour; there are {', '.join(names) or 'none'}"
-        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
-    if is_nwb:
+        velocity = velocity or _velocity(path, names)
         position = names.get(position_name(velocity))
         wanted = [velocity] if position is None else [velocity, position]
-        onset = ONSET in contents["trial_columns"]
-        align, window = (ONSET, WINDOW) if onset else ("start_time", None)
+        align, window = "start_time", None
+        if ONSET in contents["trial_columns"]:
+            align, window, event, when = ONSET, WINDOW, "movement onset", -WINDOW[0]
         recording = open_recording(path, BIN_WIDTH, align, window, wanted, MIN_RATE)
-    if subset or (is_nwb and onset):
-        event, when = "movement onset", -WINDOW[0]
+    else:
+        recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
+        velocity = velocity or _velocity(path, recording.behaviour)
+        if subset:
+            event, when = "movement onset", -WINDOW[0]
     condition = condition or next((name for name in CONDITIONS if name in recording.trials), None)
     if recording.num_trials < 4:
         what = f"{recording.num_trials} trials"
@@ -124,6 +121,15 @@ def read_reaches(
         what = f"{reaches.velocity} of shape {values.shape}"
         raise InputError(what, f"{path}: behaviour", "name a velocity of two coordinates")
     return reaches
+
+
+def _velocity(path: str | Path, names: Collection[str]) -> str:
+    """Return the first of `VELOCITIES` that a recording has."""
+    velocity = next((name for name in VELOCITIES if name in names), None)
+    if velocity is None:
+        remedy = f"name it with --behaviour; there are {', '.join(names) or 'none'}"
+        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
+    return velocity
 
 
 def position_name(velocity: str) -> str:

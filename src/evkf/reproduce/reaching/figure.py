@@ -31,7 +31,7 @@ class DecodedReaches(NamedTuple):
     r2: float
 
 
-def show(reaches: Reaches, parts: Halves, model: UnitModel) -> DecodedReaches:
+def decode_reaches(reaches: Reaches, parts: Halves, model: UnitModel) -> DecodedReaches:
     """Filter and decode the test half; positions are summed up from the true starts of the hand."""
     train, test = infer(model, parts.train), infer(model, parts.test)
     rates = Pair(train.rates, test.rates)

@@ -62,8 +62,8 @@ def report(result: ExperimentResult) -> str:
         "# Variance lost by the uncorrected prediction",
         "",
         f"{result.averaged.capitalize()} of {experiment.POINTS} states. “lost” is the variance of "
-        "the true push-forward (by samples) less that of the uncorrected prediction, as a share of the "
-        "former. “M P Mᵀ / lost” is of sums over states; beside it are the shares of states at "
+        "the true push-forward (by samples) less that of the uncorrected prediction, as a share of "
+        "the former. “M P Mᵀ / lost” is of sums over states; beside it are the shares of states at "
         f"which the formula is more than {100 * experiment.OFF:.0f} % too high and too low. The "
         "last columns are the variances of two predictions beside the true one."
         + (" Quick: few samples." if result.quick else ""),
