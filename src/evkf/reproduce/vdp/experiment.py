@@ -22,7 +22,7 @@ from evkf.likelihoods import Gaussian, Likelihood, Poisson
 from evkf.model import Model, simulate
 from evkf.reproduce.runner import Result, Spec, TimedCall, blocks, specification, timed_call
 from evkf.reproduce.streams import LearnedTrials, LearningMethod, learn_and_freeze, pick
-from evkf.reproduce.tables import rounded
+from evkf.reproduce.tables import Row, rounded
 from evkf.types import Key
 
 KINDS = ("gaussian", "poisson")
@@ -112,9 +112,24 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 def run(spec: Spec) -> Result:
     """Compute a task: learn from a block of trials side by side, and judge what was learned."""
-    seeds, num = spec["seeds"], spec["learned"]
-    problems = [problem(spec["kind"], num + JUDGED, seed) for seed in seeds]
-    method = None if spec["method"] == ORACLE else METHODS[spec["method"]]
+    kind, name = spec["kind"], spec["method"]
+    method = None if name == ORACLE else METHODS[name]
+    rows, series = learn_and_judge(kind, method, spec["seeds"], spec["learned"])
+    return {"rows": [{"kind": kind, "method": name} | row for row in rows], "series": series}
+
+
+def learn_and_judge(
+    kind: str, method: LearningMethod | None, seeds: list[int], num: int
+) -> tuple[list[Row], list[Row]]:
+    """Learn from the first bins of trials, and return a row and a series for each.
+
+    Args:
+        kind: The likelihood.
+        method: The method; None is the oracle.
+        seeds: Trials.
+        num: Bins that are learned from.
+    """
+    problems = [problem(kind, num + JUDGED, seed) for seed in seeds]
     ran = learn_and_freeze(method, problems, seeds, num, AHEAD)
     rows, series = [], []
     for i, seed in enumerate(seeds):
@@ -125,8 +140,6 @@ def run(spec: Spec) -> Result:
         error = rmse(mean, states)
         judged = pick(one.belief, slice(num, None))
         row = {
-            "kind": spec["kind"],
-            "method": spec["method"],
             "trial": seed,
             "log_q": mean_log_density(family, judged, jnp.asarray(states[num:])),
             "rmse_late": float(error[num - min(LATE, num // 2) : num].mean()),
@@ -137,7 +150,7 @@ def run(spec: Spec) -> Result:
         rows.append(row | judge_dynamics(true, learned, states[:num], seed))
         moving = {"moving_rmse": rounded(error.reshape(-1, MOVING).mean(axis=1))}
         series.append(moving | (_first_trial(one, states) if seed == 0 else {}))
-    return {"rows": rows, "series": series}
+    return rows, series
 
 
 def rmse(mean: Array, states: np.ndarray) -> np.ndarray:
