@@ -87,7 +87,7 @@ def test_slacks_add_up_and_bounds_hold(linear):
 
 
 def test_nodes_of_gammas_have_their_moments():
-    family = gaps.gamma.Gamma(2)
+    family = gaps.gamma.GammaFamily(2)
     beliefs = jnp.stack([family.from_moments(jnp.array([1.5, 0.5]), 0.1 * jnp.eye(2))])
     points, weights = gaps.nodes(family, beliefs, 16)
     stats = jnp.stack([jnp.log(points[0]), points[0]], -1)

@@ -48,7 +48,7 @@ def reaching(
     json_file: Json = None,
     config: Config = None,
 ) -> None:
-    """Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
+    r"""Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
 
     Half of the trials train every method, 250 where there are 500; the others judge it. Written
     into the folder: reaching.json with the rows of every seed, reaching.md with their means, and

@@ -120,7 +120,7 @@ def run_all(
     json_file: Json = None,
     config: Config = None,
 ) -> None:
-    """Compute every table and figure of the paper but that of reaching.
+    r"""Compute every table and figure of the paper but that of reaching.
 
     The same as `evkf reproduce NAME` for every name, into one folder. Results that are in the
     folder already, of as many trials, stay.

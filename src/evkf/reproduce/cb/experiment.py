@@ -312,8 +312,10 @@ def interval(family: Family, beliefs: Belief) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first_trial(model: Model, beliefs: Belief, states: np.ndarray) -> Result:
-    """Return what figures show of the first trial: beliefs, paths generated from the last of them,
-    and velocities of states and of natural parameters.
+    """Return what figures show of the first trial.
+
+    These are beliefs, paths generated from the last of them, and velocities of states and of
+    natural parameters.
     """
     family, shown = model.family, pick(beliefs, slice(0, SHOWN))
     low, high = interval(family, shown)

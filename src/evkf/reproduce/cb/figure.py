@@ -72,7 +72,16 @@ def draw_cb(result: ExperimentResult) -> Figure:
             shown = first_trial(result, kind, "evkf")
             assert shown is not None
             for row in range(2):
-                _course(times[row, column], shown, row, kind)
+                ax = times[row, column]
+                bins = np.arange(1, len(shown["mean"]) + 1)
+                later = np.arange(len(bins), len(bins) + shown["onward"].shape[1] + 1)
+                _filtered(ax, shown, row, kind)
+                first = np.broadcast_to(shown["mean"][-1, row], (len(shown["onward"]), 1))
+                paths = np.concatenate([first, shown["onward"][:, :, row]], axis=1)
+                lines = ax.plot(later, paths.T, color="#b5b5b5", lw=0.5, zorder=0.5)
+                lines[0].set_label("generated")
+                ax.axvline(SHOWN, color=MUTED, lw=0.7, ls=":")
+                ax.set(ylim=(-0.95, 1.6), yticks=(0, 0.5, 1))
             times[0, column].set_title(TITLES[kind])
             times[0, column].legend(**UNDER)
             times[1, column].set_xlabel("bin after learning")
@@ -95,7 +104,24 @@ def draw_methods(result: ExperimentResult) -> Figure:
             text = f"States inferred and learned as {NAMES[kind]}: " + LEGEND
             half.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
             for column, name in enumerate(names):
-                _portrait(panels[:, column], first_trial(result, kind, name), name, kind)
+                series, (plane, time) = first_trial(result, kind, name), panels[:, column]
+                plane.set_title(LABELS[name], weight="normal", size=9)
+                if series is None:
+                    plane.axis("off")
+                    time.axis("off")
+                    text = "not run" if kind in METHODS[name] else "Gaussian only"
+                    plane.text(0.5, 0.5, text, ha="center", color=MUTED, transform=plane.transAxes)
+                    continue
+                plane.plot(*series["dots"].T, ".", color=COLOURS[kind], ms=3.5, alpha=0.5, mew=0)
+                _arrows(plane, series["field"] / SHRUNK, TRUTH, 2)
+                plane.set(xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
+                _filtered(time, series | {"states": series["states"][:SHOWN]}, 0, kind)
+                time.set(
+                    ylim=(-0.5, 1.5),
+                    yticks=(0, 0.5, 1),
+                    xlabel="bin after learning",
+                    ylabel="$z_1$",
+                )
             for ax in panels[:, 1:].flat:
                 ax.set_ylabel("")
     return figure
@@ -110,35 +136,38 @@ def draw_table3(result: ExperimentResult) -> Figure:
         figure = Figure(figsize=(10.5, 3.4), layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
         axes = cast(np.ndarray, figure.subplots(1, len(panels)))
         for ax, (name, title) in zip(axes, panels.items(), strict=True):
-            _points(ax, rows, names, name)
+            for kind, shift in ((CB, -0.17), (GAUSSIAN, 0.17)):
+                for i, method in enumerate(names):
+                    points = values(select(rows, kind=kind, method=method), name)
+                    points = points[np.isfinite(points)]
+                    if not len(points):
+                        continue
+                    spread = (
+                        np.linspace(-0.09, 0.09, len(points)) if len(points) > 1 else np.zeros(1)
+                    )
+                    style: dict[str, Any] = {
+                        "color": COLOURS[kind],
+                        "marker": MARKS[kind],
+                        "ls": "none",
+                    }
+                    label = NAMES[kind] if i == 0 else "_"
+                    ax.plot(
+                        i + shift + spread, points, **style, ms=3.5, alpha=0.6, mew=0, label=label
+                    )
+                    middle = points.mean()
+                    ax.hlines(middle, i + shift - 0.14, i + shift + 0.14, COLOURS[kind], lw=2)
+            true = values(select(rows, method=ORACLE), name)
+            if len(true) and name != "kl":
+                ax.axhline(true.mean(), color=TRUTH, lw=0.8, ls="--", label="true dynamics")
+            ax.set_xticks(range(len(names)), [LABELS[method] for method in names])
+            for label in ax.get_xticklabels():
+                label.set(rotation=25, ha="right", rotation_mode="anchor")
+            ax.margins(y=0.1)
             ax.set_title(title)
         log_numbers(axes[1])
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
-
-
-def _points(ax: Axes, rows: list, names: list[str], figure: str) -> None:
-    """Draw every trial as a point, and the mean of a method as a line."""
-    for kind, shift in ((CB, -0.17), (GAUSSIAN, 0.17)):
-        for i, name in enumerate(names):
-            points = values(select(rows, kind=kind, method=name), figure)
-            points = points[np.isfinite(points)]
-            if not len(points):
-                continue
-            spread = np.linspace(-0.09, 0.09, len(points)) if len(points) > 1 else np.zeros(1)
-            style: dict[str, Any] = {"color": COLOURS[kind], "marker": MARKS[kind], "ls": "none"}
-            label = NAMES[kind] if i == 0 else "_"
-            ax.plot(i + shift + spread, points, **style, ms=3.5, alpha=0.6, mew=0, label=label)
-            middle = points.mean()
-            ax.hlines(middle, i + shift - 0.14, i + shift + 0.14, COLOURS[kind], lw=2)
-    true = values(select(rows, method=ORACLE), figure)
-    if len(true) and figure != "kl":
-        ax.axhline(true.mean(), color=TRUTH, lw=0.8, ls="--", label="true dynamics")
-    ax.set_xticks(range(len(names)), [LABELS[name] for name in names])
-    for label in ax.get_xticklabels():
-        label.set(rotation=25, ha="right", rotation_mode="anchor")
-    ax.margins(y=0.1)
 
 
 def _arrows(ax: Axes, field: np.ndarray, colour: str, every: int = 1) -> None:
@@ -150,19 +179,6 @@ def _arrows(ax: Axes, field: np.ndarray, colour: str, every: int = 1) -> None:
     ax.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
 
 
-def _course(ax: Axes, series: Row, row: int, kind: str) -> None:
-    """Draw a coordinate over time: filtered, then generated."""
-    bins = np.arange(1, len(series["mean"]) + 1)
-    later = np.arange(len(bins), len(bins) + series["onward"].shape[1] + 1)
-    _filtered(ax, series, row, kind)
-    first = np.broadcast_to(series["mean"][-1, row], (len(series["onward"]), 1))
-    paths = np.concatenate([first, series["onward"][:, :, row]], axis=1)
-    lines = ax.plot(later, paths.T, color="#b5b5b5", lw=0.5, zorder=0.5)
-    lines[0].set_label("generated")
-    ax.axvline(SHOWN, color=MUTED, lw=0.7, ls=":")
-    ax.set(ylim=(-0.95, 1.6), yticks=(0, 0.5, 1))
-
-
 def _filtered(ax: Axes, series: Row, row: int, kind: str) -> None:
     """Draw a coordinate over time: the filtered mean, its interval and the truth."""
     bins = np.arange(1, len(series["mean"]) + 1)
@@ -171,20 +187,3 @@ def _filtered(ax: Axes, series: Row, row: int, kind: str) -> None:
     ax.fill_between(bins, low, high, color=BANDS[kind], lw=0, label="90 % interval")
     ax.plot(bins, series["mean"][:, row], color=COLOURS[kind], lw=1.6, label="mean")
     ax.plot(np.arange(1, len(truth) + 1), truth, color=TRUTH, lw=0.7, label="truth")
-
-
-def _portrait(panels: np.ndarray, series: Row | None, name: str, kind: str) -> None:
-    """Draw the plane of states, and below it the first coordinate over time."""
-    plane, time = panels
-    plane.set_title(LABELS[name], weight="normal", size=9)
-    if series is None:
-        for ax in panels:
-            ax.axis("off")
-        text = "not run" if kind in METHODS[name] else "Gaussian only"
-        plane.text(0.5, 0.5, text, ha="center", color=MUTED, transform=plane.transAxes)
-        return
-    plane.plot(*series["dots"].T, ".", color=COLOURS[kind], ms=3.5, alpha=0.5, mew=0)
-    _arrows(plane, series["field"] / SHRUNK, TRUTH, 2)
-    plane.set(xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
-    _filtered(time, series | {"states": series["states"][:SHOWN]}, 0, kind)
-    time.set(ylim=(-0.5, 1.5), yticks=(0, 0.5, 1), xlabel="bin after learning", ylabel="$z_1$")

@@ -7,8 +7,7 @@ a network of 64 SiLU units with softplus and no more. Here it turns states about
 of the dynamics, but at the lowest b0. Filters know the dynamics.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -64,52 +63,37 @@ REFERENCES = {
 """Gammas matched to particles in two ways; the first is the nearest in KL divergence."""
 
 
-def turned(z: Float[np.ndarray, "K 2"]) -> Float[np.ndarray, "K 2"]:
-    """Return the move that the network is fitted to: a turn about the centre, drawn to a circle.
-
-    States stay positive.
-
-    Example:
-        >>> turned(np.array([[1.5, 1.5], [2.5, 1.5]])).round(3)
-        array([[1.5  , 1.5  ],
-               [2.455, 1.796]])
-    """
-    off = z - CENTRE
-    square = np.sum(off**2, axis=-1, keepdims=True) / RADIUS**2
-    cos, sin = np.cos(TURN), np.sin(TURN)
-    rotated = off @ np.array([[cos, sin], [-sin, cos]])
-    return np.maximum(CENTRE + rotated * (1 + PULL) / (1 + PULL * square), 0.05)
-
-
 def network() -> Network:
     """Return the network of the dynamics: random units, weights by ridge regression on a grid.
 
-    This network is the truth: it does not matter how well it fits.
+    It is fitted to a turn about the centre, drawn to a circle. The network is the truth: it does
+    not matter how well it fits.
 
     Example:
         >>> network()(jnp.full(2, 1.5)).shape
         (2,)
     """
-    parts = jax.tree.map(lambda part: jnp.asarray(part, float), _weights())
-    made = Network([2, HIDDEN, 2], jax.random.key(0))
-    return eqx.tree_at(lambda net: (net.weights, net.biases), made, parts)
-
-
-@cache
-def _weights() -> tuple:
-    """Return weights and biases of both layers."""
-    rng = np.random.default_rng(0)
+    # where a grid of states moves; states stay positive
     side = np.linspace(0.02, WIDTH, 40)
     points = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    off = points - CENTRE
+    square = np.sum(off**2, axis=-1, keepdims=True) / RADIUS**2
+    cos, sin = np.cos(TURN), np.sin(TURN)
+    rotated = off @ np.array([[cos, sin], [-sin, cos]])
+    moved = np.maximum(CENTRE + rotated * (1 + PULL) / (1 + PULL * square), 0.05)
+
+    rng = np.random.default_rng(0)
     weight = rng.normal(size=(HIDDEN, 2))
     weight *= STEEPNESS / np.linalg.norm(weight, axis=1, keepdims=True)
     bias = -np.sum(weight * rng.uniform(0, WIDTH, (HIDDEN, 2)), axis=1)
     inner = points @ weight.T + bias
     units = np.append(inner / (1 + np.exp(-inner)), np.ones((len(points), 1)), axis=1)
-    wanted = np.log(np.expm1(turned(points)))
     gram = units.T @ units + RIDGE * len(points) * np.eye(HIDDEN + 1)
-    out = np.linalg.solve(gram, units.T @ wanted)
-    return (weight, out[:-1].T), (bias, out[-1])
+    out = np.linalg.solve(gram, units.T @ np.log(np.expm1(moved)))
+    parts = (weight, out[:-1].T), (bias, out[-1])
+    parts = jax.tree.map(lambda part: jnp.asarray(part, float), parts)
+    made = Network([2, HIDDEN, 2], jax.random.key(0))
+    return eqx.tree_at(lambda net: (net.weights, net.biases), made, parts)
 
 
 def prior() -> Float[Array, "2 2"]:
@@ -207,7 +191,15 @@ def run(spec: Spec) -> Result:
             if isinstance(ran, MatchedGammas):
                 rows[-1]["correlation"] = float(jnp.mean(jnp.abs(ran.correlation[i])))
             if seed == 0:
-                series.append(named | _series(model, pick(beliefs, i), states))
+                points = jnp.asarray(GRID.reshape(-1, 2))
+                move = jax.vmap(lambda z, m=model: m.transition(z, jnp.zeros(0)))(points)
+                shown = {
+                    "states": states,
+                    "mean": jax.vmap(model.family.mean)(pick(beliefs, i)),
+                    "std": jnp.sqrt(jax.vmap(model.family.var)(pick(beliefs, i))),
+                    "field": jax.vmap(model.family.mean)(move) - points,
+                }
+                series.append(named | {key: rounded(array) for key, array in shown.items()})
     return {"rows": rows, "series": series}
 
 
@@ -244,16 +236,4 @@ def judge(
         "rmse": float(jnp.sqrt(jnp.mean((mean - states) ** 2))),
         "coverage_90": float(np.mean((below > 0.05) & (below < 0.95))),
         "carried": float(jnp.mean(jax.vmap(carried)(beliefs))),
-    }
-
-
-def _series(model: Model, beliefs: Array, states: Array) -> dict[str, Any]:
-    """Return what figures show: states, beliefs, and the flow of the dynamics."""
-    family, points = model.family, jnp.asarray(GRID.reshape(-1, 2))
-    move = jax.vmap(lambda z: family.mean(model.transition(z, jnp.zeros(0))))(points) - points
-    return {
-        "states": rounded(states),
-        "mean": rounded(jax.vmap(family.mean)(beliefs)),
-        "std": rounded(jnp.sqrt(jax.vmap(family.var)(beliefs))),
-        "field": rounded(move),
     }

@@ -177,11 +177,41 @@ def draw(result: ExperimentResult) -> Figure:
         figure = Figure(figsize=(11, 6.6), layout="constrained")
         axes = figure.subplots(2, 3)
         for column, name in enumerate(("corrected", "uncorrected")):
-            shown = select(series, b0=b0, method=name)
-            if not shown:
+            found = select(series, b0=b0, method=name)
+            if not found:
                 continue
-            _portrait(axes[0, column], shown[0], COLOURS[name])
-            _interval(axes[1, column], shown[0], COLOURS[name])
+            shown, (plane, time), colour = found[0], axes[:, column], COLOURS[name]
+            # the flow of the dynamics, the true path and the filtered means
+            field = np.array(shown["field"]).reshape(GRID.shape)
+            x, y = GRID[0, :, 0], GRID[:, 0, 1]
+            flow = np.moveaxis(field, -1, 0)
+            plane.streamplot(
+                x, y, *flow, color="#cfcfcf", linewidth=0.6, arrowsize=0.6, density=1.1
+            )
+            plane.plot(*np.array(shown["states"])[:SHOWN].T, color=TRUTH, lw=0.8, label="truth")
+            plane.plot(
+                *np.array(shown["mean"])[:SHOWN].T,
+                color=COLOURS[name],
+                lw=1.4,
+                label="filtered mean",
+            )
+            plane.set(xlim=(0, 3.5), ylim=(0, 3.5), aspect="equal", xlabel="$z_1$", ylabel="$z_2$")
+            legend = plane.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+            legend.get_frame().set_linewidth(0)
+            # the first latent over time
+            states, mean, std = (
+                np.array(shown[key])[:SHOWN, 0] for key in ("states", "mean", "std")
+            )
+            bins = 1 + np.arange(len(mean))
+            low, high = mean - 1.96 * std, mean + 1.96 * std
+            time.fill_between(
+                bins, low, high, color=COLOURS[name], alpha=0.25, lw=0, label="± 1.96 sd"
+            )
+            time.plot(bins, mean, color=colour, lw=1.2, label="filtered mean")
+            time.plot(bins, states, color=TRUTH, lw=0.7, label="truth")
+            time.set(xlabel="bin", ylabel="$z_1$", xlim=(1, len(bins)))
+            time.set_ylim(0, 3.6)
+            time.legend(loc="upper right", ncols=3, columnspacing=1)
             how = "with" if name == "corrected" else "without"
             axes[0, column].set_title(f"{'AB'[column]}  States {how} correction, $b_0$ = {b0}")
             axes[1, column].set_title(f"{'DE'[column]}  First latent {how} correction")
@@ -199,32 +229,6 @@ def draw(result: ExperimentResult) -> Figure:
         axes[1, 2].set_ylabel("share of true states inside")
         axes[1, 2].set_title("F  Coverage of 90 % intervals")
     return figure
-
-
-def _portrait(ax: Axes, shown: Row, colour: str) -> None:
-    """Draw the flow of the dynamics, the true path and the filtered means."""
-    field = np.array(shown["field"]).reshape(GRID.shape)
-    x, y = GRID[0, :, 0], GRID[:, 0, 1]
-    flow = np.moveaxis(field, -1, 0)
-    ax.streamplot(x, y, *flow, color="#cfcfcf", linewidth=0.6, arrowsize=0.6, density=1.1)
-    ax.plot(*np.array(shown["states"])[:SHOWN].T, color=TRUTH, lw=0.8, label="truth")
-    ax.plot(*np.array(shown["mean"])[:SHOWN].T, color=colour, lw=1.4, label="filtered mean")
-    ax.set(xlim=(0, 3.5), ylim=(0, 3.5), aspect="equal", xlabel="$z_1$", ylabel="$z_2$")
-    legend = ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
-    legend.get_frame().set_linewidth(0)
-
-
-def _interval(ax: Axes, shown: Row, colour: str) -> None:
-    """Draw the first latent over time, with its 95 % interval and the truth."""
-    states, mean, std = (np.array(shown[name])[:SHOWN, 0] for name in ("states", "mean", "std"))
-    bins = 1 + np.arange(len(mean))
-    low, high = mean - 1.96 * std, mean + 1.96 * std
-    ax.fill_between(bins, low, high, color=colour, alpha=0.25, lw=0, label="± 1.96 sd")
-    ax.plot(bins, mean, color=colour, lw=1.2, label="filtered mean")
-    ax.plot(bins, states, color=TRUTH, lw=0.7, label="truth")
-    ax.set(xlabel="bin", ylabel="$z_1$", xlim=(1, len(bins)))
-    ax.set_ylim(0, 3.6)
-    ax.legend(loc="upper right", ncols=3, columnspacing=1)
 
 
 def _by_noise(ax: Axes, rows: list[Row], name: str) -> None:

@@ -12,7 +12,6 @@ from evkf.reproduce.tables import (
     Experiment,
     ExperimentResult,
     Picture,
-    Row,
     markdown,
     mean,
     plus_minus,
@@ -21,6 +20,43 @@ from evkf.reproduce.tables import (
 )
 
 BLUE, ORANGE = OKABE_ITO[:2]
+BOUNDS = (
+    "system",
+    "M",
+    "L",
+    "log evidence under the prediction",
+    "under the push-forward",
+    "log p(y_t given the past)",
+    "its Monte-Carlo error",
+)
+SLACKS = (
+    "system",
+    "E",
+    "F",
+    "least F",
+    "least L − M",
+    "bins with L < M",
+    "F < 0",
+    "L above the evidence under the push-forward",
+    "L above log p(y_t given the past)",
+    "largest error of E − F = L − M",
+)
+"""Headings of the two tables."""
+EXPLANATION = (
+    "Why F can be negative: F compares the push-forward of the last belief with the "
+    "prediction, at the states that the new belief holds likely. The uncorrected prediction is "
+    "too narrow, so that near its mean, where most beliefs end up, its density is above that "
+    "of the push-forward. L then exceeds the evidence under the push-forward: it is a bound on "
+    "the evidence under the prediction alone, which it never exceeds. M stays below the "
+    "evidence under the push-forward always, for E is a divergence of Jensen's kind and not "
+    "negative. Neither bounds log p(y_t given the past), for the last belief is not the true "
+    "filtering distribution: the paper's “log p(y) ≥ L ≥ M” holds in its second half. The "
+    "paper's slacks leave out one part: L + F = M + E is below the evidence under the "
+    "push-forward by the divergence of the belief from that posterior. With the correction "
+    "L − M is not bound to be positive, and is not a gain of tightness: the prediction is "
+    "another. L − M comes from the filter's own nodes, E and F from many more; the last column "
+    "is what that makes."
+)
 
 
 def report(result: ExperimentResult) -> str:
@@ -31,94 +67,51 @@ def report(result: ExperimentResult) -> str:
         True
     """
     rows, missed = result.rows, shortfalls(result)
-    groups = [
-        (f"{label}, {words}", select(rows, system=system, method=method))
-        for system, label in SYSTEMS.items()
-        for method, words in METHODS.items()
-    ]
-    groups = [(name, own) for name, own in groups if own]
-    names = ("M", "L", "predicted", "pushed", "evidence")
-    bounds = []
-    for name, own in groups:
-        error = mean(own, "evidence_error")
-        cells = [plus_minus(own, column) for column in names]
-        bounds.append([name, *cells, "exact" if error == 0 else f"{error:.1e}"])
-    slack = [[name, *_slack(own)] for name, own in groups]
-    return "\n".join(
-        [
-            "# Gaps between bounds and evidence",
-            "",
-            f"Nats per bin, {result.averaged}. L ≥ M is counted in "
-            f"all bins, the rest is of those after the first {SKIP}."
-            + (" Quick: few bins and particles." if result.quick else ""),
-            "",
-            markdown(
-                [
-                    "system",
-                    "M",
-                    "L",
-                    "log evidence under the prediction",
-                    "under the push-forward",
-                    "log p(y_t given the past)",
-                    "its Monte-Carlo error",
-                ],
-                bounds,
-            ),
-            "",
-            markdown(
-                [
-                    "system",
-                    "E",
-                    "F",
-                    "least F",
-                    "least L − M",
-                    "bins with L < M",
-                    "F < 0",
-                    "L above the evidence under the push-forward",
-                    "L above log p(y_t given the past)",
-                    "largest error of E − F = L − M",
-                ],
-                slack,
-            ),
-            "",
-            _verdict(rows, missed),
-            "",
-            _explanation(rows),
-            "",
-        ]
-    )
+    bounds, slacks = [], []
+    for system, label in SYSTEMS.items():
+        for method, words in METHODS.items():
+            own = select(rows, system=system, method=method)
+            if not own:
+                continue
+            error = mean(own, "evidence_error")
+            columns = ("M", "L", "predicted", "pushed", "evidence")
+            cells = [plus_minus(own, column) for column in columns]
+            cells.append("exact" if error == 0 else f"{error:.1e}")
+            bounds.append([f"{label}, {words}", *cells])
+            broken, bins = (sum(row[name] for row in own) for name in ("violations", "bins"))
+            cells = [plus_minus(own, "E"), plus_minus(own, "F")]
+            cells += [f"{values(own, 'F_least').min():.3f}"]
+            cells += [f"{values(own, 'gap_least').min():.1e}", f"{broken} of {bins}"]
+            shares = ("F_negative", "L_above_pushed", "L_above_evidence")
+            cells += [f"{100 * mean(own, share):.0f} %" for share in shares]
+            slacks.append([f"{label}, {words}", *cells, f"{values(own, 'adds_up').max():.1e}"])
 
-
-def _verdict(rows: list[Row], missed: list[str]) -> str:
-    """Name the bounds that do not hold; if all hold, say which were tested."""
+    verdict = "No bound was tested."
     if missed:
-        return "; ".join(missed) + "."
-    if select(rows, method="uncorrected"):
-        return "No bound was found violated."
-    if rows:
-        return (
+        verdict = "; ".join(missed) + "."
+    elif select(rows, method="uncorrected"):
+        verdict = "No bound was found violated."
+    elif rows:
+        verdict = (
             "L ≤ log evidence under the prediction was not found violated. L ≥ M and M ≤ log "
             "evidence under the push-forward were not tested: they are asked of predictions "
             "without the correction alone."
         )
-    return "No bound was tested."
-
-
-def _slack(own: list[Row]) -> list[str]:
-    """Return the cells of a line of the table of slacks."""
-    bins = sum(row["bins"] for row in own)
-    return [
-        plus_minus(own, "E"),
-        plus_minus(own, "F"),
-        f"{values(own, 'F_least').min():.3f}",
-        f"{values(own, 'gap_least').min():.1e}",
-        f"{sum(row['violations'] for row in own)} of {bins}",
-        *(
-            f"{100 * mean(own, name):.0f} %"
-            for name in ("F_negative", "L_above_pushed", "L_above_evidence")
-        ),
-        f"{values(own, 'adds_up').max():.1e}",
-    ]
+    explanation = EXPLANATION
+    exact = [row for row in rows if "particle_bias" in row]
+    if exact:
+        explanation += (
+            " In the linear system the same particle filters are off by "
+            f"{mean(exact, 'particle_bias'):+.1e} nats per bin from the exact evidence, with a "
+            f"standard error per bin of {mean(exact, 'particle_error'):.1e}."
+        )
+    head = (
+        f"Nats per bin, {result.averaged}. L ≥ M is counted in "
+        f"all bins, the rest is of those after the first {SKIP}."
+        + (" Quick: few bins and particles." if result.quick else "")
+    )
+    parts = ["# Gaps between bounds and evidence", head, markdown(BOUNDS, bounds)]
+    return "\n\n".join([*parts, markdown(SLACKS, slacks), verdict, explanation]) + "\n"
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
@@ -145,33 +138,6 @@ def shortfalls(result: ExperimentResult) -> list[str]:
             if num:
                 missed.append(f"{label}: {what} in {num} of {bins} bins")
     return missed
-
-
-def _explanation(rows: list[Row]) -> str:
-    """Explain what bounds what."""
-    exact = [row for row in rows if "particle_bias" in row]
-    checked = ""
-    if exact:
-        checked = (
-            " In the linear system the same particle filters are off by "
-            f"{mean(exact, 'particle_bias'):+.1e} nats per bin from the exact evidence, with a "
-            f"standard error per bin of {mean(exact, 'particle_error'):.1e}."
-        )
-    return (
-        "Why F can be negative: F compares the push-forward of the last belief with the "
-        "prediction, at the states that the new belief holds likely. The uncorrected prediction is "
-        "too narrow, so that near its mean, where most beliefs end up, its density is above that "
-        "of the push-forward. L then exceeds the evidence under the push-forward: it is a bound on "
-        "the evidence under the prediction alone, which it never exceeds. M stays below the "
-        "evidence under the push-forward always, for E is a divergence of Jensen's kind and not "
-        "negative. Neither bounds log p(y_t given the past), for the last belief is not the true "
-        "filtering distribution: the paper's “log p(y) ≥ L ≥ M” holds in its second half. The "
-        "paper's slacks leave out one part: L + F = M + E is below the evidence under the "
-        "push-forward by the divergence of the belief from that posterior. With the correction "
-        "L − M is not bound to be positive, and is not a gain of tightness: the prediction is "
-        "another. L − M comes from the filter's own nodes, E and F from many more; the last column "
-        "is what that makes." + checked
-    )
 
 
 def draw(result: ExperimentResult) -> Figure:

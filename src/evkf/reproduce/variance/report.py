@@ -72,28 +72,21 @@ def report(result: ExperimentResult) -> str:
     headings += ["corrected / true", "moment matching / true", "shift of the mean"]
     for name, system in SYSTEMS.items():
         for nonlinearity in system.nonlinearities:
-            own = select(rows, system=name, nonlinearity=nonlinearity)
-            if own:
-                knob = f", {system.knob} {nonlinearity:g}" if system.knob else ""
-                title = f"## {system.label}{knob}"
-                title = title[:3] + title[3].upper() + title[4:]
-                lines += ["", title, "", markdown(headings, _lines(own))]
+            every = select(rows, system=name, nonlinearity=nonlinearity)
+            if not every:
+                continue
+            table = []
+            for noise, spread in sorted({(row["noise"], row["spread"]) for row in every}):
+                own = select(every, noise=noise, spread=spread)
+                cells = [f"{100 * mean(own, 'share'):.1f} %", plus_minus(own, "ratio")]
+                cells += [f"{100 * mean(own, side):.0f} %" for side in ("too_high", "too_low")]
+                cells += [plus_minus(own, part) for part in ("corrected", "matching", "shift")]
+                table.append([f"{noise:.3g}", f"{spread:g}", *cells])
+            knob = f", {system.knob} {nonlinearity:g}" if system.knob else ""
+            title = f"{system.label[0].upper()}{system.label[1:]}{knob}"
+            lines += ["", f"## {title}", "", markdown(headings, table)]
     lines += ["", EXPLANATION]
     return "\n".join(lines) + "\n"
-
-
-def _lines(rows: list[Row]) -> list[list[str]]:
-    """Return the lines of the table of a system: one for every noise and width of belief."""
-    settings = sorted({(row["noise"], row["spread"]) for row in rows})
-    lines = []
-    for noise, spread in settings:
-        own = select(rows, noise=noise, spread=spread)
-        shares = [f"{100 * mean(own, name):.0f} %" for name in ("too_high", "too_low")]
-        lost = f"{100 * mean(own, 'share'):.1f} %"
-        rest = [plus_minus(own, name) for name in ("corrected", "matching", "shift")]
-        ratio = plus_minus(own, "ratio")
-        lines.append([f"{noise:.3g}", f"{spread:g}", lost, ratio, *shares, *rest])
-    return lines
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:

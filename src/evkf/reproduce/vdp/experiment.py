@@ -43,9 +43,7 @@ TIMED, QUICK_TIMED = range(1008, 1648), range(16, 48)
 
 
 def start(likelihood: Likelihood, seed: int, hidden: int | tuple[int, ...] = 32) -> Model:
-    """Return a model that does not know the dynamics: a random walk, with Q drawn log-uniform in
-    [0.05^2, 0.3^2].
-    """
+    """Return an untrained model: a random walk with Q drawn log-uniform in [0.05^2, 0.3^2]."""
     low, high = 2 * np.log(0.05), 2 * np.log(0.3)
     noise = np.exp(np.random.default_rng(10_000 + seed).uniform(low, high))
     return Model(ResidualMLP(2, noise, jax.random.key(1000 + seed), hidden), likelihood)
@@ -148,8 +146,15 @@ def learn_and_judge(
         }
         learned = one.models if method else None
         rows.append(row | judge_dynamics(true, learned, states[:num], seed))
-        moving = {"moving_rmse": rounded(error.reshape(-1, MOVING).mean(axis=1))}
-        series.append(moving | (_first_trial(one, states) if seed == 0 else {}))
+        shown = {"moving_rmse": error.reshape(-1, MOVING).mean(axis=1)}
+        if seed == 0:  # what figures show of the first trial
+            dynamics, points = one.models.dynamics, jnp.asarray(GRID.reshape(-1, 2))
+            move = jax.vmap(lambda z, own=dynamics: own.transition(z, jnp.zeros(0)))(points)
+            shown |= {"mean": mean, "std": jnp.sqrt(jax.vmap(family.var)(one.belief))}
+            shown |= {"states": states, "field": jax.vmap(dynamics.family.mean)(move) - points}
+            if one.ahead is not None:
+                shown["ahead"] = one.ahead
+        series.append({name: rounded(array) for name, array in shown.items()})
     return rows, series
 
 
@@ -206,22 +211,6 @@ def trajectories(model: Model, starts: np.ndarray, key: Key, stay: bool = False)
             path = draw(own, start)
         paths.append(path)
     return np.concatenate(paths)
-
-
-def _first_trial(ran: LearnedTrials, states: np.ndarray) -> Result:
-    """Return what figures show of the first trial: states, velocities and forecasts."""
-    family, dynamics = ran.models.family, ran.models.dynamics
-    points = jnp.asarray(GRID.reshape(-1, 2))
-    move = jax.vmap(lambda z: dynamics.transition(z, jnp.zeros(0)))(points)
-    shown = {
-        "mean": jax.vmap(family.mean)(ran.belief),
-        "std": jnp.sqrt(jax.vmap(family.var)(ran.belief)),
-        "states": states,
-        "field": jax.vmap(dynamics.family.mean)(move) - points,
-    }
-    if ran.ahead is not None:
-        shown["ahead"] = ran.ahead
-    return {name: rounded(array) for name, array in shown.items()}
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
