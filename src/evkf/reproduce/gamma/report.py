@@ -191,7 +191,7 @@ def draw(result: ExperimentResult) -> Figure:
             plane.plot(*np.array(shown["states"])[:SHOWN].T, color=TRUTH, lw=0.8, label="truth")
             plane.plot(
                 *np.array(shown["mean"])[:SHOWN].T,
-                color=COLOURS[name],
+                color=colour,
                 lw=1.4,
                 label="filtered mean",
             )
@@ -204,9 +204,7 @@ def draw(result: ExperimentResult) -> Figure:
             )
             bins = 1 + np.arange(len(mean))
             low, high = mean - 1.96 * std, mean + 1.96 * std
-            time.fill_between(
-                bins, low, high, color=COLOURS[name], alpha=0.25, lw=0, label="± 1.96 sd"
-            )
+            time.fill_between(bins, low, high, color=colour, alpha=0.25, lw=0, label="± 1.96 sd")
             time.plot(bins, mean, color=colour, lw=1.2, label="filtered mean")
             time.plot(bins, states, color=TRUTH, lw=0.7, label="truth")
             time.set(xlabel="bin", ylabel="$z_1$", xlim=(1, len(bins)))
