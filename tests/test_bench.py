@@ -129,7 +129,7 @@ def test_bins_of_low_rank_are_streamed():
     with jax.enable_x64(False):
         step = low_rank.stream(6, 20, seed=0)
         step()
-    assert (step.said.status, step.said.evaluations > 0) == (0, True)
+    assert (step.info.status, step.info.evaluations > 0) == (0, True)
 
 
 def test_low_rank_beside_full(monkeypatch: pytest.MonkeyPatch):

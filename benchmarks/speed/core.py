@@ -1,4 +1,4 @@
-"""What all parts share: figures against targets, calls timed in turn, compilations counted."""
+"""Shared by all parts: figures with targets, calls timed in turn, compilations counted."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from evkf.filters.base import Info
 from evkf.model import Model
 
 Say = Callable[[str], object]
-"""Told what happens."""
+"""Prints a line."""
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -49,7 +49,7 @@ class Figure(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether there is no target or it is reached; a value that is not a number is short."""
+        """True if there is no target or it is reached; a value that is not a number is short."""
         if self.target is None:
             return True
         return self.value >= self.target if self.least else self.value <= self.target
@@ -79,7 +79,7 @@ class Figure(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part of the benchmark found: rows for JSON, and its figures."""
+    """Results of a part of the benchmark: rows for JSON, and its figures."""
 
     rows: list[dict[str, Any]]
     figures: list[Figure]
@@ -115,13 +115,13 @@ class Stream:
         self._read = np.asarray(self._carry)
 
     def __call__(self) -> None:
-        """One bin, its result read back; and nothing else, for this is timed."""
+        """Take in one bin and read the result back; nothing else, because this is timed."""
         self._carry = self._step(self._carry, next(self._ys), self._seen)
         self._read = np.asarray(self._carry)
 
     @property
-    def said(self) -> Info:
-        """What the last step said of itself, as plain numbers."""
+    def info(self) -> Info:
+        """Info of the last step, as plain numbers."""
         return Info(*self._read[-len(Info._fields) :])
 
 

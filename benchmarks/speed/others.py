@@ -1,4 +1,4 @@
-"""What else a user could filter with: dynamax, filterpy and particles on the benchmark's model.
+"""Other packages on the benchmark's model: dynamax, filterpy and particles.
 
 They run in an environment of their own (`environment`), as dynamax needs packages that conflict
 with others'. `compare` hands all the same recording and the same model. dynamax has no public
@@ -141,7 +141,7 @@ def against_dynamax(cell: Cell, found: Sequence[Sequence[Other]]) -> list[Figure
 
 
 def cache_folder() -> Path:
-    """Where the environment is unless another place is named: in the user's folder of caches."""
+    """Default folder of the environment, in the user's folder of caches."""
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "evkf" / "others"
 

@@ -1,4 +1,4 @@
-"""What float32 costs in accuracy: the same recordings filtered in float32 and in float64."""
+"""Accuracy lost by float32: the same recordings filtered in float32 and in float64."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def run(quick: bool, seed: int, say: Say) -> Part:
 
 
 def errors(cell: Cell, num_bins: int, seed: int) -> tuple[float, float]:
-    """Of float32 and of float64, on one recording simulated in float64."""
+    """Errors in float32 and in float64, on one recording simulated in float64."""
     with jax.enable_x64(True):
         drawn = simulate(build(cell, seed), jax.random.key(seed), num_bins)
         zs, ys = (np.asarray(x) for x in drawn)

@@ -27,7 +27,7 @@ MOST_RATIO = 2.0
 CALLS, QUICK_CALLS, WARM_UP = 300, 30, 10
 PROGRAM = "from speed.products import main; main()"
 FOLDER = str(Path(__file__).parents[1])
-"""Where this package is found."""
+"""Folder of this package."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 
@@ -105,7 +105,7 @@ def measure(cell: Cell, num_calls: int, seed: int) -> dict:
         products(evaluations[-1])
 
     def count() -> None:
-        evaluations.append(int(step.said.evaluations))
+        evaluations.append(int(step.info.evaluations))
 
     calls: list[Callable[[], object]] = [step, count, same]
     with jax.enable_x64(False):

@@ -17,13 +17,13 @@ from speed.sizes import AT_CHANNELS, AT_LATENTS, series
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}
 BELOW = 0.4
-"""Where the line of slope 1 ends, relative to low rank."""
+"""End of the line of slope 1, relative to low rank."""
 HEADINGS = ("figure", "value", "target", "met")
 Where = dict[str, Any]
 
 
 def mark(figure: Figure) -> str:
-    """Whether a target is met; nothing where there is none.
+    """Return a mark for a target that is met or missed; nothing where there is no target.
 
     Example:
         >>> mark(Figure("a", 2, "", 3, False, "step")), mark(Figure("a", 2, "", 3, True, "step"))

@@ -1,4 +1,4 @@
-"""How long a step takes: the compiled call and the scan, beside the floor of an empty call."""
+"""Time of a step: the compiled call and the scan, beside the floor of an empty call."""
 
 import math
 import statistics
@@ -55,7 +55,7 @@ LEAST_SCAN = {Cell(2, 100, "poisson"): 3.0}
 
 
 class Row(NamedTuple):
-    """What was measured for a cell; times of single calls include reading back the result.
+    """Measurements of a cell; times of single calls include reading back the result.
 
     Attributes:
         L: Latent dimensions.

@@ -76,7 +76,7 @@ class Experiment(NamedTuple):
     report: Callable[[ExperimentResult], str]
     """Makes the page, in Markdown; pictures are added below."""
     pictures: dict[str, Picture]
-    """By the names of their files."""
+    """Figures by the names of their files."""
     shortfalls: Callable[[ExperimentResult], list[str]] | None = None
     """Names the targets that are missed; None if there are no targets."""
     timed: bool = False

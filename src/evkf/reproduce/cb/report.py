@@ -52,7 +52,7 @@ PAPER = {
         "svmc": {"log_chamfer": "3.66"},
     },
 }
-"""As printed, the means."""
+"""Means, as the paper prints them."""
 COLUMNS = {
     "log_q": ("log q ↑", 2),
     "kl": ("KL ↓", 3),
@@ -62,7 +62,7 @@ COLUMNS = {
 }
 """Headings and digits; of Gaussian transitions there is no KL."""
 PARTS = ("", "_corner", "_inside")
-"""Of log q: over all states, those in a corner, and the others."""
+"""Means of log q: over all states, those in a corner, and the others."""
 CLAIMED = {
     "log_q": "the highest log q",
     "kl": "the lowest KL",

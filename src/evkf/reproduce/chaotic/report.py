@@ -30,7 +30,7 @@ PAPER = {
     "enkf": {2: 0.115, 16: 0.437, 32: 0.619, 64: 0.620},
     "bpf": {2: 0.047, 16: 0.422, 32: 0.877, 64: 1.660},
 }
-"""As printed."""
+"""Errors, as the paper prints them."""
 WITHIN = 1.02
 """Target: eVKF's error relative to that of the best method, at most."""
 GROWTH, NARROW, WIDE = 1.05, 16, 128

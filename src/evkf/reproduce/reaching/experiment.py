@@ -29,7 +29,7 @@ from evkf.recordings.scoring import Progress, Score, baselines, evkf, fit_gpfa, 
 from evkf.recordings.units import UnitModel, fit_recording, infer, names
 
 LATENTS, NETWORK, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
-"""As in the prototype; units under half a spike per second are left out."""
+"""Settings of the prototype; units under half a spike per second are left out."""
 HIDDEN_SHARE = 40 / 146
 """Share of the units that are held out from the filter."""
 TRIALS = 250

@@ -102,14 +102,14 @@ class PredictedVariances(NamedTuple):
     """Total variances (traces) of predictions from a belief, and the error of the mean."""
 
     true: Scalar
-    """Of the push-forward, by samples."""
+    """Variance of the push-forward, by samples."""
     uncorrected: Scalar
     corrected: Scalar
     matching: Scalar
     formula: Scalar
     """tr(M P M^T)."""
     shift: Scalar
-    """Of the uncorrected mean from the true one, in true standard deviations."""
+    """Distance of the uncorrected mean from the true one, in true standard deviations."""
 
     @property
     def lost(self) -> Scalar:

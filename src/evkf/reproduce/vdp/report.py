@@ -51,7 +51,7 @@ PAPER = {
         "svmc": (None, 410.2, 4.06, 730),
     },
 }
-"""As printed: log q, KL, log Chamfer, ms."""
+"""Log q, KL, log Chamfer and ms, as the paper prints them."""
 TIMES_FASTER = {"ovs": 20, "vjf": 1, "svmc": 20}
 """Targets: how many times as long as eVKF's a step of the others must take."""
 HIGHER = {"log_q": True, "kl": False, "log_chamfer": False}
@@ -62,7 +62,7 @@ SHOWN, EARLY = 300, 60
 SNAPSHOT = 6
 """Bins between forecasts that are drawn."""
 SHIFTS = (0.0, -7.0)
-"""Where the two coordinates are drawn."""
+"""Offsets at which the two coordinates are drawn."""
 
 
 def report(result: ExperimentResult) -> str:
