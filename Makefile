@@ -11,6 +11,8 @@ JOBS ?= 2
 DATA ?= $(EVKF_DATA)
 # More for pytest, such as PYTEST_FLAGS="-k filter -x".
 PYTEST_FLAGS ?=
+# Options of `make bench`: parts, or BENCH="--quick --out out/bench".
+BENCH ?=
 # More for the resolver, such as LOCK_FLAGS=--upgrade or LOCK_FLAGS="--upgrade-package jax".
 LOCK_FLAGS ?=
 
@@ -35,7 +37,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test long numbers docs figures audit release lint format lock clean
+.PHONY: help setup dev demo test bench long numbers docs figures audit release lint format lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -51,12 +53,14 @@ test: lint ## lint, and run the tests
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_FLAGS)
 
+bench: setup ## measure speed, every figure beside its target (BENCH=--quick: see that it runs)
+	@$(BIN)/python benchmarks/bench.py --out results/bench --force $(BENCH)
+
 long: dev ## run the long checks; each prints its figures and fails when one falls short
 	@test -n "$(DATA)" || { echo "name the folder of recordings: make long DATA=/path" >&2; exit 2; }
-	@$(BIN)/evkf bench --out results/bench --force
+	@$(BIN)/python benchmarks/bench.py --out results/bench --force
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m long
 	@EVKF_CASES=200 $(BIN)/python -m pytest -q -n $(JOBS) tests/filters/evkf/test_optimum.py tests/filters/evkf/test_optimum_products.py
-	@$(BIN)/python benchmarks/chaotic_rnn.py --json results/chaotic_rnn.json
 	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
 	@$(BIN)/python benchmarks/vdp_learning.py --json results/vdp_learning.json
 	@$(BIN)/python benchmarks/attractors.py --json results/attractors.json

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from closing import close
-from streams import Streamed
 
 from evkf.dynamics import Linear
 from evkf.families import DiagonalGaussianFamily
@@ -28,6 +27,7 @@ from evkf.filters import (
 )
 from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
+from evkf.reproduce.streams import pick, stack, stream
 
 PUBLISHED = {1: 1.04, 10: 1.39, 100: 1.70}
 """Direct VJF's RMSE over the Kalman filter's by R/Q, of its published code."""
@@ -50,8 +50,8 @@ def ratios(filters: dict, dim: int, ratio: float, bins: int) -> dict:
     model, zs, ys = walk(dim, ratio, bins)
     errors = {}
     for name, filter in ({"kalman": VariationalKalmanFilter()} | filters).items():
-        ran = Streamed(filter, model)(model, ys, 0)
-        mean = jax.vmap(model.family.mean)(ran.belief)
+        ran = stream(filter, stack([model]), jnp.asarray(ys)[None], stack([jax.random.key(0)]))
+        mean = jax.vmap(model.family.mean)(pick(ran.belief, 0))
         errors[name] = float(jnp.sqrt(jnp.mean((mean - zs) ** 2)))
     row = {name: errors[name] / errors["kalman"] for name in filters}
     print(f"R/Q = {ratio}: " + ", ".join(f"{k} {v:.4f}" for k, v in row.items()), flush=True)

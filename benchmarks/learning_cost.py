@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from closing import close
-from vdp import recording, start
 
 from evkf.data.storage import load_tree, save_tree
 from evkf.learning import CompiledLearner, Learner
+from evkf.reproduce.vdp.experiment import problem, start
 
 MOST_EMPTY_CALLS, MOST_SLOWER = 80, 1.1
 
@@ -43,7 +43,7 @@ def median_us(call: Callable, num: int) -> float:
 
 def step_cost(num: int) -> tuple[dict, list[str]]:
     """Observing and learning, beside an empty call measured in turn with them."""
-    true, _, ys = recording("poisson", 0, 300)
+    true, _, ys = problem("poisson", 300, 0)
     live = CompiledLearner(Learner(), start(true.likelihood, 0))
     x = jnp.zeros(1)
     empty = jax.jit(lambda x: x + 1).lower(x).compile()
@@ -70,7 +70,7 @@ def step_cost(num: int) -> tuple[dict, list[str]]:
 
 def over_time(num_bins: int) -> tuple[dict, list[str]]:
     """Time and memory per bin, early and late in a long stream."""
-    true, _, ys = recording("poisson", 0, 4000)
+    true, _, ys = problem("poisson", 4000, 0)
     live = CompiledLearner(Learner(), start(true.likelihood, 0))
     times, memory = np.zeros(num_bins), {}
     for t in range(num_bins):
@@ -103,7 +103,7 @@ def resident_mb() -> float:
 
 def go_on(path: Path, first: int, last: int) -> str:
     """Go on from a file, or from the start, and print what is known at the end."""
-    true, _, ys = recording("poisson", 0, 600)
+    true, _, ys = problem("poisson", 600, 0)
     learner = Learner()
     state = learner.init(start(true.likelihood, 0))
     if first:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from closing import close
-from vdp import HELD_OUT, LEARNED, judge, recording, start
+from vdp_learning import judge
 
 from evkf.learning import Learner
+from evkf.reproduce.vdp.experiment import JUDGED, LEARNED, problem, start
 
 LEARNERS = {
     "elbo": Learner(),
@@ -30,9 +31,9 @@ def run(kind: str, learner: Learner, seeds: range) -> dict:
     """Means over seeds of the figures of the table."""
     rows = []
     for seed in seeds:
-        true, states, ys = recording(kind, seed, LEARNED + HELD_OUT)
+        true, states, ys = problem(kind, LEARNED + JUDGED, seed)
         state, trace = learner.scan(learner.init(start(true.likelihood, seed)), ys[:LEARNED])
-        row = judge(true, state.model, states, ys, state.filter)
+        row = judge(true, state, states, ys, seed)
         noise = state.model.dynamics.noise.var()  # pyright: ignore[reportAttributeAccessIssue]
         row["std"] = float(np.sqrt(np.mean(noise)))
         row["skipped"] = int(np.sum(trace.learned.skipped))

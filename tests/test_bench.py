@@ -1,22 +1,45 @@
 """The benchmark: what its parts measure at tiny sizes, and what is said of it."""
 
+import contextlib
+import functools
+import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import bench
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from speed import PARTS, core, low_rank, precision, products, sessions, sizes, stability, steps
+from speed.core import Figure, Part
+from speed.report import draw, markdown, table
 
-from evkf.bench import PARTS, core, low_rank, precision, products, sessions, sizes, stability, steps
-from evkf.bench.core import Figure, Part
-from evkf.bench.report import draw, markdown, table
 from evkf.errors import InputError
+from evkf.reproduce.runner import device
 from tests.quick import quick_compilation  # noqa: F401
 
 WHERE = {"platform": "cpu", "name": "8086", "cores": 1}
 STORED = {"sessions": {"rows": [{"steps_per_s": 1}]}}
+
+
+BENCH_FILES = {"bench.json", "bench.md", "bench.png", "bench.svg"}
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def invoke(*args: str) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = bench.main(args)
+    return Result(code, out.getvalue(), err.getvalue())
 
 
 def check(part: Part, name: str) -> None:
@@ -106,7 +129,7 @@ def test_bins_of_low_rank_are_streamed():
     with jax.enable_x64(False):
         step = low_rank.stream(6, 20, seed=0)
         step()
-    assert (step.said.status, step.said.evaluations > 0) == (0, True)
+    assert (step.info.status, step.info.evaluations > 0) == (0, True)
 
 
 def test_low_rank_beside_full(monkeypatch: pytest.MonkeyPatch):
@@ -193,4 +216,87 @@ def test_all_parts_have_a_name():
         "sessions",
         "others",
     ]
-    assert core.device().keys() == {"platform", "name", "cores"}
+    assert device().keys() == {"platform", "name", "cores"}
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that measure nothing; this process has computed already."""
+    sizes = [
+        {"against": against, "kind": kind, "L": 2 * size, "N": size, "ms": 0.5 * size}
+        for against in ("L", "N")
+        for kind in ("low rank", "full covariance")
+        for size in (10, 20)
+    ]
+
+    def run(name: str, quick: bool, seed: int, say: Callable[[str], object]) -> Part:
+        say(f"measuring {name}")
+        value = 4.0 if name == "precision" else 2.0
+        figure = Figure(f"cost of {name}", value, "ms", 3.0, False, name)
+        return Part(sizes if name == "sizes" else [{"seed": seed}], [figure])
+
+    for name in PARTS:
+        monkeypatch.setitem(PARTS, name, functools.partial(run, name))
+    monkeypatch.setattr(bench, "low_latency", lambda: None)
+
+
+@pytest.mark.usefixtures("parts")
+def test_bench_writes_all_it_found_and_says_what_fell_short(tmp_path: Path):
+    result = invoke("--quick", "--seed", "3", "--out", str(tmp_path / "new"))
+    assert result.code == 1, result.err
+    assert "missed: cost of precision: 4 ms, target ≤ 3" in result.out
+    assert {path.name for path in (tmp_path / "new").iterdir()} == BENCH_FILES
+    written = json.loads((tmp_path / "new" / "bench.json").read_text(encoding="utf-8"))
+    assert written["config"] == {"parts": list(PARTS), "quick": True, "seed": 3, "against": None}
+    assert written.keys() == {"command", "config", "versions", "device", "date", "parts"}
+    assert written["parts"]["step"]["rows"] == [{"seed": 3}]
+    assert written["parts"]["step"]["figures"][0]["met"] is True
+    page = (tmp_path / "new" / "bench.md").read_text(encoding="utf-8")
+    assert "| cost of precision | 4 ms | ≤ 3 | ✗ |" in page
+    again = invoke("--out", str(tmp_path / "new"))
+    assert again.code == 2
+    assert "--force" in again.err
+
+
+@pytest.mark.usefixtures("parts")
+def test_bench_runs_the_parts_named_in_their_order(tmp_path: Path):
+    folder = ("--out", str(tmp_path))
+    result = invoke("products", "step", *folder, "--json", "-")
+    assert result.code == 0, result.err
+    assert list(json.loads(result.out)["parts"]) == ["step", "products"]
+    assert "all targets met" in result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.md"}
+    assert invoke("step", *folder, "--force", "--quiet") == (0, "", "")
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("stap",), "step, products, low-rank"),
+        (("step", "--against", "bench.json"), "sessions"),
+        (("--against", "no.json"), "no such file"),
+    ],
+)
+def test_bench_refuses_before_it_measures(tmp_path: Path, args: tuple[str, ...], says: str):
+    result = invoke(*args, "--out", str(tmp_path))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert says in result.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("parts")
+def test_bench_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: object) -> Part:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PARTS, "products", interrupt)
+    assert invoke("step", "products", "--out", str(tmp_path / "new")).code == 130
+    assert not (tmp_path / "new").exists()
+
+
+def test_bench_too_late_says_so(tmp_path: Path):
+    result = invoke("precision", "--out", str(tmp_path))
+    assert result.code == 2
+    assert "JAX has computed already" in result.err

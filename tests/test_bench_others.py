@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
+from speed import others
+from speed import others_worker as worker
+from speed.steps import Cell, build
 
-from evkf.bench import others
-from evkf.bench import others_worker as worker
-from evkf.bench.steps import Cell, build
 from evkf.dynamics import GaussianDynamics
 from evkf.errors import InputError
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from speed import low_rank, steps
+from speed.core import count_compiles
 
-from evkf.bench import low_rank, steps
-from evkf.bench.core import count_compiles
 from evkf.filters import CompiledStep, VariationalKalmanFilter
 from evkf.model import Model
 

@@ -1,29 +1,23 @@
 """The command line: help, exit codes, what is written and what is refused."""
 
 import contextlib
-import functools
 import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import evkf
-from evkf.bench import PARTS
-from evkf.bench.core import Figure, Part
-from evkf.cli import bench as commands
 from evkf.cli.app import EXIT_CODES, insistent_interrupt, main
 from evkf.cli.console import to_json
 from tests.quick import quick_compilation  # noqa: F401
 
 SMALL = ("--offline", "--bins", "80", "--neurons", "20", "--seed", "3")
-BENCH_FILES = {"bench.json", "bench.md", "bench.png", "bench.svg"}
 DEMO_FILES = {"demo.png", "demo.svg", "summary.json", "config.json"}
 
 
@@ -71,10 +65,9 @@ def test_help_explains_exit_codes_and_has_examples():
     assert "evkf demo" in result.out
 
 
-@pytest.mark.parametrize("command", [("demo",), ("bench",)])
-def test_every_command_has_examples_and_the_common_options(command: tuple[str, ...]):
-    result = invoke(*command, "--help")
-    for part in (f"evkf {' '.join(command)}", "--quiet", "--json", "--seed", "--force"):
+def test_a_command_has_examples_and_the_common_options():
+    result = invoke("demo", "--help")
+    for part in ("evkf demo", "--quiet", "--json", "--seed", "--force"):
         assert part in result.out
 
 
@@ -181,90 +174,6 @@ def test_an_interrupt_lost_in_native_code_is_repeated(monkeypatch: pytest.Monkey
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that measure nothing; this process has computed already."""
-    sizes = [
-        {"against": against, "kind": kind, "L": 2 * size, "N": size, "ms": 0.5 * size}
-        for against in ("L", "N")
-        for kind in ("low rank", "full covariance")
-        for size in (10, 20)
-    ]
-
-    def run(name: str, quick: bool, seed: int, say: Callable[[str], object]) -> Part:
-        say(f"measuring {name}")
-        value = 4.0 if name == "precision" else 2.0
-        figure = Figure(f"cost of {name}", value, "ms", 3.0, False, name)
-        return Part(sizes if name == "sizes" else [{"seed": seed}], [figure])
-
-    for name in PARTS:
-        monkeypatch.setitem(PARTS, name, functools.partial(run, name))
-    monkeypatch.setattr(commands, "low_latency", lambda: None)
-    monkeypatch.setattr(commands, "parts", lambda *_: dict(PARTS))
-
-
-@pytest.mark.usefixtures("bench")
-def test_bench_writes_all_it_found_and_says_what_fell_short(tmp_path: Path):
-    result = invoke("bench", "--quick", "--seed", "3", "--out", str(tmp_path / "new"))
-    assert result.code == 1, result.err
-    assert "missed: cost of precision: 4 ms, target ≤ 3" in result.out
-    assert {path.name for path in (tmp_path / "new").iterdir()} == BENCH_FILES
-    written = json.loads((tmp_path / "new" / "bench.json").read_text(encoding="utf-8"))
-    assert written["config"] == {"parts": list(PARTS), "quick": True, "seed": 3, "against": None}
-    assert written.keys() == {"command", "config", "versions", "device", "date", "parts"}
-    assert written["parts"]["step"]["rows"] == [{"seed": 3}]
-    assert written["parts"]["step"]["figures"][0]["met"] is True
-    page = (tmp_path / "new" / "bench.md").read_text(encoding="utf-8")
-    assert "| cost of precision | 4 ms | ≤ 3 | ✗ |" in page
-    again = invoke("bench", "--out", str(tmp_path / "new"))
-    assert again.code == 2
-    assert "--force" in again.err
-
-
-@pytest.mark.usefixtures("bench")
-def test_bench_runs_the_parts_named_in_their_order(tmp_path: Path):
-    folder = ("--out", str(tmp_path))
-    result = invoke("bench", "products", "step", *folder, "--json", "-")
-    assert result.code == 0, result.err
-    assert list(json.loads(result.out)["parts"]) == ["step", "products"]
-    assert "all targets met" in result.err
-    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.md"}
-    assert invoke("bench", "step", *folder, "--force", "--quiet") == Result(0, "", "")
-
-
-@pytest.mark.usefixtures("bench")
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("stap",), "step, products, low-rank"),
-        (("step", "--against", "bench.json"), "sessions"),
-        (("--against", "no.json"), "no such file"),
-    ],
-)
-def test_bench_refuses_before_it_measures(tmp_path: Path, args: tuple[str, ...], says: str):
-    result = invoke("bench", *args, "--out", str(tmp_path))
-    assert (result.code, result.out) == (2, "")
-    assert result.err.count("\n") == 1
-    assert says in result.err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("bench")
-def test_bench_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(*_: object) -> Part:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(PARTS, "products", interrupt)
-    assert invoke("bench", "step", "products", "--out", str(tmp_path / "new")).code == 130
-    assert not (tmp_path / "new").exists()
-
-
-def test_bench_too_late_says_so(tmp_path: Path):
-    result = invoke("bench", "precision", "--out", str(tmp_path))
-    assert result.code == 2
-    assert "JAX has computed already" in result.err
 
 
 def test_json_is_strict():

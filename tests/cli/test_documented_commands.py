@@ -40,7 +40,6 @@ NOT_RUN = {
     r"evkf (view|serve)\b": "goes on until it is ended: tests/web, tests/live/test_supervisor.py",
     r"evkf doctor\b": "measures the machine: tests/cli/test_live.py",
     r"evkf demo\b": "takes minutes: tests/recordings/test_demonstration.py",
-    r"evkf bench\b": "takes minutes: tests/test_bench.py",
     r"evkf reproduce\b": "takes minutes to days: tests/cli/test_reproduce.py",
     r"evkf --version": "tests/cli/test_app.py",
     r"evkf fit day1\.npz": "needs a recording of a rig: docs/recordings.md has the like",

@@ -1,4 +1,4 @@
-"""`evkf reproduce NAME`: what is written, told and refused; the tasks themselves are made up."""
+"""`evkf reproduce NAME`: files, messages and refusals; the tasks themselves are made up."""
 
 import json
 from types import SimpleNamespace
@@ -7,17 +7,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from evkf.cli import reproduce
-from evkf.reproduce.catalogue import EXPERIMENTS, Experiment, Picture
+from evkf.numerics import jax_config
+from evkf.reproduce import runner
+from evkf.reproduce.catalogue import TITLES, load
 from evkf.reproduce.chaotic import experiment as chaotic
-from evkf.reproduce.streams import StepTime
+from evkf.reproduce.runner import StepTime
+from evkf.reproduce.tables import Experiment, Picture
 from evkf.reproduce.vdp import experiment as vdp
 from tests.cli.test_app import invoke
 from tests.reproduce import test_vdp
 
 
-def answer(specs, store, scheduler, tell, anew):
+def answer(specs, store, scheduler, progress, recompute):
     """Rows in which eVKF is the best."""
-    tell(len(specs), len(specs))
+    progress(len(specs), len(specs))
     return [
         {
             "rows": [
@@ -32,12 +35,10 @@ def answer(specs, store, scheduler, tell, anew):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    monkeypatch.setattr(reproduce, "run_tasks", answer)
-    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
+    monkeypatch.setattr(runner, "run_tasks", answer)
+    monkeypatch.setattr(jax_config, "low_latency", lambda: None)
     monkeypatch.setattr(chaotic, "ready", lambda what, bins: what)
-    monkeypatch.setattr(
-        reproduce, "time_steps", lambda whats, bins: [StepTime(0.5, 7.0)] * len(whats)
-    )
+    monkeypatch.setattr(runner, "time_steps", lambda whats, bins: [StepTime(0.5, 7.0)] * len(whats))
 
 
 def test_all_files_are_written(made_up, tmp_path):
@@ -83,15 +84,15 @@ def test_a_missed_target_is_told(made_up, tmp_path, monkeypatch):
 
 
 def test_whoever_interrupts_is_told_what_is_kept(made_up, tmp_path, monkeypatch):
-    def run_tasks(specs, _store, _scheduler, tell, _anew):
-        tell(3, len(specs))
+    def run_tasks(specs, _store, _scheduler, progress, _recompute):
+        progress(3, len(specs))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evkf.cli.reproduce.run_tasks", run_tasks)
+    monkeypatch.setattr("evkf.reproduce.runner.run_tasks", run_tasks)
     ran = invoke("reproduce", "table1", "--out", str(tmp_path))
     assert ran.code == 130
     assert "interrupted: 3 of" in ran.out
-    assert f"kept in {tmp_path / 'tasks'}; the same command goes on there" in ran.out
+    assert f"kept in {tmp_path / 'tasks'}; the same command continues" in ran.out
 
 
 def test_some_methods_alone(made_up, tmp_path):
@@ -115,7 +116,7 @@ def test_an_unknown_method_is_refused(tmp_path):
 def oscillator(monkeypatch):
     """Rows and series of Van der Pol, as made up for its own tests."""
 
-    def found(specs, store, scheduler, tell, anew):
+    def stored(specs, store, scheduler, progress, recompute):
         wanted = {(spec["kind"], spec["method"]) for spec in specs}
         every = test_vdp.made_up().results
         return [
@@ -124,12 +125,12 @@ def oscillator(monkeypatch):
             if (result["rows"][0]["kind"], result["rows"][0]["method"]) in wanted
         ]
 
-    monkeypatch.setattr(reproduce, "run_tasks", found)
-    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
+    monkeypatch.setattr(runner, "run_tasks", stored)
+    monkeypatch.setattr(jax_config, "low_latency", lambda: None)
     ms = {"evkf": 0.1, "ovs": 50.0, "svmc": 30.0}
     monkeypatch.setattr(vdp, "ready", lambda what, bins: what["method"])
     monkeypatch.setattr(
-        reproduce, "time_steps", lambda names, bins: [StepTime(ms.get(n, 1.0), 7.0) for n in names]
+        runner, "time_steps", lambda names, bins: [StepTime(ms.get(n, 1.0), 7.0) for n in names]
     )
 
 
@@ -151,6 +152,7 @@ def test_the_oscillator_has_a_table_and_a_figure(oscillator, tmp_path):
 def stand_in(name, missed=()):
     """An experiment that takes no time, with two pictures."""
     module = SimpleNamespace(
+        __name__="tests.reproduce.toy",
         METHODS=("evkf", "other"),
         TRIALS=3,
         QUICK_TRIALS=1,
@@ -158,9 +160,11 @@ def stand_in(name, missed=()):
             {"method": method, "seeds": list(range(trials))} for method in methods
         ],
     )
-    pictures = {key: Picture(f"Of {key}", lambda found: Figure()) for key in (name, f"{name}_more")}
-    targets = None if missed is None else lambda found: list(missed)
-    return Experiment("A stand-in.", module, lambda found: f"# {name}\n", pictures, targets)
+    pictures = {
+        key: Picture(f"Of {key}", lambda result: Figure()) for key in (name, f"{name}_more")
+    }
+    targets = None if missed is None else lambda result: list(missed)
+    return Experiment(module, lambda result: f"# {name}\n", pictures, targets)
 
 
 @pytest.fixture
@@ -168,8 +172,8 @@ def stand_ins(monkeypatch):
     """Three experiments: one has targets, one misses its own, one has none. Names of those run."""
     ran = []
 
-    def run_tasks(specs, store, scheduler, tell, anew):
-        ran.append(anew)
+    def run_tasks(specs, store, scheduler, progress, recompute):
+        ran.append(recompute)
         return [{"rows": [spec | {"trial": seed} for seed in spec["seeds"]]} for spec in specs]
 
     every = {
@@ -177,9 +181,10 @@ def stand_ins(monkeypatch):
         "short": stand_in("short", ["too slow"]),
         "told": stand_in("told", None),
     }
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", every)
-    monkeypatch.setattr(reproduce, "run_tasks", run_tasks)
-    monkeypatch.setattr(reproduce, "low_latency", lambda: None)
+    monkeypatch.setattr(reproduce, "TITLES", dict.fromkeys(every, "A stand-in."))
+    monkeypatch.setattr(reproduce, "load", every.__getitem__)
+    monkeypatch.setattr(runner, "run_tasks", run_tasks)
+    monkeypatch.setattr(jax_config, "low_latency", lambda: None)
     return ran
 
 
@@ -224,12 +229,12 @@ def test_all_leaves_a_result_that_is_there_in_part(stand_ins, tmp_path):
 
 
 def test_every_picture_is_among_the_files_and_named_once(tmp_path):
-    names = [key for experiment in EXPERIMENTS.values() for key in experiment.pictures]
+    names = [key for name in TITLES for key in load(name).pictures]
     assert len(set(names)) == len(names)
     assert {"cb", "cb_methods"} <= {path.stem for path in reproduce.files("cb", tmp_path)}
 
 
-@pytest.mark.parametrize("name", [*EXPERIMENTS, "reaching", "all"])
+@pytest.mark.parametrize("name", [*TITLES, "reaching", "all"])
 def test_every_name_has_help(name):
     ran = invoke("reproduce", name, "--help")
     assert ran.code == 0

@@ -9,7 +9,7 @@ from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.reproduce.chaotic import experiment as chaotic
 from evkf.reproduce.chaotic import report as chaotic_report
 from evkf.reproduce.runner import specification
-from evkf.reproduce.tables import Found
+from evkf.reproduce.tables import ExperimentResult
 from tests.quick import quick_compilation  # noqa: F401
 
 
@@ -32,7 +32,7 @@ def test_trials_side_by_side_are_as_if_alone(protocol):
 
 def test_diagonal_beliefs_start_from_the_same_prior():
     model, _, _ = chaotic.problem("public", 3, 2, 0)
-    own = chaotic._model(chaotic.METHODS["vjf"], model)
+    own = chaotic.diagonal(model)
     np.testing.assert_allclose(own.family.cov(own.prior), model.prior.cov)
 
 
@@ -61,7 +61,7 @@ def made_up(evkf=0.1, others=0.2, wide=0.1):
         )
     ]
     timing = [{"method": "evkf", "L": 2, "step_ms": 0.25, "empty_us": 7.0}]
-    return Found([{"rows": rows}], timing, 2)
+    return ExperimentResult([{"rows": rows}], timing, 2)
 
 
 def test_targets_are_missed_where_they_are():

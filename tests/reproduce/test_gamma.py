@@ -8,10 +8,9 @@ import pytest
 from scipy.stats import gamma as scipy_gamma
 
 from evkf.reproduce.gamma import experiment as gamma
-from evkf.reproduce.gamma.figure import draw
-from evkf.reproduce.gamma.report import behind, report, shortfalls
+from evkf.reproduce.gamma.report import behind, draw, report, shortfalls
 from evkf.reproduce.runner import specification
-from evkf.reproduce.tables import Found
+from evkf.reproduce.tables import ExperimentResult
 from tests.quick import quick_compilation  # noqa: F401
 
 BINS, SEEDS, PARTICLES = 12, [0, 1], 2000
@@ -114,7 +113,7 @@ def test_tasks_name_every_method_and_block():
 
 
 def test_the_report_and_the_figure(results):
-    found = Found(results, trials=2, quick=True)
+    found = ExperimentResult(results, trials=2, quick=True)
     text = report(found)
     assert "over 2 trials" in text
     for label in (*gamma.REFERENCES.values(), *(gamma.METHODS[name] for name in METHODS)):
@@ -127,7 +126,7 @@ def test_the_report_and_the_figure(results):
 def test_a_full_run_does_not_claim_what_it_missed(results):
     rows = [row for result in results for row in result["rows"]]
     lost = [row | {"log_q": np.nan} if row["method"] == "corrected" else row for row in rows]
-    found = Found([{"rows": lost}])
+    found = ExperimentResult([{"rows": lost}])
     assert shortfalls(found)[0].startswith("b0 = 20: eVKF is nan nats")
     assert "Both hold" not in report(found)
 
@@ -153,17 +152,17 @@ def made_up(ours, plain):
     ],
 )
 def test_shortfalls_name_both_targets(ours, plain, words):
-    missed = shortfalls(Found([{"rows": made_up(ours, plain)}]))
+    missed = shortfalls(ExperimentResult([{"rows": made_up(ours, plain)}]))
     assert len(missed) == len(words)
     assert all(word in said for word, said in zip(words, missed, strict=True))
 
 
 def test_without_a_reference_the_target_is_missed():
     rows = [row for row in made_up(1.0, 0.5) if row["method"] in gamma.METHODS]
-    (said,) = shortfalls(Found([{"rows": rows}]))
+    (said,) = shortfalls(ExperimentResult([{"rows": rows}]))
     assert "behind Gammas" in said
     broken = [row | {"log_q": np.nan} for row in made_up(1.0, 0.5)[:2]]
-    assert shortfalls(Found([{"rows": broken + rows}])) == [said]
+    assert shortfalls(ExperimentResult([{"rows": broken + rows}])) == [said]
 
 
 def test_behind_is_of_the_better_reference():

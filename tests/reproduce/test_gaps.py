@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from evkf.reproduce.catalogue import EXPERIMENTS
 from evkf.reproduce.gaps import experiment as gaps
 from evkf.reproduce.gaps.experiment import EVKF, Evidence, Slacks
-from evkf.reproduce.gaps.figure import draw
-from evkf.reproduce.gaps.report import report, shortfalls
+from evkf.reproduce.gaps.report import EXPERIMENTS, draw, report, shortfalls
 from evkf.reproduce.runner import specification
-from evkf.reproduce.tables import Found
+from evkf.reproduce.tables import ExperimentResult
 from tests.oracles import kalman_loop
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -89,7 +87,7 @@ def test_slacks_add_up_and_bounds_hold(linear):
 
 
 def test_nodes_of_gammas_have_their_moments():
-    family = gaps.gamma.Gamma(2)
+    family = gaps.gamma.GammaFamily(2)
     beliefs = jnp.stack([family.from_moments(jnp.array([1.5, 0.5]), 0.1 * jnp.eye(2))])
     points, weights = gaps.nodes(family, beliefs, 16)
     stats = jnp.stack([jnp.log(points[0]), points[0]], -1)
@@ -114,13 +112,13 @@ def test_violations_are_counted_and_named():
     row = gaps.judge(zero, gap, found, Evidence(zero, zero), None) | gaps.count(zero, gap)
     assert (row["violations"], row["M_above_pushed"], row["L_above_predicted"]) == (2, 3, 0)
     row |= {"system": "gamma", "method": "uncorrected"}
-    missed = shortfalls(Found([{"rows": [row]}]))
+    missed = shortfalls(ExperimentResult([{"rows": [row]}]))
     assert "L < M in 2 of 3 bins" in missed[0]
     assert len(missed) == 2
 
 
 def test_the_report_and_the_figure(results):
-    found = Found(results, quick=True)
+    found = ExperimentResult(results, quick=True)
     assert shortfalls(found) == []
     text = report(found)
     assert "one trial" in text
@@ -133,7 +131,9 @@ def test_the_report_and_the_figure(results):
 
 
 def test_what_was_not_tested_is_not_called_kept(rows):
-    text = report(Found([{"rows": [row for row in rows if row["method"] == "corrected"]}]))
+    text = report(
+        ExperimentResult([{"rows": [row for row in rows if row["method"] == "corrected"]}])
+    )
     assert "No bound was found violated" not in text
     assert "L ≥ M and M" in text
     assert EXPERIMENTS["gaps"].needs == ("uncorrected",)

@@ -10,14 +10,14 @@ from evkf.errors import InputError
 from evkf.recordings.scoring import linear_system
 from evkf.recordings.simulation import simulate_recording
 from evkf.reproduce.reaching import experiment as reaching
-from evkf.reproduce.reaching.experiment import Effort, Reaches, Score
+from evkf.reproduce.reaching.experiment import FitEffort, Reaches, Score
 from evkf.reproduce.reaching.figure import best_plane
 from evkf.reproduce.reaching.report import report
 from tests.cli.test_recordings import invoke
 from tests.quick import quick_compilation  # noqa: F401
 from tests.real_recordings import MAZE, find
 
-LEAST = Effort(passes=2, em_steps=2, steps=20)
+LEAST = FitEffort(passes=2, em_steps=2, steps=20)
 METHODS = [
     "eVKF",
     "eVKF, learning on",

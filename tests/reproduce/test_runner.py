@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-import evkf
 from evkf.errors import InputError
-from evkf.reproduce import processes, runner
-from evkf.reproduce.catalogue import EXPERIMENTS
+from evkf.reproduce import runner
 from evkf.reproduce.runner import TaskError, address, blocks, run_tasks, specification, work
+from evkf.reproduce.source import digest
 
 ROOT = Path(__file__).parents[2]
 LONG = 60
@@ -57,9 +56,9 @@ GOOD, LOST = [0, 2, 3, 5], 2
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Of six tasks one fails, one kills its process, one every process; the first is there, wrong.
+    """Six tasks, all computed: one fails, one kills its process, one every process it gets.
 
-    All are computed anew.
+    A wrong result of the first is stored before.
     """
     folder, told = tmp_path_factory.mktemp("ran"), []
     specs = toys(folder, {}, {"fails": True}, {}, {"dies": "once"}, {"dies": "always"}, {})
@@ -67,10 +66,10 @@ def ran(tmp_path_factory):
     wrong = json.dumps({"spec": specs[0], "result": {"rows": [{"trial": 0, "square": 1}]}})
     (folder / "store" / f"{address(specs[0])}.json").write_text(wrong)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "MOST_LOST", LOST)
+        patch.setattr(runner, "MOST_LOST", LOST)
         patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")  # which rows may not tell
         with pytest.raises(TaskError) as raised:
-            run_tasks(specs, folder / "store", tell=lambda *said: told.append(said), anew=True)
+            run_tasks(specs, folder / "store", None, lambda *said: told.append(said), True)
     return Ran(folder, specs, told, str(raised.value))
 
 
@@ -97,7 +96,7 @@ def test_a_task_that_always_kills_its_process_is_told(tmp_path, monkeypatch):
 def test_tasks_are_computed_once_and_keep_their_order(ran):
     good, told = [ran.specs[i] for i in (5, 3, 2, 0)], []
     before = computed(ran.folder)
-    found = rows(run_tasks(good, ran.folder / "store", tell=lambda *said: told.append(said)))
+    found = rows(run_tasks(good, ran.folder / "store", progress=lambda *said: told.append(said)))
     assert [(row["trial"], row["square"]) for row in found] == [(5, 25), (3, 9), (2, 4), (0, 0)]
     for row in found:
         assert (row["precision"], row["backend"], row["threads"]) == ("float64", "cpu", ["1", 1])
@@ -151,11 +150,11 @@ def test_an_interrupted_run_goes_on_where_it_was(start, tmp_path, monkeypatch):
     assert said.count("Traceback") == 1
     taken = []
 
-    def take(texts):
+    def take(texts, scheduler):
         taken.extend(texts)
-        return [(name, {"result": "new"}) for name in texts]
+        yield from ((name, {"result": "new"}) for name in texts)
 
-    monkeypatch.setattr(runner, "_on_machine", take)
+    monkeypatch.setattr(runner, "_outcomes", take)
     assert run_tasks(specs, tmp_path / "store")[1] == "new"
     assert taken == [address(specs[1])]
 
@@ -195,39 +194,11 @@ def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):
         run_tasks(toys(tmp_path, {}), tmp_path, "tcp://127.0.0.1:1")
 
 
-def test_the_source_of_rows_is_part_of_their_address(tmp_path):
-    for name in ("model.py", "cli/app.py", "live/session.py", "reproduce/vdp/report.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("one")
-    first = runner._digest(tmp_path)
-    for name in ("cli/app.py", "live/session.py", "reproduce/vdp/report.py"):
-        (tmp_path / name).write_text("two")
-    assert runner._digest(tmp_path) == first
-    (tmp_path / "model.py").write_text("two")
-    assert runner._digest(tmp_path) != first
-    assert runner._digest(Path(evkf.__file__).parent) == runner.SOURCE
-
-
-def test_no_task_loads_what_is_left_out_of_its_source():
-    code = """
-import pathlib, sys
-from importlib import import_module
-for name in sys.argv[1:]:
-    import_module(name)
-from evkf.reproduce.runner import ASIDE
-root = pathlib.Path(sys.modules["evkf"].__file__).parent
-files = [m.__file__ for name, m in sys.modules.items() if name.startswith("evkf.")]
-names = [pathlib.Path(file).relative_to(root).as_posix() for file in files]
-print(*sorted({name.split("/")[0] for name in names if name.startswith(ASIDE)}))
-"""
-    modules = {experiment.module.__name__ for experiment in EXPERIMENTS.values()}
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *sorted(modules)], capture_output=True, text=True, check=True
-    )
-    assert len(modules) == 6
-    assert ran.stdout.split() == ["data"]
-    package = Path(evkf.__file__).parent
-    assert all((package / name).exists() for name in runner.ASIDE)
+def test_the_source_of_rows_is_part_of_their_address(tmp_path, monkeypatch):
+    spec = toys(tmp_path, {})[0]
+    assert spec["versions"]["source"] == digest("tests.reproduce.toy")
+    monkeypatch.setattr(runner, "digest", lambda module: "other")
+    assert address(toys(tmp_path, {})[0]) != address(spec)
 
 
 def test_a_worker_of_another_version_refuses(tmp_path):

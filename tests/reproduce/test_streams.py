@@ -10,7 +10,8 @@ import pytest
 from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.reproduce.cb import experiment as cb
 from evkf.reproduce.chaotic import experiment as chaotic
-from evkf.reproduce.streams import TOGETHER, TURN, pick, stack, stream, time_steps
+from evkf.reproduce.runner import TOGETHER, TURN, time_steps
+from evkf.reproduce.streams import pick, stack, stream
 from evkf.reproduce.vdp import experiment as vdp
 from tests.quick import quick_compilation  # noqa: F401
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from evkf.reproduce.runner import specification
-from evkf.reproduce.tables import Found
+from evkf.reproduce.tables import ExperimentResult
 from evkf.reproduce.variance import experiment as variance
-from evkf.reproduce.variance.figure import draw
-from evkf.reproduce.variance.report import report, shortfalls
+from evkf.reproduce.variance.report import draw, report, shortfalls
 from tests.quick import quick_compilation  # noqa: F401
 
 SPREADS, SAMPLES = [0.1, 0.4], 4000
@@ -103,7 +102,7 @@ def test_tiny_runs_give_all_rows(rows):
 
 
 def test_the_report_and_the_figure(results):
-    found = Found(results, quick=True)
+    found = ExperimentResult(results, quick=True)
     text = report(found)
     assert "One trial of 4 states" in text
     for title in ("## Linear", "## Van der Pol, damping 1.5", "## Network, gain 4", "## Gamma"):
@@ -121,7 +120,7 @@ def test_figures_show_every_ratio(results):
         | {"series": [one | {"formula": [9 * x for x in one["lost"]]} for one in result["series"]]}
         for result in results
     ]
-    _, ratio, gamma, single = draw(Found(far, quick=True)).axes
+    _, ratio, gamma, single = draw(ExperimentResult(far, quick=True)).axes
     for ax, low, high in ((ratio, 0.1, 7), (gamma, 1, 7), (single, 1, 9)):
         bottom, top = ax.get_ylim()
         assert bottom < low
@@ -131,7 +130,7 @@ def test_figures_show_every_ratio(results):
 def test_shortfalls_look_at_the_linear_case_alone():
     def missed(**ratios):
         rows = [{"system": name, "ratio": ratio} for name, ratio in ratios.items()]
-        return shortfalls(Found([{"rows": rows}]))
+        return shortfalls(ExperimentResult([{"rows": rows}]))
 
     assert missed(linear=1.01, network=3.0) == []
     assert len(missed(linear=0.9, network=3.0)) == 1

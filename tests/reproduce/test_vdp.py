@@ -8,9 +8,8 @@ import numpy as np
 from evkf.learning import Learner
 from evkf.reproduce.runner import specification
 from evkf.reproduce.streams import learn, pick, stack
-from evkf.reproduce.tables import Found
+from evkf.reproduce.tables import ExperimentResult
 from evkf.reproduce.vdp import experiment as vdp
-from evkf.reproduce.vdp import figure as vdp_figure
 from evkf.reproduce.vdp import report as vdp_report
 from tests.quick import quick_compilation  # noqa: F401
 
@@ -19,7 +18,8 @@ def test_learning_side_by_side_is_learning_alone():
     learner = Learner(ring=32, num_windows=2, window=4)
     trials = [vdp.problem("gaussian", 15, seed) for seed in range(2)]
     starts = [vdp.start(true.likelihood, seed) for seed, (true, _, _) in enumerate(trials)]
-    found = learn(learner, stack(starts), jnp.stack([jnp.asarray(ys) for _, _, ys in trials]), 5)
+    ys = jnp.stack([jnp.asarray(ys) for _, _, ys in trials])
+    found, _ = learn(learner, stack(starts), ys, 5)
     for i, (_, _, ys) in enumerate(trials):
         state, trace = learner.scan(learner.init(starts[i]), ys)
         np.testing.assert_allclose(pick(found.belief, i).mean, trace.belief.mean, rtol=1e-6)
@@ -48,8 +48,8 @@ def test_the_oracle_is_judged_by_the_floor():
 def test_dynamics_are_judged_by_their_distance():
     true, states, _ = vdp.problem("gaussian", 700, 0)
     walk = vdp.start(true.likelihood, 0)
-    same = vdp.judge_dynamics(true, true, states, 0, False)
-    other = vdp.judge_dynamics(true, walk, states, 0, False)
+    same = vdp.judge_dynamics(true, true, states, 0)
+    other = vdp.judge_dynamics(true, walk, states, 0)
     assert same["kl"] == 0
     assert other["kl"] > 0.1
     assert other["log_chamfer"] > same["log_chamfer"]
@@ -82,7 +82,7 @@ def made_up(best="evkf", **changed):
         for kind in vdp.KINDS
         for name, value in ms.items()
     ]
-    return Found(results, timing, 2)
+    return ExperimentResult(results, timing, 2)
 
 
 def test_targets_are_missed_where_they_are():
@@ -101,5 +101,5 @@ def test_the_report_and_the_figures_show_every_method():
     assert "**1.000 ± 0.000** (0.57)" in text
     assert "over 2 trials" in text
     assert "2 trials" in vdp_report.report_figure(found)
-    assert len(vdp_figure.draw_table2(found).axes) == 2
-    assert len(vdp_figure.draw_vdp(found).axes) == 6 + 2 * len(vdp.METHODS)
+    assert len(vdp_report.draw_table2(found).axes) == 2
+    assert len(vdp_report.draw_vdp(found).axes) == 6 + 2 * len(vdp.METHODS)

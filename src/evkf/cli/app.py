@@ -16,7 +16,6 @@ import jax
 import typer
 
 import evkf
-from evkf.cli.bench import bench
 from evkf.cli.demo import run_demo
 from evkf.cli.doctor import doctor
 from evkf.cli.filter import run_filter
@@ -27,14 +26,14 @@ from evkf.cli.live_options import LiveCommand
 from evkf.cli.plot import plot
 from evkf.cli.reaching import reaching
 from evkf.cli.recording import data, info, simulate
+from evkf.cli.reproduce import ExperimentCommand, run_all
 from evkf.cli.reproduce import command as reproduction
-from evkf.cli.reproduce import run_all
 from evkf.cli.score import score
 from evkf.cli.serve import serve
 from evkf.cli.stimulation import arm, stop
 from evkf.cli.view import view
 from evkf.errors import EvkfError
-from evkf.reproduce.catalogue import EXPERIMENTS
+from evkf.reproduce.catalogue import TITLES
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -62,7 +61,6 @@ Examples:
   evkf view DIR                      a session on a page, while it runs or afterwards
   evkf doctor                        whether this machine can hold a rate of bins
   evkf serve rigs                    keep several live sessions running
-  evkf bench --quick                 measure speed on this machine
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
 
@@ -76,8 +74,8 @@ reproduce_app = typer.Typer(
     help="Compute a table or figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(reproduce_app, name="reproduce")
-for name in EXPERIMENTS:
-    reproduce_app.command(name)(reproduction(name))
+for name in TITLES:
+    reproduce_app.command(name, cls=ExperimentCommand)(reproduction(name))
 reproduce_app.command()(reaching)
 reproduce_app.command("all")(run_all)
 COMMANDS = {
@@ -89,7 +87,6 @@ COMMANDS = {
     score: "Score a model on held-out trials, beside baselines.",
     plot: "Draw what a model makes of a recording.",
     data: "Fetch a public recording, or say how to.",
-    bench: "Measure speed, every figure beside its target.",
     live: "Run a live session: bins in, latents out.",
     resume: "Go on with a session that stopped or crashed.",
     view: "Show a session on a page, also afterwards.",

@@ -1,16 +1,16 @@
-"""Commands that compute the paper's tables and figures anew, and say what came out."""
+"""The commands `evkf reproduce NAME` and `evkf reproduce all`, except `reaching`."""
 
 import json
 from collections.abc import Callable
+from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
-from evkf.bench.core import device
 from evkf.cli.console import (
     FELL_SHORT,
     Config,
@@ -21,24 +21,21 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
+    progress_bar,
     result_files,
     verdict,
     write_results,
 )
-from evkf.cli.console import progress_bar as bar
-from evkf.data.installed import versions
 from evkf.errors import InputError
-from evkf.numerics.jax_config import low_latency
-from evkf.reproduce.catalogue import EXPERIMENTS
-from evkf.reproduce.runner import SOURCE, Spec, run_tasks
-from evkf.reproduce.streams import time_steps
-from evkf.reproduce.tables import Found, Row
+from evkf.reproduce.catalogue import TITLES, load
+
+# The runner and the experiments, which import JAX, are imported when a command runs.
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few trials, small sizes; 2 minutes a name.")]
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials, in place of the paper's.")]
 Methods = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Of these methods alone; all without.")
+    str | None, typer.Option(metavar="A,B,...", help="Only these methods; all without.")
 ]
 Scheduler = Annotated[
     str | None,
@@ -47,18 +44,49 @@ Scheduler = Annotated[
 DEFAULT_OUT = Path("out/reproduce")
 
 
-class Effort(NamedTuple):
-    """How much of an experiment is computed."""
+class RunSize(NamedTuple):
+    """The part of an experiment that is computed."""
 
     quick: bool
     trials: int
     methods: tuple[str, ...]
     judged: bool
-    """Whether it is held to its targets."""
+    """True if results are compared with the targets."""
+
+
+class ExperimentCommand(TyperCommand):
+    """A command whose help is written, and whose experiment is imported, when it is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        name = str(self.name)
+        experiment = load(name)
+        pictures = " and ".join(f"{picture}.png and .svg" for picture in experiment.pictures)
+        self.help = cleandoc(f"""{TITLES[name]}
+
+    Written into the folder: {name}.json with all rows, {name}.md with what they show, beside the
+    paper's numbers where it has some, and {pictures}. Results of tasks are kept in its folder
+    tasks, so that an interrupted run continues where it was; to write the page and figures again
+    from these results, delete {name}.* and run the same command.
+
+    \b
+    To choose from with --methods:
+      {", ".join(experiment.module.METHODS)}
+
+    \b
+    Examples:
+      evkf reproduce {name} --quick
+      evkf reproduce {name} --trials 3 --out out/three
+      evkf reproduce {name} --scheduler tcp://127.0.0.1:8786
+
+    Exits with 1 if a target is missed; with --quick, or without all methods, there are no targets.
+    With --force everything is computed again.
+    """)
+        super().format_help(ctx, formatter)
 
 
 def command(name: str) -> Callable[..., None]:
-    """The command that computes an experiment."""
+    """Return the command that computes an experiment."""
 
     def run(
         quick: Quick = False,
@@ -71,37 +99,14 @@ def command(name: str) -> Callable[..., None]:
         json_file: Json = None,
         config: Config = None,
     ) -> None:
-        effort = read_effort(name, quick, trials, methods)
+        size = read_size(name, quick, trials, methods)
         check_free([*files(name, out), *json_target(json_file, *files(name, out))], force)
-        say = console(quiet, json_file)
-        low_latency()
-        result = reproduce(name, effort, out, scheduler, force, say)
+        result = reproduce(name, size, out, scheduler, force, console(quiet, json_file))
         emit(json_file, result)
         if result["missed"]:
             raise typer.Exit(FELL_SHORT)
 
-    experiment = EXPERIMENTS[name]
-    figures = " and ".join(f"{figure}.png and .svg" for figure in experiment.pictures)
-    run.__doc__ = f"""{experiment.title}
-
-    Written into the folder: {name}.json with all rows, {name}.md with what they show, beside the
-    paper's numbers where it has some, and {figures}. What is computed is kept in its
-    folder tasks, so that a run that was interrupted goes on where it was; to write the page and
-    figures anew from what is kept, delete {name}.* and run the same command.
-
-    \b
-    To choose from with --methods:
-      {", ".join(experiment.module.METHODS)}
-
-    \b
-    Examples:
-      evkf reproduce {name} --quick
-      evkf reproduce {name} --trials 3 --out out/three
-      evkf reproduce {name} --scheduler tcp://127.0.0.1:8786
-
-    Exits with 1 if a target is missed; with --quick, or without all methods, there are none. With
-    --force everything is computed anew.
-    """
+    run.__doc__ = TITLES[name]
     return run
 
 
@@ -115,10 +120,10 @@ def run_all(
     json_file: Json = None,
     config: Config = None,
 ) -> None:
-    """Compute every table and figure of the paper but that of reaching.
+    r"""Compute every table and figure of the paper but that of reaching.
 
-    The same as `evkf reproduce NAME` for every name, into one folder; what is there already, of as
-    many trials, stays.
+    The same as `evkf reproduce NAME` for every name, into one folder. Results that are in the
+    folder already, of as many trials, stay.
     Reaching needs a recording, and has a command of its own: evkf reproduce reaching --data FILE.
 
     \b
@@ -128,144 +133,152 @@ def run_all(
 
     Exits with 1 if a target is missed; with --quick there are none.
     """
-    every = {name: files(name, out) for name in EXPERIMENTS}
-    efforts = {name: read_effort(name, quick, trials, None) for name in EXPERIMENTS}
-    found = {
-        name: _read_result(paths[0], efforts[name])
+    every = {name: files(name, out) for name in TITLES}
+    sizes = {name: read_size(name, quick, trials, None) for name in TITLES}
+    results = {
+        name: _read_result(paths[0], sizes[name])
         for name, paths in every.items()
         if not force and all(path.exists() for path in paths)
     }
     written = [path for paths in every.values() for path in paths]
-    wanted = [path for name in every if name not in found for path in every[name]]
-    check_free([*wanted, *json_target(json_file, *written)], force)
+    missing = [path for name in every if name not in results for path in every[name]]
+    check_free([*missing, *json_target(json_file, *written)], force)
     say = console(quiet, json_file)
-    low_latency()
-    for name, effort in efforts.items():
-        if name in found:
-            missed = len(found[name]["missed"])
-            told = f", which missed {missed} of its targets" if missed else ""
-            say.print(f"{name} is there already{told}; --force computes it anew")
+    for name, size in sizes.items():
+        if name in results:
+            missed = len(results[name]["missed"])
+            words = f", which missed {missed} of its targets" if missed else ""
+            say.print(f"{name} is there already{words}; --force computes it again")
         else:
-            found[name] = reproduce(name, effort, out, scheduler, force, say)
+            results[name] = reproduce(name, size, out, scheduler, force, say)
     say.print("not among these: reaching, which needs a recording: evkf reproduce reaching --help")
-    emit(json_file, found)
-    if any(result["missed"] for result in found.values()):
+    emit(json_file, results)
+    if any(result["missed"] for result in results.values()):
         raise typer.Exit(FELL_SHORT)
 
 
-def _read_result(path: Path, effort: Effort) -> dict[str, Any]:
-    """A result that is there, if it is of this effort."""
-    remedy = "name another folder, or compute it anew with --force"
+def _read_result(path: Path, size: RunSize) -> dict[str, Any]:
+    """Read a result that was written before; refuse one of another size."""
+    remedy = "name another folder, or compute it again with --force"
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         config, _ = result["config"], result["missed"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError("not a result", str(path), remedy) from error
-    given = effort._asdict() | {"methods": list(effort.methods)}
-    for key in ("quick", "trials", "methods"):
-        if config.get(key) != given[key]:
-            what = f"a result with {key} = {config.get(key)}, not {given[key]}"
+    wanted = {"quick": size.quick, "trials": size.trials, "methods": list(size.methods)}
+    for key, value in wanted.items():
+        if config.get(key) != value:
+            what = f"a result with {key} = {config.get(key)}, not {value}"
             raise InputError(what, str(path), remedy)
     return result
 
 
 def files(name: str, out: Path) -> list[Path]:
-    """What is written."""
-    return result_files(out, name, EXPERIMENTS[name].pictures)
+    """Return the files that an experiment writes."""
+    return result_files(out, name, load(name).pictures)
 
 
-def read_effort(name: str, quick: bool, trials: int | None, methods: str | None) -> Effort:
-    """Read options, or refuse them."""
-    module = EXPERIMENTS[name].module
-    known = tuple(module.METHODS)
-    chosen = known if methods is None else tuple(methods.split(","))
+def read_size(name: str, quick: bool, trials: int | None, methods: str | None) -> RunSize:
+    """Read the options of a command, or refuse them."""
+    experiment = load(name)
+    every = tuple(experiment.module.METHODS)
+    chosen = every if methods is None else tuple(methods.split(","))
     for method in chosen:
-        if method not in known:
-            remedy = f"choose from {', '.join(known)}, with commas between"
+        if method not in every:
+            remedy = f"choose from {', '.join(every)}, with commas between"
             raise InputError(f"unknown method {method!r}", "--methods", remedy)
     if len(set(chosen)) < len(chosen):
         raise InputError(f"a method twice in {methods!r}", "--methods", "name every one once")
-    for method in EXPERIMENTS[name].needs:
+    for method in experiment.needs:
         if method not in chosen:
             raise InputError(f"{name} without {method}", "--methods", f"add {method}")
-    usual = module.QUICK_TRIALS if quick else module.TRIALS
-    return Effort(quick, trials or usual, chosen, not quick and set(chosen) == set(known))
+    usual = experiment.module.QUICK_TRIALS if quick else experiment.module.TRIALS
+    return RunSize(quick, trials or usual, chosen, not quick and set(chosen) == set(every))
 
 
 def reproduce(
-    name: str, effort: Effort, out: Path, scheduler: str | None, force: bool, say: Console
+    name: str, size: RunSize, out: Path, scheduler: str | None, force: bool, say: Console
 ) -> dict[str, Any]:
-    """Compute, write and tell; what is in the JSON file."""
-    experiment = EXPERIMENTS[name]
-    specs = experiment.module.tasks(effort.methods, effort.trials, effort.quick)
-    results = _compute(name, specs, out / "tasks", scheduler, force, say)
-    timing = _time(name, effort, say) if experiment.timed else []
-    found = Found(results, timing, effort.trials, effort.quick)
-    targets = experiment.shortfalls if effort.judged else None
-    missed = targets(found) if targets else []
-    shown = [f"![{picture.caption}]({key}.png)\n" for key, picture in experiment.pictures.items()]
-    short = [f"Missed: {'; '.join(missed)}.\n"] if missed else []
-    text = experiment.report(found)
+    """Compute an experiment, write its files, print its page, and return the content of the JSON.
+
+    Args:
+        name: Of the experiment.
+        size: The part that is computed.
+        out: Folder to write into; its folder `tasks` keeps the results of tasks.
+        scheduler: Address of a Dask scheduler, if any.
+        force: Compute tasks that are stored too, and overwrite files.
+        say: Where to print.
+    """
+    from evkf.data.installed import versions
+    from evkf.numerics.jax_config import low_latency
+    from evkf.reproduce.runner import device, run_tasks
+    from evkf.reproduce.source import digest
+    from evkf.reproduce.tables import ExperimentResult
+
+    low_latency()
+    experiment, done = load(name), 0
+    specs = experiment.module.tasks(size.methods, size.trials, size.quick)
+    try:
+        with progress_bar(say, f"{name}: tasks") as show:
+
+            def count(num: int, total: int) -> None:
+                nonlocal done
+                done = num
+                show(num, total)
+
+            results = run_tasks(specs, out / "tasks", scheduler, count, force)
+    except KeyboardInterrupt:
+        then = "with --force they are computed again" if force else "the same command continues"
+        say.print(f"interrupted: {done} of {len(specs)} tasks are kept in {out / 'tasks'}; {then}")
+        raise
+    timing = _time(name, size, say) if experiment.timed else []
+
+    computed = ExperimentResult(results, timing, size.trials, size.quick)
+    targets = experiment.shortfalls if size.judged else None
+    missed = targets(computed) if targets else []
+    text = experiment.report(computed)
     result = {
         "name": name,
         "config": {
-            "quick": effort.quick,
-            "trials": effort.trials,
-            "methods": list(effort.methods),
+            "quick": size.quick,
+            "trials": size.trials,
+            "methods": list(size.methods),
             "tasks": len(specs),
         },
-        "versions": versions() | {"source": SOURCE},
+        "versions": versions() | {"source": digest(experiment.module.__name__)},
         "device": device(),
-        "rows": found.rows,
+        "rows": computed.rows,
         "timing": timing,
         "missed": missed,
     }
-    figures = {key: picture.draw(found) for key, picture in experiment.pictures.items()}
+    pictures = experiment.pictures.items()
+    shown = [f"![{picture.caption}]({key}.png)\n" for key, picture in pictures]
+    short = [f"Missed: {'; '.join(missed)}.\n"] if missed else []
+    figures = {key: picture.draw(computed) for key, picture in pictures}
     write_results(out, name, result, "\n".join([text, *short, *shown]), figures, force)
-    told = verdict(missed, judged=targets is not None)
-    say.print(f"\n{text}\n{told}\nwritten: {', '.join(map(str, files(name, out)))}")
+    words = verdict(missed, judged=targets is not None)
+    say.print(f"\n{text}\n{words}\nwritten: {', '.join(map(str, files(name, out)))}")
     return result
 
 
-def _compute(
-    name: str,
-    specs: list[Spec],
-    store: Path,
-    scheduler: str | None,
-    anew: bool,
-    say: Console,
-) -> list[dict[str, Any]]:
-    """The results of tasks; whoever interrupts them is told what is kept."""
-    done = 0
+def _time(name: str, size: RunSize, say: Console) -> list[dict[str, Any]]:
+    """Time steps in float32, with nothing else running; the methods of a problem in turn."""
+    import jax
 
-    def count(num: int, total: int) -> None:
-        nonlocal done
-        done = num
-        tell(num, total)
+    from evkf.reproduce.runner import time_steps
 
-    try:
-        with bar(say, f"{name}: tasks") as tell:
-            return run_tasks(specs, store, scheduler, count, anew)
-    except KeyboardInterrupt:
-        then = "with --force they are computed again" if anew else "the same command goes on there"
-        say.print(f"interrupted: {done} of {len(specs)} tasks are kept in {store}; {then}")
-        raise
+    module = load(name).module
+    every = module.timings(size.methods, size.quick)
+    bins = module.QUICK_TIMED if size.quick else module.TIMED
+    timing: list[dict[str, Any]] = []
 
-
-def _time(name: str, effort: Effort, say: Console) -> list[Row]:
-    """In float32, with nothing else running; methods of one problem in turn."""
-    module = EXPERIMENTS[name].module
-    whats = module.timings(effort.methods, effort.quick)
-    bins = module.QUICK_TIMED if effort.quick else module.TIMED
-    timing: list[Row] = []
-
-    def problem(what: Row) -> Row:
+    def problem(what: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in what.items() if key != "method"}
 
-    with bar(say, f"{name}: times") as tell, jax.enable_x64(False):
-        for _, methods in groupby(whats, problem):
+    with progress_bar(say, f"{name}: times") as show, jax.enable_x64(False):
+        for _, methods in groupby(every, problem):
             group = list(methods)
             times = time_steps([module.ready(what, bins.stop) for what in group], bins)
             timing += [what | time._asdict() for what, time in zip(group, times, strict=True)]
-            tell(len(timing), len(whats))
+            show(len(timing), len(every))
     return timing

@@ -1,100 +1,88 @@
-"""Tasks of experiments: each a pure function of its specification, computed once.
+"""Running an experiment: tasks that are computed once and stored, and the times of steps.
 
-A specification is plain JSON that names an experiment's module and all that its result depends on,
-the source of this package included. The result is stored in a file named by the hash of the
-specification, written whole or not at all; what is there already is not computed again, unless it
-is asked for anew. Tasks run in fresh processes, or on a Dask cluster.
+A task is a pure function of its specification: plain JSON that names the module of an experiment
+and everything that the result depends on, the source code included. The result is stored in a file
+named by a hash of the specification, written whole or not at all; a result that is stored already
+is not computed again, unless asked for. Tasks run in fresh processes, or on a Dask cluster.
 """
 
 import hashlib
 import json
+import multiprocessing
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from importlib import import_module
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax._src import xla_bridge
 from threadpoolctl import threadpool_limits
 
-import evkf
 from evkf.data.files import replacing
 from evkf.data.installed import need, versions
 from evkf.errors import EvkfError, InputError
+from evkf.filters import CompiledStep, Filter
+from evkf.learning import CompiledLearner, Learner
+from evkf.model import Model
 from evkf.numerics.jax_config import with_small_loops
-from evkf.reproduce.processes import MOST_LOST, map_in_processes
+from evkf.reproduce.source import digest
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
-Tell = Callable[[int, int], None]
-Outcome = dict[str, Any]
-"""A result, or an error in words."""
-Outcomes = Generator[tuple[str, Outcome]]
+Progress = Callable[[int, int], None]
+"""Called with how many of how many tasks are done."""
 
 SETTINGS = {"NPROC": "1", "XLA_FLAGS": with_small_loops("")}
-"""Of the environment: rows would differ by rounding with others."""
+"""Environment variables of a task: rows would differ by rounding with others."""
 PATIENCE = 10
 """Seconds in which a scheduler must answer."""
+MOST_LOST = 3
+"""Processes that a task may kill before it counts as failed."""
 
 
 class TaskError(EvkfError):
-    """Tasks failed; the others are stored."""
+    """Tasks failed; the results of the others are stored."""
 
 
 def specification(module: str, seeds: Sequence[int], **settings: Any) -> Spec:
-    """What a task computes.
+    """Return the specification of a task.
 
     Args:
-        module: The module whose `run` computes it.
+        module: The module whose function `run` computes the task.
         seeds: Trials that are computed together.
-        settings: All else that the result depends on.
+        settings: Everything else that the result depends on.
 
     Example:
         >>> specification("evkf.reproduce.chaotic.experiment", [0, 1], method="evkf")["seeds"]
         [0, 1]
     """
-    return {"module": module, "versions": known_versions(), **settings, "seeds": list(seeds)}
+    return {"module": module, "versions": task_versions(module), **settings, "seeds": list(seeds)}
 
 
-def known_versions() -> dict[str, str]:
-    """Of this package and of what computes for it.
+def task_versions(module: str) -> dict[str, str]:
+    """Return the versions of libraries, and the digest of the code, that a module's rows depend on.
 
     Example:
-        >>> list(known_versions())
+        >>> list(task_versions("evkf.reproduce.chaotic.experiment"))
         ['evkf', 'jax', 'jaxlib', 'numpy', 'source']
     """
-    found = versions() | {"source": SOURCE}
-    del found["python"]  # rows do not depend on it
-    return found
-
-
-def _digest(root: Path) -> str:
-    """Of the source that rows depend on."""
-    found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if not (name.as_posix().startswith(ASIDE) or name.stem in ("figure", "report")):
-            found.update(str(name.as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
-
-
-ASIDE = (
-    *("bench/", "cli/", "data/", "live/", "plotting/", "recordings/", "rigs/", "web/"),
-    *("reproduce/catalogue.py", "reproduce/reaching/", "analysis/spike_metrics.py"),
-    *("analysis/decoding.py", "analysis/phase.py", "estimators/baselines.py"),
-    *("estimators/linear_system.py", "estimators/factor_analysis.py"),
-    *("estimators/gpfa.py", "estimators/gaussian_process.py"),
-)
-"""Parts of this package that no row depends on. Of these, tasks load `data/` alone, to write their
-results."""
-SOURCE = _digest(Path(evkf.__file__).parent)
-"""Taken when a process begins, as the code that it runs is."""
+    libraries = versions()
+    del libraries["python"]  # rows do not depend on it
+    return libraries | {"source": digest(module)}
 
 
 def blocks(num: int, size: int) -> list[list[int]]:
-    """Trials in the blocks that are computed together.
+    """Return the numbers of trials, in the blocks that are computed together.
 
     Example:
         >>> blocks(7, 5)
@@ -104,7 +92,7 @@ def blocks(num: int, size: int) -> list[list[int]]:
 
 
 def address(spec: Spec) -> str:
-    """The name of a result: a hash of all that it depends on.
+    """Return the name of a result: a hash of its specification.
 
     Example:
         >>> address({"a": 1, "b": 2}) == address({"b": 2, "a": 1})
@@ -114,15 +102,23 @@ def address(spec: Spec) -> str:
 
 
 def work(text: str) -> str:
-    """Compute a task, on whatever machine; specification and outcome as JSON.
+    """Compute a task in this process; specification and outcome are JSON.
 
-    Products and factorisations use one thread: results do not depend on the number of cores, and
-    as many tasks run at once as there are. An error is an outcome too, for not every exception can
-    travel between processes.
+    Products and factorisations use one thread: results do not depend on the number of cores, and as
+    many tasks run at once as there are cores. The outcome of a task that fails holds the error in
+    words, because some exceptions cannot be sent between processes.
     """
     spec = json.loads(text)
     try:
-        _set_up(spec["versions"])
+        if spec["versions"] != (here := task_versions(spec["module"])):
+            what = f"a task for {spec['versions']}, on a worker with {here}"
+            raise InputError(what, "worker", "install the same versions everywhere")
+        if not xla_bridge.backends_are_initialized():
+            os.environ.update(SETTINGS)
+            jax.config.update("jax_platforms", "cpu")
+        elif not SETTINGS.items() <= os.environ.items() or jax.default_backend() != "cpu":
+            remedy = "give tasks processes of their own, such as `dask worker --nthreads 1`"
+            raise InputError("JAX has computed already, with other settings", "worker", remedy)
         run = import_module(spec["module"]).run
         with threadpool_limits(1), jax.enable_x64(True):
             return json.dumps({"result": run(spec)})
@@ -130,97 +126,75 @@ def work(text: str) -> str:
         return json.dumps({"error": f"{type(error).__name__}: {error}"})
 
 
-def _set_up(versions: dict[str, str]) -> None:
-    """One thread on a CPU and XLA's flags, whatever is set where, before JAX computes anything."""
-    if versions != known_versions():
-        what = f"a task for {versions}, on a worker with {known_versions()}"
-        raise InputError(what, "worker", "install the same versions everywhere")
-    if not xla_bridge.backends_are_initialized():
-        os.environ.update(SETTINGS)
-        jax.config.update("jax_platforms", "cpu")
-    elif not SETTINGS.items() <= os.environ.items() or jax.default_backend() != "cpu":
-        remedy = "give tasks processes of their own, such as `dask worker --nthreads 1`"
-        raise InputError("JAX has computed already, with other settings", "worker", remedy)
-
-
 def run_tasks(
     specs: Sequence[Spec],
     store: Path,
     scheduler: str | None = None,
-    tell: Tell | None = None,
-    anew: bool = False,
+    progress: Progress | None = None,
+    recompute: bool = False,
 ) -> list[Result]:
-    """The results of tasks, in their order; those that are not stored yet are computed.
+    """Return the results of tasks, in their order, and compute those that are not stored.
 
     Args:
         specs: The tasks.
-        store: Folder of results; whatever is finished is in it, also after an interruption.
-        scheduler: Address of a Dask scheduler; a pool of processes on this machine without.
-        tell: Told how many of the tasks are done.
-        anew: Whether to compute what is stored again.
+        store: Folder of results; finished ones are in it, also after an interruption.
+        scheduler: Address of a Dask scheduler; without, processes of this machine compute.
+        progress: Called with how many of how many tasks are done.
+        recompute: Compute all tasks, those that are stored too.
     """
     store.mkdir(parents=True, exist_ok=True)
-    found = {address(spec): None if anew else _stored(store, spec) for spec in specs}
-    missing = {address(spec): spec for spec in specs if found[address(spec)] is None}
-    done = len(found) - len(missing)
-    if tell:
-        tell(done, len(found))
-    failures = []
-    with closing(_compute(missing, scheduler)) as outcomes:
+    every = {address(spec): spec for spec in specs}
+    found: dict[str, Result] = {}
+    for name in () if recompute else every:
+        path = store / f"{name}.json"
+        try:
+            found[name] = json.loads(path.read_text(encoding="utf-8"))["result"]
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            remedy = "delete the file, and run again"
+            raise InputError("not a stored result", str(path), remedy) from error
+    if progress:
+        progress(len(found), len(every))
+
+    texts = {name: json.dumps(spec) for name, spec in every.items() if name not in found}
+    errors = {}
+    with closing(_outcomes(texts, scheduler)) as outcomes:
         for name, outcome in outcomes:
             if "error" in outcome:
-                failures.append((missing[name], outcome["error"]))
+                errors[name] = outcome["error"]
                 continue
-            found[name] = _keep(store, missing[name], outcome["result"])
-            done += 1
-            if tell:
-                tell(done, len(found))
-    if failures:
-        spec, error = failures[0]
-        named = {key: value for key, value in spec.items() if key != "versions"}
+            found[name] = outcome["result"]
+            with replacing(store / f"{name}.json", overwrite=True) as part:
+                content = {"spec": every[name], "result": found[name]}
+                part.write_text(json.dumps(content), encoding="utf-8")
+            if progress:
+                progress(len(found), len(every))
+    if errors:
+        name, error = next(iter(errors.items()))
+        settings = {key: value for key, value in every[name].items() if key != "versions"}
         raise TaskError(
-            f"{len(failures)} of {len(found)} tasks failed, the first with {error} "
-            f"(in {json.dumps(named)}): the others are stored; run the command again for these"
+            f"{len(errors)} of {len(every)} tasks failed, the first with {error} "
+            f"(in {json.dumps(settings)}): the others are stored; run the command again for these"
         )
-    return [found[address(spec)] for spec in specs]  # pyright: ignore[reportReturnType]
+    return [found[address(spec)] for spec in specs]
 
 
-def _compute(missing: dict[str, Spec], scheduler: str | None) -> Outcomes:
-    texts = {name: json.dumps(spec) for name, spec in missing.items()}
-    if texts:
-        yield from _on_cluster(texts, scheduler) if scheduler else _on_machine(texts)
-
-
-def _path(store: Path, spec: Spec) -> Path:
-    return store / f"{address(spec)}.json"
-
-
-def _stored(store: Path, spec: Spec) -> Result | None:
-    path = _path(store, spec)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        remedy = "delete the file, and run again"
-        raise InputError("not a stored result", str(path), remedy) from error
-
-
-def _keep(store: Path, spec: Spec, result: Result) -> Result:
-    with replacing(_path(store, spec), overwrite=True) as part:
-        part.write_text(json.dumps({"spec": spec, "result": result}), encoding="utf-8")
-    return result
-
-
-def _on_machine(texts: dict[str, str]) -> Outcomes:
-    lost = {"error": f"the death of {MOST_LOST} processes"}
+def _outcomes(texts: dict[str, str], scheduler: str | None) -> Generator[tuple[str, Result]]:
+    """Compute tasks, and yield the outcome of each as it is finished."""
+    if not texts:
+        return
+    if scheduler:
+        yield from _on_cluster(texts, scheduler)
+        return
+    lost = json.dumps({"error": f"the death of {MOST_LOST} processes"})
     with closing(map_in_processes(work, texts)) as answers:
         for name, answer in answers:
-            yield name, lost if answer is None else json.loads(answer)
+            yield name, json.loads(answer or lost)
 
 
-def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
-    """On the workers of a Dask scheduler, which takes tasks of those that die to others."""
+def _on_cluster(texts: dict[str, str], scheduler: str) -> Iterator[tuple[str, Result]]:
+    """Compute on the workers of a Dask scheduler, which gives the tasks of dead ones to others."""
     need("--scheduler", "cluster", "distributed")
     import distributed
 
@@ -236,13 +210,171 @@ def _on_cluster(texts: dict[str, str], scheduler: str) -> Outcomes:
         }
         try:
             for future in distributed.as_completed(list(futures)):
-                yield futures[future], _outcome(future)
+                try:
+                    outcome = json.loads(future.result())
+                except Exception as error:
+                    outcome = {"error": f"{type(error).__name__}: {error}"}
+                yield futures[future], outcome
         finally:
             client.cancel(list(futures))
 
 
-def _outcome(future: Any) -> Outcome:
+def map_in_processes(
+    function: Callable[[str], str], texts: dict[str, str]
+) -> Generator[tuple[str, str | None]]:
+    """Call a function with texts, in one fresh process for every core.
+
+    Every process is a pool of its own: a text that kills its process harms no other, and is tried
+    again, `MOST_LOST` times in all. All processes end with this iterator, and with the process that
+    started them.
+
+    Args:
+        function: A function of a module, so that other processes can import it.
+        texts: Arguments by name.
+
+    Yields:
+        A name and the answer, as they come; None if every process died.
+    """
+    own, ended = threading.local(), threading.Event()
+    before = set(multiprocessing.active_children())
+
+    def call(text: str) -> str | None:
+        for _ in range(MOST_LOST):
+            if ended.is_set():
+                break
+            if not hasattr(own, "pool"):
+                context = multiprocessing.get_context("spawn")
+                own.pool = ProcessPoolExecutor(1, context, initializer=_end_with_parent)
+            try:
+                with _no_interrupts():
+                    answer = own.pool.submit(function, text)
+                return answer.result()
+            except BrokenProcessPool:
+                del own.pool
+        return None
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = ThreadPoolExecutor(min(cores or 1, len(texts)))
+    futures = {threads.submit(call, text): name for name, text in texts.items()}
     try:
-        return json.loads(future.result())
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        ended.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for future in futures):  # one may be starting just now
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()
+            time.sleep(0.01)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: this process handles it, and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting a process would do it, and unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, also if that is killed, in the middle of a task."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+TimedCall = Callable[[int], Any]
+"""A compiled function that takes in the bin of a number, and is ready for the next."""
+
+TOGETHER, TURN = 16, 160
+"""Steps of a method whose mean is taken before the median, because some methods do not learn in
+every step; and steps before the next method's turn, enough to find its memory warm again."""
+
+
+class StepTime(NamedTuple):
+    """Median times of compiled steps, and of an empty compiled call between them."""
+
+    step_ms: float
+    empty_us: float
+
+
+def time_steps(calls: Sequence[TimedCall], bins: range) -> list[StepTime]:
+    """Time the steps of several methods in turn, so that what slows the machine slows them all.
+
+    Args:
+        calls: One function for every method.
+        bins: Bins that are timed; those before are taken in first.
+    """
+    empty, one = jax.jit(lambda x: x + 1), np.ones(())
+    jax.block_until_ready(empty(one))
+    for call in calls:
+        for bin in range(bins.start):
+            jax.block_until_ready(call(bin))
+    steps: list[list[float]] = [[] for _ in calls]
+    empties: list[list[float]] = [[] for _ in calls]
+    for turn in range(bins.start, bins.stop, TURN):
+        for call, of_steps, of_empties in zip(calls, steps, empties, strict=True):
+            for first in range(turn, min(turn + TURN, bins.stop), TOGETHER):
+                some = range(first, min(first + TOGETHER, bins.stop))
+                begin = time.perf_counter_ns()
+                for bin in some:
+                    jax.block_until_ready(call(bin))
+                middle = time.perf_counter_ns()
+                for _ in some:
+                    jax.block_until_ready(empty(one))
+                of_steps.append((middle - begin) / len(some))
+                of_empties.append((time.perf_counter_ns() - middle) / len(some))
+    return [
+        StepTime(float(np.median(of_steps)) / 1e6, float(np.median(of_empties)) / 1e3)
+        for of_steps, of_empties in zip(steps, empties, strict=True)
+    ]
+
+
+def timed_call(method: Filter | Learner, model: Model, ys: np.ndarray) -> TimedCall:
+    """Return a function that filters bins of a recording, and learns from each if a learner does.
+
+    Args:
+        method: A filter, or a learner.
+        model: The model to start from.
+        ys: Observations of all bins that will be timed.
+    """
+    ys = np.asarray(ys)
+    if isinstance(method, Learner):
+        live = CompiledLearner(method, model)
+        seen = list(ys.astype(model.family.mean(model.prior).dtype))
+        return lambda bin: (live.observe(seen[bin]), live.learn())
+    step = CompiledStep(method, model, keyed=True)
+    carry = step.init()
+    rows, mask = list(ys.astype(carry.dtype)), np.ones(ys.shape[1], bool)
+    keys = list(jax.random.split(jax.random.key(0), len(ys)))
+
+    def call(bin: int) -> jax.Array:
+        nonlocal carry
+        carry = step(carry, rows[bin], mask, None, keys[bin])
+        return carry
+
+    return call
+
+
+def device() -> dict[str, Any]:
+    """Return the platform on which JAX computes, its name, and the number of cores of the CPU."""
+    kind = jax.devices()[0]
+    name = kind.device_kind
+    if kind.platform == "cpu":
+        info = Path("/proc/cpuinfo")
+        lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = next(iter(names), platform.processor() or platform.machine())
+    return {"platform": kind.platform, "name": name, "cores": os.cpu_count()}

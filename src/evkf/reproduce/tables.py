@@ -1,46 +1,91 @@
-"""What the reports of experiments share: what was found, means over trials, Markdown."""
+"""Means over trials and Markdown tables: what the reports of all experiments share."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:  # tasks draw nothing
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
 
-class Found(NamedTuple):
-    """What came of an experiment: all that is told, drawn and held to targets.
+class ExperimentResult(NamedTuple):
+    """Everything that a report and a figure are made of, and that targets are compared with.
 
     Example:
-        >>> found = Found([{"rows": [{"kl": 1.0}]}, {"rows": [{"kl": 2.0}]}], trials=2)
-        >>> found.rows
+        >>> result = ExperimentResult([{"rows": [{"kl": 1.0}]}, {"rows": [{"kl": 2.0}]}], trials=2)
+        >>> result.rows
         [{'kl': 1.0}, {'kl': 2.0}]
-        >>> found.averaged
+        >>> result.averaged
         'mean ± standard deviation over 2 trials'
     """
 
     results: Sequence[dict[str, Any]]
-    """Of all tasks, each with rows."""
+    """Results of all tasks, each with rows."""
     timing: Sequence[Row] = ()
-    """Times of a step; none where nothing is timed."""
+    """Times of a step; empty where nothing is timed."""
     trials: int = 1
     quick: bool = False
 
     @property
     def rows(self) -> list[Row]:
-        """Of all tasks."""
+        """Rows of all tasks."""
         return [row for result in self.results for row in result["rows"]]
 
     @property
+    def series(self) -> list[Row]:
+        """Series of all tasks, which figures show."""
+        return [one for result in self.results for one in result["series"]]
+
+    @property
+    def rows_with_series(self) -> list[Row]:
+        """Rows of all tasks, each with its series; where every row has one."""
+        pairs = (zip(result["rows"], result["series"], strict=True) for result in self.results)
+        return [row | series for each in pairs for row, series in each]
+
+    @property
     def averaged(self) -> str:
-        """What the cells of a table are."""
+        """Words for the cells of a table."""
         if self.trials == 1:
             return "one trial"
         return f"mean ± standard deviation over {self.trials} trials"
 
+    @property
+    def effort(self) -> str:
+        """Words for the size of the run."""
+        trials = f"{self.trials} trials" if self.trials > 1 else "one trial"
+        return f"{'a quick run' if self.quick else 'the full protocol'}, {trials}"
+
+
+class Picture(NamedTuple):
+    """A figure of an experiment."""
+
+    caption: str
+    draw: Callable[[ExperimentResult], "Figure"]
+
+
+class Experiment(NamedTuple):
+    """A table or figure of the paper: how it is computed, described and drawn."""
+
+    module: ModuleType
+    """Has METHODS, TRIALS, QUICK_TRIALS, tasks and run; if timed, also TIMED, QUICK_TIMED, timings
+    and ready."""
+    report: Callable[[ExperimentResult], str]
+    """Makes the page, in Markdown; pictures are added below."""
+    pictures: dict[str, Picture]
+    """Figures by the names of their files."""
+    shortfalls: Callable[[ExperimentResult], list[str]] | None = None
+    """Names the targets that are missed; None if there are no targets."""
+    timed: bool = False
+    needs: tuple[str, ...] = ()
+    """Methods that the page or a figure cannot do without."""
+
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """The rows that have these values.
+    """Return the rows that have these values.
 
     Example:
         >>> select([{"L": 2, "rmse": 0.1}, {"L": 16, "rmse": 0.2}], L=16)
@@ -50,7 +95,7 @@ def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 
 
 def values(rows: Iterable[Row], name: str) -> np.ndarray:
-    """A figure of every row that has it.
+    """Return a figure of every row that has it.
 
     Example:
         >>> values([{"kl": 1.0}, {"kl": 2.0}, {}], "kl")
@@ -60,7 +105,7 @@ def values(rows: Iterable[Row], name: str) -> np.ndarray:
 
 
 def mean(rows: Iterable[Row], name: str) -> float:
-    """Over the rows that have it; NaN if there is none.
+    """Return the mean of a figure over the rows that have it; NaN if there is none.
 
     Example:
         >>> mean([{"kl": 1.0}, {"kl": 2.0}, {}], "kl")
@@ -71,7 +116,7 @@ def mean(rows: Iterable[Row], name: str) -> float:
 
 
 def plus_minus(rows: Iterable[Row], name: str, digits: int = 3) -> str:
-    """Mean ± standard deviation over rows, or a dash.
+    """Return mean ± standard deviation of a figure over rows, or a dash.
 
     Example:
         >>> plus_minus([{"kl": 1.0}, {"kl": 2.0}], "kl", 1)
@@ -87,7 +132,7 @@ def plus_minus(rows: Iterable[Row], name: str, digits: int = 3) -> str:
 
 
 def leads(ours: float, theirs: float, higher: bool) -> bool:
-    """Whether a figure is better than another; one that is not finite is the worst.
+    """True if a figure is better than another; a figure that is not finite is the worst.
 
     Example:
         >>> leads(0.1, float("nan"), higher=False), leads(float("inf"), 1.0, higher=False)
@@ -99,7 +144,7 @@ def leads(ours: float, theirs: float, higher: bool) -> bool:
 
 
 def rounded(array: Any) -> list:
-    """An array as it is stored for figures.
+    """Round an array to the digits that are stored for figures.
 
     Example:
         >>> rounded(np.array([1 / 3, 1.0]))
@@ -109,7 +154,7 @@ def rounded(array: Any) -> list:
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table.
+    """Return a Markdown table.
 
     Example:
         >>> print(markdown(["method", "RMSE"], [["eVKF", "0.1"]]))
@@ -122,17 +167,16 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def best(cells: Sequence[str], figures: Sequence[float], least: bool = True) -> list[str]:
-    """The cells of a column, the best in bold.
+    """Return the cells of a column, the best in bold.
 
     Example:
         >>> best(["0.1", "0.2"], [0.1, 0.2])
         ['**0.1**', '0.2']
     """
-    known = [figure for figure in figures if np.isfinite(figure)]
-    if not known:
+    finite = [figure for figure in figures if np.isfinite(figure)]
+    if not finite:
         return list(cells)
-    pick: Callable[[list[float]], float] = min if least else max
-    top = pick(known)
+    top = min(finite) if least else max(finite)
     return [
         f"**{cell}**" if figure == top else cell
         for cell, figure in zip(cells, figures, strict=True)

@@ -1,16 +1,16 @@
-"""Table 3: states that switch between the corners of a square, and what methods make of them.
+"""Table 3: states that switch between the corners of a square, learned by several methods.
 
 z' is continuous Bernoulli, each coordinate by itself, with natural parameters
-kappa R(omega)(2z - 1): kappa 60, a turn by 0.9 rad. 20 channels see C z, C standard normal, with
-noise of variance 0.3; C is known. (The paper gives neither the map nor the constants, and has its
-r both as a standard deviation and as a variance.) 500 bins are learned from in one pass, then
+kappa R(omega)(2z - 1): kappa 60, a turn by 0.9 rad. 20 channels observe C z, C standard normal,
+with noise of variance 0.3; C is known. (The paper gives neither the map nor the constants, and has
+its r both as a standard deviation and as a variance.) 500 bins are learned from in one pass, then
 dynamics are frozen and 500 more judged, as in Table 2. Methods infer and learn continuous Bernoulli
 states, or take them for Gaussian ones.
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,29 +21,19 @@ from jaxtyping import Array, Bool, Float
 
 from evkf.analysis.metrics import log_chamfer, roughness, transition_kl
 from evkf.dynamics import NaturalDynamics, Network, ResidualMLP, ResidualRBF
-from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily
+from evkf.families import ContinuousBernoulliFamily, DiagonalGaussianFamily, Family
 from evkf.filters import VJF, DirectVJF, Filter, OnlineVariationalSmoother, StreamingVMC
-from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.learning import Learner
 from evkf.likelihoods import Gaussian, Likelihood
 from evkf.model import Model, simulate
-from evkf.reproduce.cb.shown import series as shown
-from evkf.reproduce.cb.shown import trajectories
-from evkf.reproduce.runner import Result, Spec, blocks, specification
-from evkf.reproduce.streams import (
-    Call,
-    learn,
-    pick,
-    ready_filter,
-    ready_learner,
-    stack,
-    stream,
-)
+from evkf.reproduce.runner import Result, Spec, TimedCall, blocks, specification, timed_call
+from evkf.reproduce.streams import LearnedTrials, LearningMethod, learn_and_freeze, pick
+from evkf.reproduce.tables import rounded
 from evkf.reproduce.vdp.experiment import rmse
-from evkf.types import Belief, Vector
+from evkf.types import Belief, Key, Vector
 
 CB, GAUSSIAN = KINDS = ("cb", "gaussian")
-"""What states are taken for."""
+"""Families that methods take states for."""
 NAMES = {CB: "continuous Bernoulli", GAUSSIAN: "Gaussian"}
 KAPPA, OMEGA, CHANNELS, NOISE = 60.0, 0.9, 20, 0.3
 LEARNED, JUDGED, TRIALS = 500, 500, 10
@@ -51,13 +41,21 @@ QUICK_LEARNED, QUICK_JUDGED, QUICK_TRIALS = 100, 100, 1
 BLOCK = 5
 """Trials that are learned from side by side."""
 EDGE = 0.1
-"""How near both ends a state counts as saturated."""
+"""A coordinate that is nearer than this to 0 or 1 is in a corner."""
+BOX = 10.0
+"""Edge of the box in which trajectories are compared: Gaussian dynamics can leave the square."""
+SHOWN, ONWARD, PATHS = 30, 20, 20
+"""Bins of filtering that are drawn, bins generated after them, and in how many paths."""
+DOTS = 500
+"""Generated states that are drawn."""
+GRID = np.stack(np.meshgrid(np.linspace(0, 1, 11), np.linspace(0, 1, 11)), axis=-1)
+"""States at which velocities are drawn."""
 TIMED, QUICK_TIMED = range(105, 300), range(15, 45)
 """Bins whose steps are timed: after the first 100, in which VJF does not learn dynamics."""
 
 
 class Turn(eqx.Module):
-    """The map of the truth: the square about its centre turned and blown up.
+    """The map of the truth: the square turned about its centre and blown up.
 
     Example:
         >>> [round(float(x), 1) for x in Turn(60.0, 0.9)(jnp.array([1.0, 1.0]))]
@@ -75,7 +73,7 @@ class Turn(eqx.Module):
 
 
 def problem(bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
-    """The true model of a trial, its states and observations.
+    """Return the true model of a trial, its states and observations.
 
     Example:
         >>> true, states, ys = problem(50, 0)
@@ -89,34 +87,24 @@ def problem(bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
     return true, np.asarray(states), np.asarray(ys)
 
 
-class Method(NamedTuple):
-    """How a method of the table is made: a filter that learns, or none for eVKF's learner."""
-
-    label: str
-    start: Callable[[str, Likelihood, int], Model]
-    make: Callable[[str, bool], Filter] | None
-    kinds: tuple[str, ...] = KINDS
-
-
 def start(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """A network of 32 units that knows nothing; of Gaussian states, a random walk."""
+    """Return a model with an untrained network of 32 units; of Gaussian states, a random walk."""
     key = jax.random.key(1000 + seed)
     if kind == GAUSSIAN:
         return Model(ResidualMLP(2, 0.1, key), likelihood)
-    return Model(
-        NaturalDynamics(ContinuousBernoulliFamily(2), Network([2, 32, 2], key)), likelihood
-    )
+    network = Network([2, 32, 2], key)
+    return Model(NaturalDynamics(ContinuousBernoulliFamily(2), network), likelihood)
 
 
 def start_diagonal(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """The same, with beliefs of independent latents."""
+    """Return the model of `start` with beliefs that hold latents independent."""
     model = start(kind, likelihood, seed)
     family = DiagonalGaussianFamily(2) if kind == GAUSSIAN else None
     return Model(model.dynamics, likelihood, family=family)
 
 
 def start_rbf(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """Of Gaussian states radial basis functions, as in the published code of VJF."""
+    """Return a model with radial basis functions of Gaussian states, as in VJF's published code."""
     if kind == CB:
         return start(kind, likelihood, seed)
     dynamics = ResidualRBF(2, 0.1, jax.random.key(1000 + seed))
@@ -136,118 +124,115 @@ this experiment was written, and were not chosen by looking at this table."""
 
 @cache
 def _adam(rate: float, clip: float) -> optax.GradientTransformation:
+    """Return one optimiser for all filters of a rate, so that they share compiled programs."""
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(rate))
 
 
-def _vjf(kind: str, on: bool) -> Filter:
-    """The published warm-up of 1000 bins would outlast the stream."""
-    return VJF(warm_up=100, optimiser=_adam(RATES["vjf"][kind], 100.0), learn=on)
-
-
-def _direct(kind: str, on: bool) -> Filter:
-    return DirectVJF(optimiser=_adam(RATES["direct"][kind], 1.0), learn=on)
-
-
-def _svmc(kind: str, on: bool) -> Filter:
-    return StreamingVMC(model_rate=RATES["svmc"][kind], decay=LEARNED, learn=on)
+def by_kind(
+    label: str,
+    start: Callable[[str, Likelihood, int], Model],
+    make: Callable[[str, bool], Filter] | None,
+    kinds: tuple[str, ...] = KINDS,
+) -> dict[str, LearningMethod]:
+    """Return a method for every family that it can take states for; without `make`, a learner."""
+    return {
+        kind: LearningMethod(
+            label, partial(start, kind), partial(make, kind) if make else Learner()
+        )
+        for kind in kinds
+    }
 
 
 METHODS = {
-    "evkf": Method("eVKF", start, None),
-    "ovs": Method("OVS", start, lambda _, on: OnlineVariationalSmoother(learn=on), (GAUSSIAN,)),
-    "vjf": Method("VJF", start_rbf, _vjf),
-    "direct": Method("VJF, direct", start_diagonal, _direct),
-    "svmc": Method("SVMC (5,000)", start, _svmc),
+    "evkf": by_kind("eVKF", start, None),
+    "ovs": by_kind(
+        "OVS", start, lambda _, learn: OnlineVariationalSmoother(learn=learn), (GAUSSIAN,)
+    ),
+    "vjf": by_kind(
+        "VJF",
+        start_rbf,
+        # the published warm-up of 1000 bins would outlast the stream
+        lambda kind, learn: VJF(
+            warm_up=100, optimiser=_adam(RATES["vjf"][kind], 100.0), learn=learn
+        ),
+    ),
+    "direct": by_kind(
+        "VJF, direct",
+        start_diagonal,
+        lambda kind, learn: DirectVJF(optimiser=_adam(RATES["direct"][kind], 1.0), learn=learn),
+    ),
+    "svmc": by_kind(
+        "SVMC (5,000)",
+        start,
+        lambda kind, learn: StreamingVMC(
+            model_rate=RATES["svmc"][kind], decay=LEARNED, learn=learn
+        ),
+    ),
 }
+LABELS = {name: next(iter(kinds.values())).label for name, kinds in METHODS.items()}
 ORACLE = "oracle"
 """The filter of eVKF, given the true dynamics."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """The oracle, and every method in what it can take states for, the trials in blocks.
+    """Specify the oracle, and every method by the families it can take states for, in blocks.
+
+    If quick, only eVKF takes states for more than one family.
 
     Example:
         >>> [(spec["kind"], spec["method"]) for spec in tasks(("evkf", "ovs"), 1, True)]
         [('cb', 'oracle'), ('cb', 'evkf'), ('gaussian', 'evkf'), ('gaussian', 'ovs')]
     """
     learned, judged = (QUICK_LEARNED, QUICK_JUDGED) if quick else (LEARNED, JUDGED)
-    bins = {"learned": learned, "judged": judged}
-    pairs = [(kind, name) for kind in KINDS for name in methods if kind in _kinds(name, quick)]
+    kinds = {
+        name: list(METHODS[name])[: 1 if quick and name != "evkf" else None] for name in methods
+    }
+    pairs = [(kind, name) for kind in KINDS for name in methods if kind in kinds[name]]
     return [
-        specification(__name__, seeds, kind=kind, method=method, **bins)
+        specification(__name__, seeds, kind=kind, method=method, learned=learned, judged=judged)
         for kind, method in [(CB, ORACLE), *pairs]
         for seeds in blocks(trials, BLOCK)
     ]
 
 
-def _kinds(name: str, quick: bool) -> tuple[str, ...]:
-    """What a method takes states for; if quick, one thing for all but eVKF."""
-    return METHODS[name].kinds[:1] if quick and name != "evkf" else METHODS[name].kinds
-
-
-class Ran(NamedTuple):
-    """What a method made of trials, each the first axis: of judged bins, and what it learned."""
-
-    belief: Belief
-    models: Model
-
-
 def run(spec: Spec) -> Result:
-    """Learn from a block of trials side by side, and judge what was learned."""
-    seeds, num = spec["seeds"], spec["learned"]
+    """Compute a task: learn from a block of trials side by side, and judge what was learned."""
+    seeds, num, kind, oracle = (
+        spec["seeds"],
+        spec["learned"],
+        spec["kind"],
+        spec["method"] == ORACLE,
+    )
     problems = [problem(num + spec["judged"], seed) for seed in seeds]
-    ran = _run(spec, problems)
+    method = None if oracle else METHODS[spec["method"]][kind]
+    ran = learn_and_freeze(method, problems, seeds, num)
     rows, series = [], []
     for i, seed in enumerate(seeds):
         true, states, _ = problems[i]
-        one = Ran(*pick(tuple(ran), i))
-        oracle = spec["method"] == ORACLE
-        rows.append({"kind": spec["kind"], "method": spec["method"], "trial": seed})
-        rows[-1] |= _judge(one, states[num:])
-        rows[-1] |= judge_dynamics(true, one.models, states[:num], seed, oracle)
-        series.append(shown(one.models, one.belief, states[num:]) if seed == 0 else {})
+        one = LearnedTrials(*pick(tuple(ran), i))
+        family, beliefs, later = one.models.family, pick(one.belief, slice(num, None)), states[num:]
+        mean = jax.vmap(family.mean)(beliefs)
+        density = np.asarray(jax.vmap(family.log_prob)(beliefs, jnp.asarray(later)))
+        corner = in_corner(later)
+        row = {
+            "kind": kind,
+            "method": spec["method"],
+            "trial": seed,
+            "log_q": float(density.mean()),
+            "log_q_corner": float(density[corner].mean()),
+            "log_q_inside": float(density[~corner].mean()),
+            "corner": float(corner.mean()),
+            "rmse": float(rmse(mean, later).mean()),
+            "roughness": roughness(np.asarray(mean), later),
+        }
+        learned = one.models if method else None
+        rows.append(row | judge_dynamics(true, learned, states[:num], seed))
+        series.append(_first_trial(one.models, beliefs, later) if seed == 0 else {})
     return {"rows": rows, "series": series}
 
 
-def _run(spec: Spec, problems: list[tuple[Model, np.ndarray, np.ndarray]]) -> Ran:
-    seeds, num, kind = spec["seeds"], spec["learned"], spec["kind"]
-    ys = jnp.stack([jnp.asarray(ys, float) for _, _, ys in problems])
-    keys = stack([jax.random.key(seed) for seed in seeds])
-    if spec["method"] == ORACLE:
-        models = stack([true for true, _, _ in problems])
-        return Ran(
-            pick(stream(EVKF(), models, ys, keys).belief, slice(None), slice(num, None)), models
-        )
-    method = METHODS[spec["method"]]
-    pairs = zip(seeds, problems, strict=True)
-    models = stack([method.start(kind, true.likelihood, s) for s, (true, _, _) in pairs])
-    later = jax.vmap(jax.random.fold_in, (0, None))(keys, num)
-    if method.make is None:
-        first = learn(Learner(), models, ys[:, :num], 1)
-        filter, learned, states = EVKF(), first.models, first.filters
-    else:
-        states = stream(method.make(kind, True), models, ys[:, :num], keys).state
-        filter, learned = method.make(kind, False), states.model
-    return Ran(stream(filter, learned, ys[:, num:], later, states).belief, learned)
-
-
-def _judge(ran: Ran, states: np.ndarray) -> dict[str, float]:
-    family = ran.models.family
-    mean = jax.vmap(family.mean)(ran.belief)
-    density = np.asarray(jax.vmap(family.log_prob)(ran.belief, jnp.asarray(states)))
-    corner = in_corner(states)
-    return {
-        "log_q": float(density.mean()),
-        "log_q_corner": float(density[corner].mean()),
-        "log_q_inside": float(density[~corner].mean()),
-        "corner": float(corner.mean()),
-        "rmse": float(rmse(mean, states).mean()),
-        "roughness": roughness(np.asarray(mean), states),
-    }
-
-
 def in_corner(states: Float[np.ndarray, "T 2"]) -> Bool[np.ndarray, " T"]:
-    """Whether every coordinate is within 0.1 of an end.
+    """True where every coordinate is within 0.1 of an end.
 
     Example:
         >>> in_corner(np.array([[0.05, 0.99], [0.05, 0.5]])).tolist()
@@ -257,43 +242,110 @@ def in_corner(states: Float[np.ndarray, "T 2"]) -> Bool[np.ndarray, " T"]:
 
 
 def judge_dynamics(
-    true: Model, learned: Model, states: np.ndarray, seed: int, oracle: bool
+    true: Model, learned: Model | None, states: np.ndarray, seed: int
 ) -> dict[str, float]:
-    """How near learned dynamics are to the true ones; for an oracle, what is between true ones.
+    """Measure how near learned dynamics are to the true ones.
 
     The KL divergence is of transitions from states that were moved by N(0, 0.1^2), but not out of
     the square. Of Gaussian transitions there is none, as in the paper. Every trial has draws of its
     own, the same for all methods.
+
+    Args:
+        true: The true model.
+        learned: The learned model; None for the distance between two sets of true trajectories.
+        states: True states of the learned bins.
+        seed: Of the trial.
     """
     rng = np.random.default_rng([seed, 1])
     keys = [jax.random.fold_in(jax.random.key(k), seed) for k in (1, 2, 3)]
     near = np.clip(states + 0.1 * rng.normal(size=states.shape), 0, 1)
     picks = states[rng.integers(len(states) // 7, len(states), (3, 10))]
     first = trajectories(true, picks[0], keys[0])
-    if oracle:
+    if learned is None:
         second = trajectories(true, picks[1], keys[1])
         return {"kl": 0.0, "log_chamfer": log_chamfer(first, second)}
-    found = {"log_chamfer": log_chamfer(first, trajectories(learned, picks[2], keys[2]))}
+    row = {"log_chamfer": log_chamfer(first, trajectories(learned, picks[2], keys[2]))}
     if isinstance(learned.family, ContinuousBernoulliFamily):
-        found["kl"] = transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near))
-    return found
+        row["kl"] = transition_kl(true.dynamics, learned.dynamics, jnp.asarray(near))
+    return row
+
+
+def trajectories(model: Model, starts: Float[np.ndarray, "K 2"], key: Key) -> np.ndarray:
+    """Return trajectories of 500 bins, one from every start, one after another.
+
+    Those of dynamics that diverge end at the edge of a box.
+
+    Example:
+        >>> from evkf.dynamics import Linear
+        >>> from evkf.likelihoods import Gaussian
+        >>> grows = Model(Linear(100 * np.eye(2), noise=1.0), Gaussian(np.eye(2)))
+        >>> paths = trajectories(grows, np.ones((2, 2)), jax.random.key(0))
+        >>> paths.shape, float(np.abs(paths).max())
+        ((1000, 2), 10.0)
+    """
+    keys = jax.random.split(key, len(starts))
+    pairs = zip(keys, jnp.asarray(starts), strict=True)
+    paths = np.concatenate([simulate(model, key, 500, z0=z)[0] for key, z in pairs])
+    return np.clip(np.nan_to_num(paths, nan=BOX), -BOX, BOX)
+
+
+def quantile(nat: Float[np.ndarray, "..."], level: float) -> Float[np.ndarray, "..."]:
+    """Return the quantile of continuous Bernoullis at a level.
+
+    Example:
+        >>> quantile(np.array([-100.0, 0.0, 100.0]), 0.95).round(3)
+        array([0.03 , 0.95 , 0.999])
+    """
+    size = np.maximum(np.abs(nat), 1e-6)
+    mass = np.where(nat > 0, 1 - level, level)
+    edge = -np.log1p(mass * np.expm1(-size)) / size
+    return np.where(nat > 0, 1 - edge, edge)
+
+
+def interval(family: Family, beliefs: Belief) -> tuple[np.ndarray, np.ndarray]:
+    """Return the central 90 % interval of every coordinate of beliefs."""
+    if isinstance(family, ContinuousBernoulliFamily):
+        nat = np.asarray(beliefs)[..., 0]
+        return quantile(nat, 0.05), quantile(nat, 0.95)
+    mean, std = jax.vmap(family.mean)(beliefs), jnp.sqrt(jax.vmap(family.var)(beliefs))
+    return np.asarray(mean - 1.645 * std), np.asarray(mean + 1.645 * std)
+
+
+def _first_trial(model: Model, beliefs: Belief, states: np.ndarray) -> Result:
+    """Return what figures show of the first trial.
+
+    These are beliefs, paths generated from the last of them, and velocities of states and of
+    natural parameters.
+    """
+    family, shown = model.family, pick(beliefs, slice(0, SHOWN))
+    low, high = interval(family, shown)
+    starts = family.sample(pick(shown, -1), jax.random.key(0), PATHS)
+    keys = jax.random.split(jax.random.key(1), PATHS)
+    paths = [simulate(model, key, ONWARD, z0=z)[0] for key, z in zip(keys, starts, strict=True)]
+    points = jnp.asarray(GRID.reshape(-1, 2))
+    move = jax.vmap(lambda z: model.dynamics.transition(z, jnp.zeros(0)))(points)
+    series = {
+        "mean": jax.vmap(family.mean)(shown),
+        "low": low,
+        "high": high,
+        "states": states[: SHOWN + ONWARD],
+        "onward": np.stack(paths),
+        "dots": trajectories(model, states[:1], jax.random.key(4))[:DOTS],
+        "field": jax.vmap(model.dynamics.family.mean)(move) - points,
+    }
+    if isinstance(family, ContinuousBernoulliFamily):
+        series["nat"] = move[..., 0]
+    return {name: rounded(value) for name, value in series.items()}
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """What is to be timed; if quick, continuous Bernoulli states alone."""
-    return [
-        {"kind": kind, "method": name}
-        for kind in ((CB,) if quick else KINDS)
-        for name in methods
-        if kind in METHODS[name].kinds
-    ]
+    """List what is timed: every family by every method; if quick, continuous Bernoulli alone."""
+    kinds = (CB,) if quick else KINDS
+    return [{"kind": k, "method": name} for k in kinds for name in methods if k in METHODS[name]]
 
 
-def ready(what: dict[str, Any], bins: int) -> Call:
-    """A method at work on so many bins: it infers and learns."""
-    method = METHODS[what["method"]]
+def ready(what: dict[str, Any], bins: int) -> TimedCall:
+    """Return a method that is ready to filter so many bins and to learn from them."""
+    method = METHODS[what["method"]][what["kind"]]
     true, _, ys = problem(bins, 0)
-    model = method.start(what["kind"], true.likelihood, 0)
-    if method.make is None:
-        return ready_learner(Learner(), model, ys)
-    return ready_filter(method.make(what["kind"], True), model, ys)
+    return timed_call(method.learning, method.start(true.likelihood, 0), ys)

@@ -1,8 +1,8 @@
 """Table 1: errors of filtering a chaotic network whose dynamics are known.
 
 The paper names no constants. `public` is the protocol of the work that it cites (Campbell et al.
-2021): every latent is seen with Student-t noise, and the error is per dimension. `matched` comes
-nearest to the printed figures: 100 channels, and the error of the whole state.
+2021): every latent is observed with Student-t noise, and the error is per dimension. `matched`
+comes nearest to the printed figures: 100 channels, and the error of the whole state.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,9 @@ from evkf.filters import (
 )
 from evkf.likelihoods import StudentT
 from evkf.model import Model, simulate
-from evkf.reproduce.runner import Result, Spec, blocks, specification
-from evkf.reproduce.streams import Call, pick, ready_filter, stack, stream
+from evkf.reproduce.runner import Result, Spec, TimedCall, blocks, specification, timed_call
+from evkf.reproduce.streams import pick, stack, stream
+from evkf.reproduce.tables import Row
 from evkf.types import Status
 
 PROTOCOLS = ("public", "matched")
@@ -36,32 +37,32 @@ QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS, QUICK_TRIALS = ("public",), (2, 16),
 BLOCK = 5
 """Trials that are filtered side by side."""
 CHANNELS = 100
-"""Of the matched protocol."""
+"""Channels of the matched protocol."""
 TIMED = QUICK_TIMED = range(30, 120)
 """Bins whose steps are timed."""
 
 
-class Method(NamedTuple):
-    """How a method of the table is made."""
+class FilterMethod(NamedTuple):
+    """A method that filters with a given model."""
 
     label: str
     make: Callable[[], Filter]
     diagonal: bool = False
-    """Whether it has beliefs of independent latents."""
+    """True if its beliefs hold latents independent."""
 
 
 METHODS = {
-    "evkf": Method("eVKF", VariationalKalmanFilter),
-    "ovs": Method("OVS", lambda: OnlineVariationalSmoother(learn=False)),
-    "vjf": Method("VJF", lambda: DirectVJF(learn=False), diagonal=True),
-    "svmc": Method("SVMC (5,000)", lambda: StreamingVMC(learn=False, iterations=15)),
-    "enkf": Method("EnKF (1,000)", EnsembleKalman),
-    "bpf": Method("BPF (10,000)", ParticleFilter),
+    "evkf": FilterMethod("eVKF", VariationalKalmanFilter),
+    "ovs": FilterMethod("OVS", lambda: OnlineVariationalSmoother(learn=False)),
+    "vjf": FilterMethod("VJF", lambda: DirectVJF(learn=False), diagonal=True),
+    "svmc": FilterMethod("SVMC (5,000)", lambda: StreamingVMC(learn=False, iterations=15)),
+    "enkf": FilterMethod("EnKF (1,000)", EnsembleKalman),
+    "bpf": FilterMethod("BPF (10,000)", ParticleFilter),
 }
 
 
 def problem(protocol: str, L: int, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """A network of its own, its states, and what is observed of them."""
+    """Return the model of a trial, a network of its own, with its states and observations."""
     key = jax.random.fold_in(jax.random.key(L), trial)
     weight_key, run_key = jax.random.split(key)
     weight = jax.random.normal(weight_key, (L, L)) / np.sqrt(L)
@@ -76,8 +77,14 @@ def problem(protocol: str, L: int, bins: int, trial: int) -> tuple[Model, Array,
     return model, zs, ys
 
 
+def diagonal(model: Model) -> Model:
+    """Return a model whose beliefs hold latents independent."""
+    family = DiagonalGaussianFamily(model.family.dim)
+    return Model(model.dynamics, model.likelihood, family.from_moments(*model.prior), family)
+
+
 def rmse(protocol: str, mean: Array, zs: Array) -> float:
-    """The error as the protocol has it."""
+    """Return the error by the definition of the protocol."""
     square = (mean - zs) ** 2
     if protocol == "public":
         return float(jnp.mean(jnp.sqrt(jnp.mean(square, axis=-1))))
@@ -85,7 +92,7 @@ def rmse(protocol: str, mean: Array, zs: Array) -> float:
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Every protocol and size by every method, the trials in blocks."""
+    """Specify every protocol and size by every method, the trials in blocks."""
     protocols, latents, bins = (
         (QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS) if quick else (PROTOCOLS, LATENTS, BINS)
     )
@@ -99,47 +106,45 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 def run(spec: Spec) -> Result:
-    """Filter a block of trials side by side."""
-    method, given = METHODS[spec["method"]], (spec["protocol"], spec["L"], spec["bins"])
-    problems = [problem(*given, seed) for seed in spec["seeds"]]
-    models = stack([_model(method, model) for model, _, _ in problems])
-    keys = stack([jax.random.key(seed) for seed in spec["seeds"]])
-    ran = stream(method.make(), models, stack([ys for _, _, ys in problems]), keys)
-    rows = []
-    for i, (seed, (model, zs, _)) in enumerate(zip(spec["seeds"], problems, strict=True)):
-        family = _model(method, model).family
+    """Compute a task: filter a block of trials side by side."""
+    protocol, name, L = spec["protocol"], spec["method"], spec["L"]
+    rows = filter_trials(METHODS[name], protocol, L, spec["bins"], spec["seeds"])
+    return {"rows": [{"protocol": protocol, "method": name, "L": L} | row for row in rows]}
+
+
+def filter_trials(
+    method: FilterMethod, protocol: str, L: int, bins: int, seeds: list[int]
+) -> list[Row]:
+    """Filter trials side by side, and return a row of figures for each."""
+    problems = [problem(protocol, L, bins, seed) for seed in seeds]
+    models = [diagonal(model) if method.diagonal else model for model, _, _ in problems]
+    keys = stack([jax.random.key(seed) for seed in seeds])
+    ran = stream(method.make(), stack(models), stack([ys for _, _, ys in problems]), keys)
+    family, rows = models[0].family, []
+    for i, (seed, (_, zs, _)) in enumerate(zip(seeds, problems, strict=True)):
         mean = jax.vmap(family.mean)(pick(ran.belief, i))
         std = jnp.sqrt(jax.vmap(family.var)(pick(ran.belief, i)))
-        row: dict[str, Any] = {name: spec[name] for name in ("protocol", "method", "L")}
-        row |= {
+        row: Row = {
             "trial": seed,
-            "rmse": rmse(given[0], mean, zs),
+            "rmse": rmse(protocol, mean, zs),
             "coverage_90": float(jnp.mean(jnp.abs(mean - zs) < 1.6449 * std)),
             "fell_back": int(jnp.sum(ran.status[i] & int(Status.FELL_BACK) > 0)),
         }
         if ran.smoothed is not None:
             back = jax.vmap(family.mean)(pick(ran.smoothed, i))
-            row["rmse_one_bin_back"] = rmse(given[0], back[1:], zs[:-1])
+            row["rmse_one_bin_back"] = rmse(protocol, back[1:], zs[:-1])
         rows.append(row)
-    return {"rows": rows}
-
-
-def _model(method: Method, model: Model) -> Model:
-    if not method.diagonal:
-        return model
-    family = DiagonalGaussianFamily(model.family.dim)
-    prior = family.from_moments(*model.prior)
-    return Model(model.dynamics, model.likelihood, prior, family)
+    return rows
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """What is to be timed; if quick, the smallest size."""
+    """List what is timed: every size, if quick the smallest alone, by every method."""
     latents = LATENTS[:1] if quick else LATENTS
     return [{"protocol": "public", "method": name, "L": L} for L in latents for name in methods]
 
 
-def ready(what: dict[str, Any], bins: int) -> Call:
-    """A method at work on so many bins."""
+def ready(what: dict[str, Any], bins: int) -> TimedCall:
+    """Return a method that is ready to filter so many bins."""
     method = METHODS[what["method"]]
     model, _, ys = problem(what["protocol"], what["L"], bins, 0)
-    return ready_filter(method.make(), _model(method, model), np.asarray(ys))
+    return timed_call(method.make(), diagonal(model) if method.diagonal else model, np.asarray(ys))

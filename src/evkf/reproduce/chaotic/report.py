@@ -4,13 +4,24 @@ from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.plotting.colours import OKABE_ITO
-from evkf.plotting.style import MUTED, STYLE, log_numbers, styled
+from evkf.plotting.style import MUTED, STYLE, log_numbers
+from evkf.reproduce.chaotic import experiment
 from evkf.reproduce.chaotic.experiment import METHODS, PROTOCOLS
-from evkf.reproduce.tables import Found, Row, best, markdown, mean, plus_minus, select, values
+from evkf.reproduce.tables import (
+    Experiment,
+    ExperimentResult,
+    Picture,
+    Row,
+    best,
+    markdown,
+    mean,
+    plus_minus,
+    select,
+    values,
+)
 
 PAPER = {
     "evkf": {2: 0.047, 16: 0.150, 32: 0.250, 64: 0.450},
@@ -19,11 +30,11 @@ PAPER = {
     "enkf": {2: 0.115, 16: 0.437, 32: 0.619, 64: 0.620},
     "bpf": {2: 0.047, 16: 0.422, 32: 0.877, 64: 1.660},
 }
-"""As printed."""
+"""Errors, as the paper prints them."""
 WITHIN = 1.02
-"""Of the best method, that eVKF must come."""
+"""Target: eVKF's error relative to that of the best method, at most."""
 GROWTH, NARROW, WIDE = 1.05, 16, 128
-"""Between these latents its error per dimension may grow so much, on the public protocol."""
+"""Target: growth of its error per dimension between these numbers of latents, public protocol."""
 TITLES = {
     "public": "Public protocol: error per dimension",
     "matched": "Matched protocol: error of the whole state",
@@ -31,99 +42,83 @@ TITLES = {
 COLOURS = dict(zip(METHODS, OKABE_ITO, strict=False))
 
 
-def latents(rows: Sequence[Row]) -> list[int]:
-    """Sizes that rows are of."""
+def sizes(rows: Sequence[Row]) -> list[int]:
+    """Return the numbers of latents of rows."""
     return sorted({row["L"] for row in rows})
 
 
-def report(found: Found) -> str:
-    """Both protocols beside the paper's numbers, and the time of a step."""
-    rows, few = found.rows, " Quick: short trials, to see that it runs." if found.quick else ""
+def report(result: ExperimentResult) -> str:
+    """Show both protocols beside the paper's numbers, and the time of a step."""
+    rows = result.rows
+    few = " Quick: short trials, to see that it runs." if result.quick else ""
     parts = [
         "# Table 1: filtering a chaotic network",
-        f"Root mean square errors with the true model, {found.averaged}; the best of a column in "
+        f"Root mean square errors with the true model, {result.averaged}; the best of a column in "
         f"bold.{few}",
     ]
     for protocol in PROTOCOLS:
-        own = select(rows, protocol=protocol)
-        if own:
-            parts += [f"## {TITLES[protocol]}", _table(own, protocol == "matched")]
+        if own := select(rows, protocol=protocol):
+            parts += [f"## {TITLES[protocol]}", _errors(own, with_paper=protocol == "matched")]
+
     smoothed = [row for row in rows if "rmse_one_bin_back" in row]
     if smoothed:
-        parts += ["OVS also looks back one bin, which is smoothing:", _back(smoothed)]
-    parts += [_soundness(rows), "## Time of a step", _times(found.timing)]
-    return "\n\n".join(parts) + "\n"
+        headings = ["protocol", *(f"L = {L}" for L in sizes(smoothed))]
+        lines = []
+        for protocol in PROTOCOLS:
+            if own := select(smoothed, protocol=protocol):
+                each = [select(own, L=L) for L in sizes(smoothed)]
+                lines.append([protocol, *(plus_minus(r, "rmse_one_bin_back", 4) for r in each)])
+        parts += ["OVS also looks back one bin, which is smoothing:", markdown(headings, lines)]
 
-
-def _soundness(rows: Sequence[Row]) -> str:
-    """How far beliefs can be trusted, and how often steps had to fall back."""
     names = [name for name in METHODS if select(rows, method=name)]
     inside = [
         f"{METHODS[name].label} {mean(select(rows, method=name), 'coverage_90'):.2f}"
         for name in names
     ]
     fell = sum(values(rows, "fell_back"))
-    return (
+    parts.append(
         f"Share of the true states within 90 % intervals, over all trials and sizes: "
         f"{', '.join(inside)}. Steps that fell back to the prediction: {fell:.0f}."
     )
 
+    timed = sizes(result.timing)
+    lines = []
+    for name in METHODS:
+        if own := select(result.timing, method=name):
+            times = [mean(select(own, L=L), "step_ms") for L in timed]
+            lines.append([METHODS[name].label, *(f"{time:.3g}" for time in times)])
+    floor = np.median(values(result.timing, "empty_us"))
+    parts += [
+        "## Time of a step",
+        markdown(["method, ms", *(f"L = {L}" for L in timed)], lines),
+        "Medians of compiled steps in float32, public protocol, one method after another; an empty "
+        f"compiled call takes {floor:.0f} µs.",
+    ]
+    return "\n\n".join(parts) + "\n"
 
-def _table(rows: list[Row], with_paper: bool) -> str:
-    sizes = latents(rows)
+
+def _errors(rows: list[Row], with_paper: bool) -> str:
+    """Return the table of a protocol: methods by latents."""
     names = [name for name in METHODS if select(rows, method=name)]
-    columns = []
-    for L in sizes:
+    headings, columns = ["method"], [[METHODS[name].label for name in names]]
+    for L in sizes(rows):
         each = [select(rows, method=name, L=L) for name in names]
         cells = [plus_minus(own, "rmse", 4) for own in each]
         columns.append(best(cells, [mean(own, "rmse") for own in each]))
+        headings.append(f"L = {L}")
         if with_paper and L in PAPER["evkf"]:
             printed = (PAPER.get(name, {}).get(L) for name in names)
             columns.append(["—" if value is None else f"{value:.3f}" for value in printed])
-    headings = ["method"]
-    for L in sizes:
-        headings += [f"L = {L}", "paper"] if with_paper and L in PAPER["evkf"] else [f"L = {L}"]
-    labels = [METHODS[name].label for name in names]
-    return markdown(headings, zip(labels, *columns, strict=True))
+            headings.append("paper")
+    return markdown(headings, zip(*columns, strict=True))
 
 
-def _back(rows: list[Row]) -> str:
-    headings = ["protocol", *(f"L = {L}" for L in latents(rows))]
-    return markdown(
-        headings,
-        [
-            [
-                protocol,
-                *(plus_minus(select(own, L=L), "rmse_one_bin_back", 4) for L in latents(rows)),
-            ]
-            for protocol in PROTOCOLS
-            if (own := select(rows, protocol=protocol))
-        ],
-    )
-
-
-def _times(timing: Sequence[Row]) -> str:
-    sizes = latents(timing)
-    names = [name for name in METHODS if select(timing, method=name)]
-    table = markdown(
-        ["method, ms", *(f"L = {L}" for L in sizes)],
-        [
-            [METHODS[name].label]
-            + [f"{mean(select(timing, method=name, L=L), 'step_ms'):.3g}" for L in sizes]
-            for name in names
-        ],
-    )
-    floor = np.median(values(timing, "empty_us"))
-    return f"{table}\n\nMedians of compiled steps in float32, public protocol, one method after \
-another; an empty compiled call takes {floor:.0f} µs."
-
-
-def shortfalls(found: Found) -> list[str]:
-    """Targets that were missed."""
-    rows, missed = found.rows, []
+def shortfalls(result: ExperimentResult) -> list[str]:
+    """Name the targets that were missed."""
+    rows, missed = result.rows, []
     for protocol in PROTOCOLS:
         own = select(rows, protocol=protocol)
-        for L in latents(own):
+        for L in sizes(own):
             errors = {
                 name: mean(select(own, L=L, method=name), "rmse")
                 for name in METHODS
@@ -140,34 +135,39 @@ def shortfalls(found: Found) -> list[str]:
     return missed
 
 
-def draw(found: Found) -> Figure:
-    """Errors against latents by every method, both protocols."""
-    rows = found.rows
-    shown = [protocol for protocol in PROTOCOLS if select(rows, protocol=protocol)]
+def draw(result: ExperimentResult) -> Figure:
+    """Draw errors against latents by every method, both protocols."""
+    shown = [protocol for protocol in PROTOCOLS if select(result.rows, protocol=protocol)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.1 * len(shown), 3.5), layout="constrained")
         axes = figure.subplots(1, len(shown), squeeze=False)[0]
         for ax, protocol in zip(axes, shown, strict=True):
-            ax.set_title(TITLES[protocol])
-            _panel(ax, select(rows, protocol=protocol))
+            rows = select(result.rows, protocol=protocol)
+            every = sizes(rows)
+            for name, method in METHODS.items():
+                each = [values(select(rows, method=name, L=L), "rmse") for L in every]
+                if not all(len(errors) for errors in each):
+                    continue
+                middle, spread = [x.mean() for x in each], [x.std() for x in each]
+                line = {"color": COLOURS[name], "lw": 2.2 if name == "evkf" else 1.2}
+                line |= {"fmt": "o-", "ms": 3.5, "capsize": 2, "label": method.label}
+                ax.errorbar(every, middle, spread, **line)
+            ax.set(xscale="log", xlabel="latents", ylabel="RMSE", title=TITLES[protocol])
+            ax.set_xticks(every, [str(L) for L in every])
+            log_numbers(ax)
+            ax.minorticks_off()
+            ax.grid(axis="y", color=MUTED, alpha=0.2, lw=0.5)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3 * len(shown))
     return figure
 
 
-@styled
-def _panel(ax: Axes, rows: list[Row]) -> Axes:
-    sizes = latents(rows)
-    for name, method in METHODS.items():
-        each = [values(select(rows, method=name, L=L), "rmse") for L in sizes]
-        if not all(len(found) for found in each):
-            continue
-        middle, spread = [found.mean() for found in each], [found.std() for found in each]
-        own = {"color": COLOURS[name], "lw": 2.2 if name == "evkf" else 1.2}
-        ax.errorbar(sizes, middle, spread, fmt="o-", ms=3.5, capsize=2, label=method.label, **own)
-    ax.set(xscale="log", xlabel="latents", ylabel="RMSE")
-    ax.set_xticks(sizes, [str(L) for L in sizes])
-    log_numbers(ax)
-    ax.minorticks_off()
-    ax.grid(axis="y", color=MUTED, alpha=0.2, lw=0.5)
-    return ax
+EXPERIMENTS = {
+    "table1": Experiment(
+        experiment,
+        report,
+        {"table1": Picture("Errors against latents", draw)},
+        shortfalls,
+        timed=True,
+    )
+}

@@ -7,8 +7,7 @@ a network of 64 SiLU units with softplus and no more. Here it turns states about
 of the dynamics, but at the lowest b0. Filters know the dynamics.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -36,82 +35,74 @@ QUICK_PRECISIONS, QUICK_BINS, QUICK_TRIALS = (20, 80), 100, 2
 BLOCK = 5
 """Trials that are filtered side by side."""
 CENTRE, RADIUS, TURN, PULL = 1.5, 1.0, 0.3, 0.25
-"""Of the cycle: in a bin states turn by so many rad, and those inside move out."""
+"""Constants of the cycle: states turn by so many rad in a bin, and those inside move out."""
 HIDDEN, STEEPNESS, WIDTH, RIDGE = 64, 2.0, 4.0, 1e-4
-"""Of the network: units bend all over the square from 0 to the width."""
+"""Constants of the network: units bend all over the square from 0 to the width."""
 NEURONS, BIN = 50, 0.02
 PARTICLES = 10_000
 GRID = np.stack(np.meshgrid(np.linspace(0.05, 3.5, 24), np.linspace(0.05, 3.5, 24)), axis=-1)
-"""Where the flow is drawn."""
+"""States at which the flow is drawn."""
 
 METHODS = {
     "corrected": "eVKF",
     "uncorrected": "eVKF without correction",
     "matching": "eVKF, moment matching",
 }
-"""Ways to predict."""
+FILTERS = {
+    "corrected": EVKF(correct=True),
+    "uncorrected": EVKF(correct=False),
+    "matching": EVKF(rule="moment_matching"),
+}
+"""Filters that differ in how they predict."""
 PARTICLE = "particle"
 """The task of the reference; its rows are the references."""
 REFERENCES = {
     "mean_log": "particles, by mean and mean log",
     "moments": "particles, by mean and variance",
 }
-"""Gammas matched to particles, two ways: the first is the nearest in KL divergence."""
-
-
-def turned(z: Float[np.ndarray, "K 2"]) -> Float[np.ndarray, "K 2"]:
-    """What the network is fitted to: a turn about the centre, drawn to a circle; kept positive.
-
-    Example:
-        >>> turned(np.array([[1.5, 1.5], [2.5, 1.5]])).round(3)
-        array([[1.5  , 1.5  ],
-               [2.455, 1.796]])
-    """
-    off = z - CENTRE
-    square = np.sum(off**2, axis=-1, keepdims=True) / RADIUS**2
-    cos, sin = np.cos(TURN), np.sin(TURN)
-    rotated = off @ np.array([[cos, sin], [-sin, cos]])
-    return np.maximum(CENTRE + rotated * (1 + PULL) / (1 + PULL * square), 0.05)
+"""Gammas matched to particles in two ways; the first is the nearest in KL divergence."""
 
 
 def network() -> Network:
-    """The network of the dynamics: random units, their weights by ridge regression on a grid.
+    """Return the network of the dynamics: random units, weights by ridge regression on a grid.
 
-    It is what states truly follow; how well it fits does not matter.
+    It is fitted to a turn about the centre, drawn to a circle. The network is the truth: it does
+    not matter how well it fits.
 
     Example:
         >>> network()(jnp.full(2, 1.5)).shape
         (2,)
     """
-    parts = jax.tree.map(lambda part: jnp.asarray(part, float), _weights())
-    made = Network([2, HIDDEN, 2], jax.random.key(0))
-    return eqx.tree_at(lambda net: (net.weights, net.biases), made, parts)
-
-
-@cache
-def _weights() -> tuple:
-    """Weights and biases of both layers."""
-    rng = np.random.default_rng(0)
+    # where a grid of states moves; states stay positive
     side = np.linspace(0.02, WIDTH, 40)
     points = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    off = points - CENTRE
+    square = np.sum(off**2, axis=-1, keepdims=True) / RADIUS**2
+    cos, sin = np.cos(TURN), np.sin(TURN)
+    rotated = off @ np.array([[cos, sin], [-sin, cos]])
+    moved = np.maximum(CENTRE + rotated * (1 + PULL) / (1 + PULL * square), 0.05)
+
+    rng = np.random.default_rng(0)
     weight = rng.normal(size=(HIDDEN, 2))
     weight *= STEEPNESS / np.linalg.norm(weight, axis=1, keepdims=True)
     bias = -np.sum(weight * rng.uniform(0, WIDTH, (HIDDEN, 2)), axis=1)
     inner = points @ weight.T + bias
     units = np.append(inner / (1 + np.exp(-inner)), np.ones((len(points), 1)), axis=1)
-    wanted = np.log(np.expm1(turned(points)))
     gram = units.T @ units + RIDGE * len(points) * np.eye(HIDDEN + 1)
-    out = np.linalg.solve(gram, units.T @ wanted)
-    return (weight, out[:-1].T), (bias, out[-1])
+    out = np.linalg.solve(gram, units.T @ np.log(np.expm1(moved)))
+    parts = (weight, out[:-1].T), (bias, out[-1])
+    parts = jax.tree.map(lambda part: jnp.asarray(part, float), parts)
+    made = Network([2, HIDDEN, 2], jax.random.key(0))
+    return eqx.tree_at(lambda net: (net.weights, net.biases), made, parts)
 
 
 def prior() -> Float[Array, "2 2"]:
-    """States begin somewhere near the cycle."""
+    """Return the prior of the first state, which is near the cycle."""
     return GammaFamily(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
 
 
 def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """The true model of a trial, its states and observations.
+    """Return the true model of a trial, its states and observations.
 
     Example:
         >>> model, states, ys = problem(20, 30, 0)
@@ -129,7 +120,7 @@ def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Arra
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Every b0 by every method and the particles, the trials in blocks.
+    """Specify every b0 by every method and the particles, the trials in blocks.
 
     Example:
         >>> [spec["method"] for spec in tasks(("corrected",), 1, True)]
@@ -144,21 +135,23 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     ]
 
 
-class Matched(NamedTuple):
-    """Gammas nearest to particles, each trial the first axis."""
+class MatchedGammas(NamedTuple):
+    """Gammas nearest to particles; the first axis is that of trials."""
 
     mean_log: Float[Array, "S T L 2"]
     moments: Float[Array, "S T L 2"]
     correlation: Float[Array, "S T"]
-    """Of the two latents, which no product of Gammas has."""
+    """Between the two latents; a product of Gammas has none."""
     status: Int[Array, "S T"]
 
 
 @jax.jit
-def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys: Key) -> Matched:
-    """Filter trials side by side, and match a Gamma to the particles of every bin, two ways."""
+def match(
+    filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys: Key
+) -> MatchedGammas:
+    """Filter trials side by side, and match Gammas to the particles of every bin in two ways."""
 
-    def one(model: Model, ys: Array, key: Key) -> Matched:
+    def one(model: Model, ys: Array, key: Key) -> MatchedGammas:
         family = model.family
 
         def body(carry: tuple, y: Array) -> tuple:
@@ -169,8 +162,8 @@ def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys
             mean = jnp.tensordot(weights, stats, 1)
             off = (state.particles - mean[:, 1]) / jnp.sqrt(family.var(state.belief))
             correlation = weights @ jnp.prod(off, axis=1)
-            said = Matched(family.to_nat(mean), state.belief, correlation, info.status)
-            return (state, t + 1), said
+            now = MatchedGammas(family.to_nat(mean), state.belief, correlation, info.status)
+            return (state, t + 1), now
 
         return jax.lax.scan(body, (filter.init(model), 0), ys)[1]
 
@@ -178,41 +171,46 @@ def match(filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys
 
 
 def run(spec: Spec) -> Result:
-    """Filter a block of trials side by side."""
+    """Compute a task: filter a block of trials side by side."""
     problems = [problem(spec["b0"], spec["bins"], seed) for seed in spec["seeds"]]
     models, ys = stack([model for model, _, _ in problems]), stack([ys for _, _, ys in problems])
     keys = stack([jax.random.key(seed) for seed in spec["seeds"]])
     if spec["method"] == PARTICLE:
         ran = match(ParticleFilter(PARTICLES), models, ys, keys)
-        found = {name: getattr(ran, name) for name in REFERENCES}
+        every = {name: getattr(ran, name) for name in REFERENCES}
     else:
-        ran = stream(_filter(spec["method"]), models, ys, keys)
-        found = {spec["method"]: ran.belief}
+        ran = stream(FILTERS[spec["method"]], models, ys, keys)
+        every = {spec["method"]: ran.belief}
     rows, series = [], []
-    for name, beliefs in found.items():
+    for name, beliefs in every.items():
         for i, seed in enumerate(spec["seeds"]):
             named = {"b0": spec["b0"], "method": name, "trial": seed}
             model, states, _ = problems[i]
             fell = int(jnp.sum(ran.status[i] & int(Status.FELL_BACK) > 0))
             rows.append(named | judge(model, pick(beliefs, i), states) | {"fell_back": fell})
-            if isinstance(ran, Matched):
+            if isinstance(ran, MatchedGammas):
                 rows[-1]["correlation"] = float(jnp.mean(jnp.abs(ran.correlation[i])))
             if seed == 0:
-                series.append(named | _series(model, pick(beliefs, i), states))
+                points = jnp.asarray(GRID.reshape(-1, 2))
+                move = jax.vmap(lambda z, m=model: m.transition(z, jnp.zeros(0)))(points)
+                shown = {
+                    "states": states,
+                    "mean": jax.vmap(model.family.mean)(pick(beliefs, i)),
+                    "std": jnp.sqrt(jax.vmap(model.family.var)(pick(beliefs, i))),
+                    "field": jax.vmap(model.family.mean)(move) - points,
+                }
+                series.append(named | {key: rounded(array) for key, array in shown.items()})
     return {"rows": rows, "series": series}
-
-
-def _filter(method: str) -> EVKF:
-    if method == "matching":
-        return EVKF(rule="moment_matching")
-    return EVKF(correct=method == "corrected")
 
 
 def judge(
     model: Model, beliefs: Float[Array, "T L 2"], states: Float[Array, "T L"]
 ) -> dict[str, float]:
-    """Log density of the truth per bin, error, coverage of central 90 % intervals, and `carried`:
-    the variance that beliefs hand on through the dynamics, beside the noise 1/b0.
+    """Return the figures of a trial.
+
+    They are the log density of the truth per bin, the error, the coverage of central 90 %
+    intervals, and `carried`: the variance that beliefs hand on through the dynamics, relative to
+    the noise 1/b0.
 
     Example:
         >>> model, states, _ = problem(20, 30, 0)
@@ -238,16 +236,4 @@ def judge(
         "rmse": float(jnp.sqrt(jnp.mean((mean - states) ** 2))),
         "coverage_90": float(np.mean((below > 0.05) & (below < 0.95))),
         "carried": float(jnp.mean(jax.vmap(carried)(beliefs))),
-    }
-
-
-def _series(model: Model, beliefs: Array, states: Array) -> dict[str, Any]:
-    """What figures show: states, beliefs, and the flow of the dynamics."""
-    family, points = model.family, jnp.asarray(GRID.reshape(-1, 2))
-    move = jax.vmap(lambda z: family.mean(model.transition(z, jnp.zeros(0))))(points) - points
-    return {
-        "states": rounded(states),
-        "mean": rounded(jax.vmap(family.mean)(beliefs)),
-        "std": rounded(jnp.sqrt(jax.vmap(family.var)(beliefs))),
-        "field": rounded(move),
     }

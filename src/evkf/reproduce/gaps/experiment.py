@@ -25,13 +25,14 @@ from scipy.special import gammainccinv, gammaincinv
 from scipy.stats import norm
 
 from evkf.families import Family, GaussianBelief
-from evkf.filters import Filter, Kalman, ParticleFilter, scan_filter
+from evkf.filters import Kalman, ParticleFilter, scan_filter
 from evkf.filters import VariationalKalmanFilter as EVKF
 from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
 from evkf.reproduce.gamma import experiment as gamma
 from evkf.reproduce.runner import Result, Spec, blocks, specification
 from evkf.reproduce.streams import pick
+from evkf.reproduce.tables import rounded
 from evkf.reproduce.variance.experiment import slow_turn
 from evkf.reproduce.vdp import experiment as vdp
 from evkf.types import Belief
@@ -42,7 +43,7 @@ SYSTEMS = {
     "gamma": "Gamma, Poisson",
 }
 BINS, TRIALS, RUNS, PARTICLES = 300, 4, 8, 20_000
-"""Sizes, and the particle filters that estimate the evidence of a trial."""
+"""Bins and trials, and the runs of the particle filter that estimate the evidence of a trial."""
 QUICK_BINS, QUICK_TRIALS, QUICK_RUNS, QUICK_PARTICLES = 60, 1, 4, 2_000
 BLOCK = 2
 """Trials of a task."""
@@ -51,10 +52,10 @@ INNER, OUTER = 40, 16
 PRECISION = 20
 """b0 of the Gamma dynamics."""
 ROUNDING, EXACT = 1e-9, 1e-5
-"""What counts as a violation: of L >= M in nats relative to L, of bounds by evidence in nats."""
+"""Tolerances: of L >= M in nats relative to L, of bounds on the evidence in nats."""
 SKIP = 5
-"""First bins, whose beliefs are as wide as the prior: too wide for so few nodes. L >= M is asked of
-them as of all; the rest is of the bins that follow."""
+"""First bins, whose beliefs are as wide as the prior: too wide for so few nodes. Of these bins only
+L >= M is checked."""
 SHOWN = 100
 """Bins of the first trial that are drawn."""
 
@@ -62,7 +63,7 @@ METHODS = {"uncorrected": "without correction", "corrected": "with correction"}
 
 
 def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """The model of a trial, its states and observations.
+    """Return the model of a trial, its states and observations.
 
     Example:
         >>> model, states, ys = problem("linear", 20, 0)
@@ -80,7 +81,7 @@ def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Every system, the trials in blocks.
+    """Specify every system, the trials in blocks.
 
     Example:
         >>> [spec["system"] for spec in tasks(("uncorrected",), 1, True)]
@@ -95,11 +96,11 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     ]
 
 
-class Bins(NamedTuple):
-    """What a filter made of every bin."""
+class BinBeliefs(NamedTuple):
+    """Beliefs and bounds of every bin."""
 
     before: Belief
-    """q of the bin before."""
+    """Belief about the bin before."""
     predicted: Belief
     belief: Belief
     L: Float[Array, " T"]
@@ -107,13 +108,13 @@ class Bins(NamedTuple):
 
 
 @jax.jit
-def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> Bins:
-    """Filter a trial, and keep all that the slacks need."""
+def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> BinBeliefs:
+    """Filter a trial, and return everything that the slacks need."""
 
     def body(state: Any, y: Array) -> tuple:
         prediction = filter.predict(model, state)
         new, info = filter.update(model, prediction, y)
-        return new, Bins(state.belief, prediction.belief, new.belief, info.elbo, info.gap)
+        return new, BinBeliefs(state.belief, prediction.belief, new.belief, info.elbo, info.gap)
 
     return jax.lax.scan(body, filter.init(model), ys)[1]
 
@@ -121,9 +122,10 @@ def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> Bins:
 def nodes(
     family: Family, beliefs: Belief, num: int
 ) -> tuple[Float[Array, "T S L"], Float[Array, " S"]]:
-    """Points and weights for expectations under beliefs over two latents, as for standard normals.
+    """Return points and weights for expectations under beliefs over two latents.
 
-    Standard normal points are mapped by the quantiles of a Gamma, or by the root of a covariance.
+    They are Gauss-Hermite nodes of standard normals, mapped by the quantiles of a Gamma or by the
+    root of a covariance.
 
     Example:
         >>> from evkf.families import GammaFamily
@@ -150,7 +152,7 @@ def nodes(
 
 
 class Slacks(NamedTuple):
-    """Of every bin, in nats."""
+    """Slacks of the bounds and log evidence of every bin, in nats."""
 
     E: Float[Array, " T"]
     F: Float[Array, " T"]
@@ -160,8 +162,8 @@ class Slacks(NamedTuple):
     """Log evidence under the prediction."""
 
 
-def slacks(model: Model, bins: Bins, ys: Float[Array, "T N"]) -> Slacks:
-    """E, F, and the log evidence under the push-forward and under the prediction.
+def slacks(model: Model, bins: BinBeliefs, ys: Float[Array, "T N"]) -> Slacks:
+    """Return E, F, and the log evidence under the push-forward and under the prediction.
 
     Example:
         >>> model, _, ys = problem("linear", 20, 0)
@@ -175,7 +177,8 @@ def slacks(model: Model, bins: Bins, ys: Float[Array, "T N"]) -> Slacks:
 
 
 @jax.jit
-def _slacks(model: Model, bins: Bins, ys: Array, inner: tuple, outer: tuple) -> Slacks:
+def _slacks(model: Model, bins: BinBeliefs, ys: Array, inner: tuple, outer: tuple) -> Slacks:
+    """Sum over nodes of the beliefs before (inner) and of the beliefs (outer)."""
     family, none = model.family, jnp.zeros(0)
     log_inner, log_outer = jnp.log(inner[1]), jnp.log(outer[1])
 
@@ -214,7 +217,9 @@ class Evidence(NamedTuple):
 def evidence(
     model: Model, ys: Float[Array, "T N"], seed: int, runs: int, particles: int
 ) -> Evidence:
-    """By particle filters that differ in their draws alone; every trial has draws of its own.
+    """Estimate the evidence by particle filters that differ in their draws alone.
+
+    Every trial has draws of its own.
 
     Example:
         >>> model, _, ys = problem("linear", 10, 0)
@@ -224,81 +229,79 @@ def evidence(
         True
     """
     filter, keys = ParticleFilter(particles), jax.random.split(jax.random.key(1000 + seed), runs)
-    found = [_log_evidence(filter, model, ys, key) for key in keys]
-    return Evidence(np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / np.sqrt(runs))
+    every = [np.asarray(scan_filter(filter, model, ys, key=key)[1].info.elbo) for key in keys]
+    return Evidence(np.mean(every, axis=0), np.std(every, axis=0, ddof=1) / np.sqrt(runs))
 
 
 def exact_evidence(model: Model, ys: Float[Array, "T N"]) -> Float[np.ndarray, " T"]:
-    """By the Kalman filter."""
-    return _log_evidence(Kalman(), model, ys, None)
-
-
-def _log_evidence(filter: Filter, model: Model, ys: Array, key: Any) -> np.ndarray:
-    return np.asarray(scan_filter(filter, model, ys, key=key)[1].info.elbo)
+    """Return the evidence by the Kalman filter."""
+    return np.asarray(scan_filter(Kalman(), model, ys)[1].info.elbo)
 
 
 def run(spec: Spec) -> Result:
-    """Filter trials by every method, and find bounds, slacks and evidence of every bin."""
+    """Compute a task: filter trials by every method; bounds, slacks and evidence of every bin."""
     rows, series = [], []
     for seed in spec["seeds"]:
         model, _, ys = problem(spec["system"], spec["bins"], seed)
-        known = evidence(model, ys, seed, spec["runs"], spec["particles"])
-        known = Evidence(*(part[SKIP:] for part in known))
+        rough = evidence(model, ys, seed, spec["runs"], spec["particles"])
+        rough = Evidence(*(part[SKIP:] for part in rough))
         exact = exact_evidence(model, ys)[SKIP:] if spec["system"] == "linear" else None
         for method in spec["methods"]:
             bins = follow(EVKF(correct=method == "corrected"), model, ys)
             late = pick(bins, slice(SKIP, None))
-            found = jax.tree.map(np.asarray, slacks(model, late, ys[SKIP:]))
+            terms = jax.tree.map(np.asarray, slacks(model, late, ys[SKIP:]))
             L, gap = np.asarray(late.L), np.asarray(late.gap)
             named = {"system": spec["system"], "method": method, "trial": seed}
-            row = judge(L, gap, found, known, exact)
+            row = judge(L, gap, terms, rough, exact)
             rows.append(named | row | count(np.asarray(bins.L), np.asarray(bins.gap)))
             if seed == 0:
-                value = known.value if exact is None else exact
-                series.append(named | _series(L, gap, found, value))
+                value = rough.value if exact is None else exact
+                shown = {"L": L, "M": L - gap, "E": terms.E, "F": terms.F}
+                shown |= {"pushed": terms.pushed, "evidence": value}
+                series.append(named | {key: rounded(x[:SHOWN]) for key, x in shown.items()})
     return {"rows": rows, "series": series}
 
 
 def judge(
-    L: np.ndarray, gap: np.ndarray, found: Slacks, known: Evidence, exact: np.ndarray | None
+    L: np.ndarray, gap: np.ndarray, terms: Slacks, rough: Evidence, exact: np.ndarray | None
 ) -> dict[str, Any]:
-    """Means per bin, how often bounds hold, and by how much the slacks fail to add up.
+    """Return means per bin, how often bounds hold, and by how much the slacks fail to add up.
 
     Example:
         >>> L, gap, nothing = np.array([-2.0, -1.0]), np.array([0.5, 0.1]), np.zeros(2)
-        >>> known = Evidence(np.array([-1.0, -1.5]), nothing)
+        >>> rough = Evidence(np.array([-1.0, -1.5]), nothing)
         >>> slacks = Slacks(np.array([0.6, 0.2]), np.array([0.1, 0.1]), nothing, nothing)
-        >>> row = judge(L, gap, slacks, known, None)
+        >>> row = judge(L, gap, slacks, rough, None)
         >>> row["L_above_evidence"], round(row["adds_up"], 3)
         (0.5, 0.0)
     """
     M = L - gap
-    value, error = known if exact is None else Evidence(exact, np.zeros(len(L)))
+    value, error = rough if exact is None else Evidence(exact, np.zeros(len(L)))
     row = {
         "L": L.mean(),
         "M": M.mean(),
-        "pushed": found.pushed.mean(),
-        "predicted": found.predicted.mean(),
+        "pushed": terms.pushed.mean(),
+        "predicted": terms.predicted.mean(),
         "evidence": value.mean(),
         "evidence_error": error.mean(),
-        "E": found.E.mean(),
-        "F": found.F.mean(),
-        "F_least": found.F.min(),
-        "M_above_pushed": int(np.sum(~(found.pushed - M >= -EXACT))),
-        "L_above_predicted": int(np.sum(~(found.predicted - L >= -EXACT))),
-        "F_negative": np.mean(found.F < -EXACT),
-        "L_above_pushed": np.mean(found.pushed - L < -EXACT),
+        "E": terms.E.mean(),
+        "F": terms.F.mean(),
+        "F_least": terms.F.min(),
+        "M_above_pushed": int(np.sum(~(terms.pushed - M >= -EXACT))),
+        "L_above_predicted": int(np.sum(~(terms.predicted - L >= -EXACT))),
+        "F_negative": np.mean(terms.F < -EXACT),
+        "L_above_pushed": np.mean(terms.pushed - L < -EXACT),
         "L_above_evidence": np.mean(value - L < -2 * error - EXACT),
-        "adds_up": np.max(np.abs(found.E - found.F - gap)),
+        "adds_up": np.max(np.abs(terms.E - terms.F - gap)),
     }
     if exact is not None:
-        row["particle_bias"] = np.mean(known.value - exact)
-        row["particle_error"] = known.error.mean()
+        row["particle_bias"] = np.mean(rough.value - exact)
+        row["particle_error"] = rough.error.mean()
     return {name: x if isinstance(x, int) else float(x) for name, x in row.items()}
 
 
 def count(L: np.ndarray, gap: np.ndarray) -> dict[str, Any]:
-    """In how many bins L < M by more than rounding; a bound that is not a number counts too.
+    """Count the bins where L < M by more than rounding, or where a bound is not a number.
 
     Example:
         >>> count(np.zeros(3), np.array([0.1, -0.1, np.nan]))
@@ -307,9 +310,3 @@ def count(L: np.ndarray, gap: np.ndarray) -> dict[str, Any]:
     broken = ~(gap >= -ROUNDING * np.maximum(1, np.abs(L)))
     least = float(np.nanmin(gap))
     return {"bins": len(L), "gap_least": least, "violations": int(np.sum(broken))}
-
-
-def _series(L: np.ndarray, gap: np.ndarray, found: Slacks, value: np.ndarray) -> dict[str, list]:
-    every = {"L": L, "M": L - gap, "E": found.E, "F": found.F}
-    every |= {"pushed": found.pushed, "evidence": value}
-    return {name: np.round(array[:SHOWN], 5).tolist() for name, array in every.items()}

@@ -8,7 +8,7 @@ computed on the same trials.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,21 +29,21 @@ from evkf.recordings.scoring import Progress, Score, baselines, evkf, fit_gpfa, 
 from evkf.recordings.units import UnitModel, fit_recording, infer, names
 
 LATENTS, NETWORK, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
-"""As in the prototype; units under half a spike per second are left out."""
+"""Settings of the prototype; units under half a spike per second are left out."""
 HIDDEN_SHARE = 40 / 146
-"""Share of the units that the filter is not shown."""
+"""Share of the units that are held out from the filter."""
 TRIALS = 250
-"""Of either half where there are enough, as in the paper."""
+"""Trials of either half where there are enough, as in the paper."""
 ONSET, WINDOW = "move_onset_time", (-0.05, 0.45)
-"""What trials of NWB files are aligned to, and seconds from there, as in the MC_Maze subset."""
+"""Event that trials of NWB files are aligned to, and seconds around it, as in the subset."""
 VELOCITIES = ("hand_vel", "hand_vel_mm_s", "finger_vel")
 CONDITIONS = ("trial_type", "condition", "target")
-"""Names looked for when none is given."""
+"""Names that are tried when none is given."""
 
 SUBSET = "mc_maze_large_9cond_5ms.npz"
-"""File of the MC_Maze subset, to which alone the targets apply."""
+"""File of the MC_Maze subset; the targets apply to this recording only."""
 TARGETS = {"rates_r2": 0.83, "learning_gain": -0.005, "co_smoothing": 0.165}
-"""Least R² from rates, R² that learning on may lose to the frozen model, bits of hidden units."""
+"""Least R² from rates, least gain in R² by learning on, least bits per spike of held-out units."""
 
 BLOCK = 10
 """Trials after which the decoder is fitted anew while learning goes on."""
@@ -52,37 +52,37 @@ LEARNING, FIXED = "eVKF, learning on", "eVKF, learning on, decoder fixed"
 ON_GPFA = "eVKF on GPFA states"
 
 
-class Effort(NamedTuple):
-    """How much is computed."""
+class FitEffort(NamedTuple):
+    """Numbers of steps in which models are fitted."""
 
     passes: int | None = None
-    """Over the training half, of the models that learn by the bound; by its size when None."""
+    """Passes over the training half by models that learn by the bound; by its size when None."""
     em_steps: int = 100
     steps: int = 3000
-    """Of fitting a model to GPFA states."""
+    """Gradient steps that fit a model to GPFA states."""
 
 
-FULL, QUICK = Effort(), Effort(5, 10, 300)
+FULL, QUICK = FitEffort(), FitEffort(5, 10, 300)
 
 
 class Reaches(NamedTuple):
-    """A recording, and what its columns are called."""
+    """A recording of reaches, and the names of its columns."""
 
     recording: Recording
     velocity: str
     condition: str | None
     event: str = "trial start"
-    """What happens at time zero."""
+    """Event at time zero."""
     when: float = 0.0
-    """How long after the start of a trial, in seconds."""
+    """Seconds from the start of a trial to the event."""
     subset: bool = False
-    """Whether it is the MC_Maze subset."""
+    """True for the MC_Maze subset."""
 
     @property
     def position(self) -> str | None:
-        """Its name, if the hand's position is there in every bin."""
-        name, there = _position(self.velocity), self.recording.behaviour
-        return name if name in there and np.isfinite(there[name]).all() else None
+        """Name of the hand's position; None if it is not known in every bin."""
+        name, behaviour = position_name(self.velocity), self.recording.behaviour
+        return name if name in behaviour and np.isfinite(behaviour[name]).all() else None
 
 
 def read_reaches(
@@ -97,45 +97,65 @@ def read_reaches(
     """
     event, when, subset = "trial start", 0.0, Path(path).name == SUBSET
     if Path(path).suffix == ".nwb":
-        there = list_nwb(path)
-        series = {name.rpartition("/")[2]: name for name in there["behaviour"]}
-        velocity = velocity or _velocity(path, series)
-        beside = series.get(_position(velocity))
+        contents = list_nwb(path)
+        names = {name.rpartition("/")[2]: name for name in contents["behaviour"]}
+        velocity = velocity or _velocity(path, names)
+        position = names.get(position_name(velocity))
+        wanted = [velocity] if position is None else [velocity, position]
         align, window = "start_time", None
-        if ONSET in there["trial_columns"]:
+        if ONSET in contents["trial_columns"]:
             align, window, event, when = ONSET, WINDOW, "movement onset", -WINDOW[0]
-        wanted = [velocity] if beside is None else [velocity, beside]
         recording = open_recording(path, BIN_WIDTH, align, window, wanted, MIN_RATE)
     else:
         recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
         velocity = velocity or _velocity(path, recording.behaviour)
         if subset:
             event, when = "movement onset", -WINDOW[0]
-    condition = condition or _first(CONDITIONS, recording.trials)
+    condition = condition or next((name for name in CONDITIONS if name in recording.trials), None)
     if recording.num_trials < 4:
         what = f"{recording.num_trials} trials"
         raise InputError(what, f"{path}: trials", "pass a recording of four or more")
-    found = Reaches(recording, velocity.rpartition("/")[2], condition, event, when, subset)
-    values = recording.behaviour.get(found.velocity)
+    reaches = Reaches(recording, velocity.rpartition("/")[2], condition, event, when, subset)
+    values = recording.behaviour.get(reaches.velocity)
     if values is not None and values.shape[1:] != (2,):
-        what = f"{found.velocity} of shape {values.shape}"
+        what = f"{reaches.velocity} of shape {values.shape}"
         raise InputError(what, f"{path}: behaviour", "name a velocity of two coordinates")
-    return found
+    return reaches
+
+
+def _velocity(path: str | Path, names: Collection[str]) -> str:
+    """Return the first of `VELOCITIES` that a recording has."""
+    velocity = next((name for name in VELOCITIES if name in names), None)
+    if velocity is None:
+        remedy = f"name it with --behaviour; there are {', '.join(names) or 'none'}"
+        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
+    return velocity
+
+
+def position_name(velocity: str) -> str:
+    """Return the name of the position that goes with a velocity.
+
+    Example:
+        >>> position_name("hand_vel"), position_name("hand_vel_mm_s")
+        ('hand_pos', 'hand_pos_mm')
+    """
+    return velocity.rpartition("/")[2].replace("vel", "pos").removesuffix("_s")
 
 
 def split(reaches: Reaches, seed: int) -> Halves:
-    """The trials of one seed; twice 250 where there are enough, else half and half."""
+    """Split the trials of a seed: 250 and 250 where there are enough, else half and half."""
     num = reaches.recording.num_trials
     order = np.random.default_rng(seed).permutation(num)
     half, end = (TRIALS, 2 * TRIALS) if num >= 2 * TRIALS else (num // 2, num)
-    asked = reaches.condition, reaches.velocity, seed, HIDDEN_SHARE
-    return halve(reaches.recording, order[:half], order[half:end], *asked)
+    train, test = order[:half], order[half:end]
+    names = reaches.condition, reaches.velocity
+    return halve(reaches.recording, train, test, *names, seed, HIDDEN_SHARE)
 
 
 def one_seed(
-    reaches: Reaches, seed: int, effort: Effort = FULL, progress: Progress | None = None
+    reaches: Reaches, seed: int, effort: FitEffort = FULL, progress: Progress | None = None
 ) -> tuple[list[Score], Halves, UnitModel]:
-    """All rows of a seed, its halves and its model."""
+    """Return the rows of a seed, the halves of its trials, and its model."""
     parts = split(reaches, seed)
     model = fit_recording(parts.train, LATENTS, hidden=NETWORK, passes=effort.passes, seed=seed)
     makers = [
@@ -149,14 +169,13 @@ def one_seed(
 
 
 def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
-    """The held-out half seen once, in order, while learning goes on.
+    """Filter the test half once, in order, while learning goes on, and return its row.
 
     Args:
         parts: The halves.
-        model: Where learning starts.
-        follow: Whether the decoder follows the model: every `BLOCK` trials it is fitted anew to
-            what the model of that moment makes of the training half. If not, it stays as the first
-            model taught it.
+        model: The model from which learning starts.
+        follow: Fit the decoder again every `BLOCK` trials, to the rates and latents that the model
+            of that moment infers in the training half. If False, the first decoder stays.
     """
     assert model.estimator is not None
     assert parts.behaviour is not None
@@ -170,9 +189,10 @@ def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
     starts = edges[:-1:BLOCK] if follow else edges[:1]
     decoded = []
     for first, last in zip(starts, [*starts[1:], edges[-1]], strict=True):
-        known = infer(model._replace(model=_nth(models, first)), parts.train)
-        taught = zip((known.rates, known.mean), now, strict=True)
-        decoded.append([parts.decoded(Pair(old, new[first:last])) for old, new in taught])
+        moment = jax.tree.map(lambda leaf, first=first: leaf[first], models)
+        train = infer(model._replace(model=moment), parts.train)
+        pairs = zip((train.rates, train.mean), now, strict=True)
+        decoded.append([parts.decoded(Pair(old, new[first:last])) for old, new in pairs])
     rates, latents = (np.concatenate(blocks) for blocks in zip(*decoded, strict=True))
     truth = test.behaviour[parts.behaviour]
     return Score(
@@ -180,30 +200,26 @@ def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
     )
 
 
-def _nth(models: Model, n: int) -> Model:
-    return jax.tree.map(lambda leaf: leaf[n], models)
-
-
 @jax.jit
 def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, Array, Model]:
-    """Means and expected counts of every bin, and the model that it was filtered with."""
+    """Learn from bins; return means, expected counts and the model that filtered each bin."""
 
     def body(state: LearnerState, bin: tuple) -> tuple[LearnerState, tuple]:
         state, _ = learner.observe(state, *bin)
         model, belief = state.model, state.filter.belief
-        said = model.family.mean(belief), expected_observation(model, belief), model
-        return learner.learn(state)[0], said
+        result = model.family.mean(belief), expected_observation(model, belief), model
+        return learner.learn(state)[0], result
 
     return jax.lax.scan(body, state, bins)[1]
 
 
-def on_gpfa_states(parts: Halves, model: UnitModel, effort: Effort, seed: int) -> Score:
-    """The paper's way: dynamics and readout fitted to states that GPFA found.
+def on_gpfa_states(parts: Halves, model: UnitModel, effort: FitEffort, seed: int) -> Score:
+    """Fit dynamics and readout to states that GPFA found, as the paper does; return the row.
 
     Args:
         parts: The halves.
-        model: Whose filter is used.
-        effort: How much is computed.
+        model: The model whose filter is used.
+        effort: Numbers of steps.
         seed: Of the network to start from.
     """
     train = parts.train
@@ -224,7 +240,7 @@ def on_gpfa_states(parts: Halves, model: UnitModel, effort: Effort, seed: int) -
 
 
 def summarise(rows: list[list[Score]]) -> list[dict[str, Any]]:
-    """Means over seeds, with standard errors where there are several.
+    """Return means over seeds, with standard errors where there are several.
 
     Example:
         >>> summarise([[Score("a", one_step=1.0)], [Score("a", one_step=3.0)]])[0]["one_step"]
@@ -246,31 +262,14 @@ def summarise(rows: list[list[Score]]) -> list[dict[str, Any]]:
 
 
 def shortfalls(means: list[dict[str, Any]]) -> list[str]:
-    """Which of `TARGETS` are missed, in words."""
+    """Name the targets that are missed."""
     rows = {row["method"]: row for row in means}
     own = rows["eVKF"]
     rates = own["rates_r2"]["mean"]
-    found = {
+    reached = {
         "rates_r2": rates,
         "learning_gain": rows[LEARNING]["rates_r2"]["mean"] - rates,
         "co_smoothing": own["co_smoothing"]["mean"],
     }
-    missed = [name for name, least in TARGETS.items() if not found[name] >= least]
-    return [f"{name}: {found[name]:.4f}, target {TARGETS[name]:g}" for name in missed]
-
-
-def _first(wanted: Sequence[str], there: Collection[str]) -> str | None:
-    return next((name for name in wanted if name in there), None)
-
-
-def _velocity(path: str | Path, there: Collection[str]) -> str:
-    found = _first(VELOCITIES, there)
-    if found is None:
-        remedy = f"name it with --behaviour; there are {', '.join(there) or 'none'}"
-        raise InputError("no velocity of a hand", f"{path}: behaviour", remedy)
-    return found
-
-
-def _position(velocity: str) -> str:
-    """What goes with "hand_vel" or "hand_vel_mm_s"."""
-    return velocity.rpartition("/")[2].replace("vel", "pos").removesuffix("_s")
+    missed = [name for name, least in TARGETS.items() if not reached[name] >= least]
+    return [f"{name}: {reached[name]:.4f}, target {TARGETS[name]:g}" for name in missed]

@@ -5,7 +5,6 @@ from typing import NamedTuple, cast
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Int, Shaped
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -18,11 +17,11 @@ from evkf.recordings.units import UnitModel, infer
 from evkf.reproduce.reaching.experiment import Reaches
 
 UNITS = 4
-"""Whose rates are drawn."""
+"""Units whose rates are drawn."""
 
 
-class Shown(NamedTuple):
-    """What the figure shows of the test half."""
+class DecodedReaches(NamedTuple):
+    """Latents, reaches and rates of the test half, as the figure shows them."""
 
     latents: Float[np.ndarray, "T 2"]
     true: Float[np.ndarray, "T 2"]
@@ -32,8 +31,8 @@ class Shown(NamedTuple):
     r2: float
 
 
-def show(reaches: Reaches, parts: Halves, model: UnitModel) -> Shown:
-    """Filter and decode the test half; positions are summed up from where the hand truly began."""
+def decode_reaches(reaches: Reaches, parts: Halves, model: UnitModel) -> DecodedReaches:
+    """Filter and decode the test half; positions are summed up from the true starts of the hand."""
     train, test = infer(model, parts.train), infer(model, parts.test)
     rates = Pair(train.rates, test.rates)
     velocity, score = parts.decoded(rates), parts.behaviour_r2(rates)
@@ -51,11 +50,11 @@ def show(reaches: Reaches, parts: Halves, model: UnitModel) -> Shown:
     none = np.zeros(half.num_trials, int)
     labels = none if reaches.condition is None else half.trials[reaches.condition]
     latents = best_plane(test.mean, half.lengths, labels)
-    return Shown(latents, true, decoded, test.rates, labels, score)
+    return DecodedReaches(latents, true, decoded, test.rates, labels, score)
 
 
-def draw(reaches: Reaches, parts: Halves, shown: Shown) -> Figure:
-    """A: latents of single trials. B, C: true and decoded reaches. D: rates of a few units."""
+def draw(reaches: Reaches, parts: Halves, shown: DecodedReaches) -> Figure:
+    """Draw latents of trials (A), true and decoded reaches (B, C), and rates of a few units (D)."""
     half, labels = parts.test, shown.labels
     colours = by_direction(shown.true, half.lengths, labels)
     with matplotlib.rc_context(STYLE):
@@ -68,7 +67,10 @@ def draw(reaches: Reaches, parts: Halves, shown: Shown) -> Figure:
     plane.set(xlabel="1st axis of the latents (a.u.)", ylabel="2nd axis of the latents (a.u.)")
     hand_paths(true, shown.true, half.lengths, labels, colours=colours)
     hand_paths(decoded, shown.decoded, half.lengths, labels, colours=colours)
-    _same_view(true, decoded)
+    corners = [corner for ax in (true, decoded) for corner in (ax.dataLim.min, ax.dataLim.max)]
+    for ax in (true, decoded):  # one view for both
+        ax.update_datalim(corners)
+        ax.autoscale_view()
     events = np.full(half.num_trials, reaches.when)
     chosen = most_modulated(shown.rates, half.lengths, labels, UNITS)
     for ax, unit in zip(panels, chosen, strict=False):
@@ -97,7 +99,7 @@ def best_plane(
     lengths: tuple[int, ...],
     labels: Shaped[np.ndarray, " K"],
 ) -> Float[np.ndarray, "T 2"]:
-    """States seen along the two principal axes of their averages over conditions.
+    """Project states onto the two principal axes of their averages over conditions.
 
     Example:
         >>> states = np.array([[0.0, 3, 0], [0, -3, 1], [0, 3, 0], [0, -3, 1]])
@@ -116,7 +118,7 @@ def most_modulated(
     labels: Shaped[np.ndarray, " K"],
     num: int,
 ) -> Int[np.ndarray, " M"]:
-    """Units whose averages over conditions vary most.
+    """Return the units whose averages over conditions vary most.
 
     Example:
         >>> rates = np.array([[1.0, 0, 5], [1, 9, 6], [1, 0, 5], [1, 9, 6]])
@@ -124,11 +126,3 @@ def most_modulated(
         [1, 2]
     """
     return np.argsort(-condition_averages(rates, lengths, labels).std(axis=0), kind="stable")[:num]
-
-
-def _same_view(one: Axes, other: Axes) -> None:
-    """Panels of one size, so both grow alike to fill it."""
-    corners = [corner for ax in (one, other) for corner in (ax.dataLim.min, ax.dataLim.max)]
-    for ax in (one, other):
-        ax.update_datalim(corners)
-        ax.autoscale_view()

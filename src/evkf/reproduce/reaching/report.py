@@ -1,8 +1,8 @@
-"""The table of reaching in words."""
+"""Reaching in words: the table of means, and what differs from the paper."""
 
 from typing import Any
 
-from evkf.reproduce.reaching import experiment as protocol
+from evkf.reproduce.reaching import experiment
 from evkf.reproduce.reaching.experiment import Reaches
 
 HEADINGS = {
@@ -15,8 +15,8 @@ HEADINGS = {
 
 
 def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: bool) -> str:
-    """Markdown: a table of means ± standard errors, and what differs from the paper."""
-    parts = protocol.split(reaches, 0)
+    """Show a table of means ± standard errors, and what differs from the paper."""
+    parts = experiment.split(reaches, 0)
     trials = f"{parts.train.num_trials} trials to learn from, {parts.test.num_trials} to judge"
     units = (
         f"{reaches.recording.num_units} units, {parts.hide.sum()} of them held out for co-smoothing"
@@ -32,7 +32,13 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
         f"|---|{'---|' * len(HEADINGS)}",
     ]
     for row in means:
-        cells = [_cell(row[column]) for column in HEADINGS]
+        cells = []
+        for value in (row[column] for column in HEADINGS):
+            if value is None:
+                cells.append("—")
+            else:
+                error = "" if value["error"] is None else f" ± {value['error']:.3f}"
+                cells.append(f"{value['mean']:.3f}{error}")
         lines.append(f"| {row['method']} | {' | '.join(cells)} |")
     zero = reaches.event
     if reaches.when:
@@ -46,24 +52,18 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
 
 
 def _differences(trials: int) -> str:
-    fewer = "as here" if trials == protocol.TRIALS else f"here {trials} are learned from"
+    """Say what differs from the paper."""
+    fewer = "as here" if trials == experiment.TRIALS else f"here {trials} are learned from"
     return (
-        f"What differs from the paper: it takes {protocol.TRIALS} trials to learn from and as many "
-        f"others ({fewer}). It trains on states that GPFA found, which is the row "
-        f"“{protocol.ON_GPFA}”; “eVKF” trains dynamics, noise and readout by the bound through the "
-        f"filter. It names no size of the model: {protocol.LATENTS} latents and "
-        f"{protocol.NETWORK} hidden units are ours, as are bins of "
-        f"{1e3 * protocol.BIN_WIDTH:g} ms. It reports R² beside GPFA alone; the other rows and "
+        f"What differs from the paper: it takes {experiment.TRIALS} trials to learn from and as "
+        f"many others ({fewer}). It trains on states that GPFA found, which is the row "
+        f"“{experiment.ON_GPFA}”; “eVKF” trains dynamics, noise and readout by the bound through "
+        f"the filter. It names no size of the model: {experiment.LATENTS} latents and "
+        f"{experiment.NETWORK} hidden units are ours, as are bins of "
+        f"{1e3 * experiment.BIN_WIDTH:g} ms. It reports R² beside GPFA alone; the other rows and "
         "columns are added. All rows but GPFA are causal; the average is told the condition. While "
         "learning goes on the rates of a moment are those of its model, and the decoder is fitted "
-        f"anew every {protocol.BLOCK} trials to what that model makes of the training half; with "
-        f"“{protocol.FIXED}” it stays as it was. PSTHs are of the judged trials themselves, with "
+        f"anew every {experiment.BLOCK} trials to what that model makes of the training half; with "
+        f"“{experiment.FIXED}” it stays as it was. PSTHs are of the judged trials themselves, with "
         "the noise of few spikes: methods that stay close to single spikes come closest to them."
     )
-
-
-def _cell(value: dict[str, float | None] | None) -> str:
-    if value is None:
-        return "—"
-    error = "" if value["error"] is None else f" ± {value['error']:.3f}"
-    return f"{value['mean']:.3f}{error}"

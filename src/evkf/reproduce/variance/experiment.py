@@ -4,7 +4,7 @@ Section 3.6 adds M P M^T to the uncorrected prediction, M the Jacobian of the dy
 of the belief and P its covariance. Here beliefs of known width stand at states that each system
 visits; their true push-forward has the variance E[V(z)] + Var f(z), taken by many samples. What is
 lost is that less the variance of the uncorrected prediction. Nonlinearity is the damping of Van der
-Pol, the gain of a network, or nothing that can be set (Gamma).
+Pol, the gain of a network; that of Gamma dynamics cannot be set.
 """
 
 from typing import NamedTuple
@@ -32,11 +32,11 @@ POINTS, EVERY, SETTLE = 40, 10, 100
 SAMPLES, TRIALS = 20_000, 5
 QUICK_SPREADS, QUICK_SAMPLES, QUICK_TRIALS = (0.1, 0.4), 4_000, 1
 OFF = 0.1
-"""Share by which a formula is called too high or too low."""
+"""Relative error from which on a formula counts as too high or too low."""
 
 
 def slow_turn(noise: float) -> Linear:
-    """The linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
+    """Return the linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
 
     Example:
         >>> np.asarray(slow_turn(0.04).weight, float).round(3).tolist()
@@ -47,7 +47,7 @@ def slow_turn(noise: float) -> Linear:
 
 
 def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dynamics:
-    """The dynamics of a system.
+    """Return the dynamics of a system.
 
     Linear: a slow turn. Van der Pol: in the paper's bins of 5 ms, by its damping; at 5, runs leave
     for infinity. Network: z' = g W tanh z of 8 latents, by its gain g, far from a line in one bin.
@@ -63,8 +63,8 @@ def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dyna
     return slow_turn(noise**2)
 
 
-class System(NamedTuple):
-    """What of a system is varied."""
+class SweptSystem(NamedTuple):
+    """A system, and the values at which it is measured."""
 
     label: str
     knob: str
@@ -73,17 +73,17 @@ class System(NamedTuple):
 
 
 SYSTEMS = {
-    "linear": System("linear", "", (0.0,), NOISES),
-    "vdp": System("Van der Pol", "damping", (0.5, 1.5, 3.0), NOISES),
-    "network": System("network", "gain", (0.5, 1.5, 4.0), NOISES),
-    "gamma": System("Gamma", "", (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)),
+    "linear": SweptSystem("linear", "", (0.0,), NOISES),
+    "vdp": SweptSystem("Van der Pol", "damping", (0.5, 1.5, 3.0), NOISES),
+    "network": SweptSystem("network", "gain", (0.5, 1.5, 4.0), NOISES),
+    "gamma": SweptSystem("Gamma", "", (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)),
 }
 METHODS = SYSTEMS
-"""What can be chosen: there is but one method, eVKF."""
+"""Choices of --methods: there is only one method, eVKF."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Every system by its nonlinearities.
+    """Specify every system by its nonlinearities.
 
     Example:
         >>> [spec["nonlinearity"] for spec in tasks(tuple(METHODS), 1, True)]
@@ -98,39 +98,44 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
     ]
 
 
-class Measured(NamedTuple):
-    """Of a belief: total variances (traces) of predictions, and how the mean is moved."""
+class PredictedVariances(NamedTuple):
+    """Total variances (traces) of predictions from a belief, and the error of the mean."""
 
     true: Scalar
-    """By samples: of the push-forward."""
+    """Variance of the push-forward, by samples."""
     uncorrected: Scalar
     corrected: Scalar
     matching: Scalar
     formula: Scalar
     """tr(M P M^T)."""
     shift: Scalar
-    """Of the uncorrected mean from the true one, in true standard deviations."""
+    """Distance of the uncorrected mean from the true one, in true standard deviations."""
+
+    @property
+    def lost(self) -> Scalar:
+        """Variance that the uncorrected prediction lacks."""
+        return self.true - self.uncorrected
 
 
 @jax.jit
 def measure(
     model: Model, points: Float[Array, "K L"], spread: Scalar, normal: Float[Array, "S L"], key: Key
-) -> Measured:
+) -> PredictedVariances:
     """Push beliefs of one width at some points forward, in truth and by every prediction.
 
     Args:
-        model: Its dynamics are looked at.
+        model: The model; only its dynamics matter.
         points: Means of the beliefs.
         spread: Their standard deviation.
-        normal: Standard normal draws, for Gaussian states; as many are drawn for others.
-        key: Randomness of those.
+        normal: Standard normal draws, for Gaussian states; for others, as many are drawn.
+        key: Key of these draws.
 
     Example:
         >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))
         >>> draws, key = jnp.array([[-1.0], [1.0]]), jax.random.key(0)
-        >>> found = measure(model, jnp.zeros((1, 1)), 2.0, draws, key)
-        >>> [round(float(x[0]), 3) for x in (found.true, found.uncorrected, found.formula)]
-        [1.1, 0.1, 1.0]
+        >>> measured = measure(model, jnp.zeros((1, 1)), 2.0, draws, key)
+        >>> [round(float(x[0]), 3) for x in measured[:2]], float(measured.formula[0])
+        ([1.1, 0.1], 1.0)
     """
     family, none = model.family, jnp.zeros(0)
 
@@ -140,7 +145,7 @@ def measure(
     def var_of(z: Vector) -> Vector:
         return family.var(model.transition(z, none))
 
-    def one(point: Vector, key: Key) -> Measured:
+    def one(point: Vector, key: Key) -> PredictedVariances:
         cov: Matrix = spread**2 * jnp.eye(len(point))
         belief = family.from_moments(point, cov)
         gaussian = not isinstance(model.dynamics, GammaDynamics)
@@ -152,7 +157,7 @@ def measure(
         jacobian = jax.jacfwd(mean_of)(family.mean(belief))
         shift = (family.mean(plain) - jnp.mean(images, axis=0)) / jnp.sqrt(true)
         formula = jnp.sum((jacobian @ family.cov(belief)) * jacobian)
-        return Measured(
+        return PredictedVariances(
             jnp.sum(true),
             jnp.sum(family.var(plain)),
             jnp.sum(family.var(corrected)),
@@ -167,7 +172,7 @@ def measure(
 def problem(
     system: str, nonlinearity: float, noise: float, trial: int
 ) -> tuple[Model, Float[Array, "K L"]]:
-    """A model, and states that it visits.
+    """Return a model, and states that it visits.
 
     Example:
         >>> model, points = problem("vdp", 1.5, 0.1, 0)
@@ -182,7 +187,7 @@ def problem(
 
 
 def run(spec: Spec) -> Result:
-    """Measure what is lost at every noise and width of belief, for a number of trials."""
+    """Compute a task: measure what is lost at every noise and width of belief."""
     system, nonlinearity = SYSTEMS[spec["system"]], spec["nonlinearity"]
     rows, series = [], []
     for seed in spec["seeds"]:
@@ -191,44 +196,39 @@ def run(spec: Spec) -> Result:
             model, points = problem(spec["system"], nonlinearity, noise, seed)
             normal = jax.random.normal(keys[0], (spec["samples"], points.shape[1]))
             for spread in spec["spreads"]:
-                found = jax.device_get(measure(model, points, spread, normal, keys[1]))
+                measured = jax.device_get(measure(model, points, spread, normal, keys[1]))
                 named = {"system": spec["system"], "method": "evkf", "nonlinearity": nonlinearity}
                 named |= {"noise": noise, "spread": spread, "trial": seed}
-                rows.append(named | judge(found))
+                rows.append(named | judge(measured))
                 if seed == 0:
-                    series.append(named | _series(found))
+                    shown = {"lost": measured.lost, "formula": measured.formula}
+                    shown = {name: np.round(x, 6).tolist() for name, x in shown.items()}
+                    series.append(named | shown)
     return {"rows": rows, "series": series}
 
 
-def judge(found: Measured) -> dict[str, float]:
-    """What is lost and what the formula says of it: sums over points, and where it is off.
+def judge(measured: PredictedVariances) -> dict[str, float]:
+    """Compare the variance that is lost with the formula: sums over points, and where it is off.
 
     Example:
         >>> same, none = np.array([3.0, 2.0]), np.zeros(2)
-        >>> row = judge(Measured(same, same - 1, same, same, np.array([1.0, 1.2]), none))
+        >>> row = judge(PredictedVariances(same, same - 1, same, same, np.array([1.0, 1.2]), none))
         >>> round(row["ratio"], 2), row["too_high"], row["too_low"]
         (1.1, 0.5, 0.0)
     """
-    lost = found.true - found.uncorrected
-    each = found.formula / lost
+    lost = measured.lost
+    each = measured.formula / lost
     return {
-        "true": float(found.true.mean()),
+        "true": float(measured.true.mean()),
         "lost": float(lost.mean()),
-        "share": float(lost.sum() / found.true.sum()),
-        "formula": float(found.formula.mean()),
-        "ratio": float(found.formula.sum() / lost.sum()),
+        "share": float(lost.sum() / measured.true.sum()),
+        "formula": float(measured.formula.mean()),
+        "ratio": float(measured.formula.sum() / lost.sum()),
         "ratio_low": float(np.quantile(each, 0.1)),
         "ratio_high": float(np.quantile(each, 0.9)),
-        "too_high": float(np.mean(found.formula > (1 + OFF) * lost)),
-        "too_low": float(np.mean(found.formula < (1 - OFF) * lost)),
-        "corrected": float(found.corrected.sum() / found.true.sum()),
-        "matching": float(found.matching.sum() / found.true.sum()),
-        "shift": float(found.shift.mean()),
+        "too_high": float(np.mean(measured.formula > (1 + OFF) * lost)),
+        "too_low": float(np.mean(measured.formula < (1 - OFF) * lost)),
+        "corrected": float(measured.corrected.sum() / measured.true.sum()),
+        "matching": float(measured.matching.sum() / measured.true.sum()),
+        "shift": float(measured.shift.mean()),
     }
-
-
-def _series(found: Measured) -> dict[str, list]:
-    """Of single points, what figures show."""
-    lost = found.true - found.uncorrected
-    every = {"lost": lost, "formula": found.formula}
-    return {name: np.round(array, 6).tolist() for name, array in every.items()}

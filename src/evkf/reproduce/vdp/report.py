@@ -1,10 +1,19 @@
-"""Table 2 in words, and its targets."""
+"""Table 2 in words, its targets, and the figures of the oscillator."""
 
+from typing import cast
+
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from evkf.reproduce.streams import TOGETHER
+from evkf.plotting.colours import OKABE_ITO
+from evkf.plotting.style import BAND, ESTIMATE, MUTED, STYLE, TRUTH, Z95, log_numbers
+from evkf.reproduce.runner import TOGETHER
 from evkf.reproduce.tables import (
-    Found,
+    Experiment,
+    ExperimentResult,
+    Picture,
     Row,
     best,
     leads,
@@ -14,15 +23,18 @@ from evkf.reproduce.tables import (
     select,
     values,
 )
+from evkf.reproduce.vdp import experiment
 from evkf.reproduce.vdp.experiment import (
+    BIN,
+    GRID,
     JUDGED,
     KINDS,
     LEARNED,
     METHODS,
     MOVING,
     ORACLE,
+    QUICK_KINDS,
     QUICK_LEARNED,
-    drawn,
 )
 
 PAPER = {
@@ -39,31 +51,38 @@ PAPER = {
         "svmc": (None, 410.2, 4.06, 730),
     },
 }
-"""As printed: log q, KL, log Chamfer, ms."""
-TIMES_AHEAD = 20
-"""How many times faster eVKF must be than OVS and SVMC."""
-OTHERS = ("ovs", "vjf", "svmc")
+"""Log q, KL, log Chamfer and ms, as the paper prints them."""
+TIMES_FASTER = {"ovs": 20, "vjf": 1, "svmc": 20}
+"""Targets: how many times as long as eVKF's a step of the others must take."""
 HIGHER = {"log_q": True, "kl": False, "log_chamfer": False}
+"""Figures that are compared with the paper; True where more is better."""
+COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
+SHOWN, EARLY = 300, 60
+"""Bins in a view of states, and of snapshots; the early view ends after so many more."""
+SNAPSHOT = 6
+"""Bins between forecasts that are drawn."""
+SHIFTS = (0.0, -7.0)
+"""Offsets at which the two coordinates are drawn."""
 
 
-def report(found: Found) -> str:
-    """Both likelihoods beside the paper's numbers."""
-    learned = QUICK_LEARNED if found.quick else LEARNED
+def report(result: ExperimentResult) -> str:
+    """Show both likelihoods beside the paper's numbers."""
+    learned = QUICK_LEARNED if result.quick else LEARNED
     parts = [
         "# Table 2: learning the Van der Pol oscillator",
         f"{learned} bins learned in one pass, then frozen and judged on {JUDGED} more; "
-        f"{found.averaged}. The oracle is eVKF's filter given the true dynamics; in its row the "
+        f"{result.averaged}. The oracle is eVKF's filter given the true dynamics; in its row the "
         "Chamfer distance is the floor, between two sets of true trajectories. Roughness is that "
         "of the inferred path relative to the true one. The paper's numbers are of its own data "
         "and units, and stand in brackets."
-        + (" Quick: too few bins to judge anything by." if found.quick else ""),
+        + (" Quick: too few bins to judge anything by." if result.quick else ""),
     ]
     for kind in KINDS:
-        own, timing = (select(some, kind=kind) for some in (found.rows, found.timing))
-        if own:
-            parts += [f"## {kind.capitalize()} observations", _table(own, timing, PAPER[kind])]
-    if found.timing:
-        empty = float(np.median(values(found.timing, "empty_us")))
+        rows, timing = (select(some, kind=kind) for some in (result.rows, result.timing))
+        if rows:
+            parts += [f"## {kind.capitalize()} observations", _table(rows, timing, PAPER[kind])]
+    if result.timing:
+        empty = float(np.median(values(result.timing, "empty_us")))
         parts.append(
             "Times are of compiled steps that infer and learn, in float32, the methods in turn: "
             f"medians over means of {TOGETHER} steps. An empty compiled call takes {empty:.0f} µs."
@@ -71,13 +90,41 @@ def report(found: Found) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def report_figure(found: Found) -> str:
-    """What the figure of the first trial shows."""
-    trials = f"{found.trials} trials" if found.trials > 1 else "one trial"
-    effort = f"{'a quick run' if found.quick else 'the full protocol'}, {trials}"
+def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
+    """Return the table of a likelihood: methods by figures, the paper's in brackets."""
+
+    def printed(name: str, index: int) -> str:
+        number = paper.get(name, (None,) * 4)[index]
+        return "" if number is None else f" ({number:g})"
+
+    names = [name for name in METHODS if select(rows, method=name)]
+    each = [select(rows, method=name) for name in names]
+    columns = [[METHODS[name].label for name in names]]
+    for index, (figure, higher) in enumerate(HIGHER.items()):
+        cells = [plus_minus(own, figure) for own in each]
+        cells = best(cells, [mean(own, figure) for own in each], least=not higher)
+        columns.append(
+            [cell + printed(name, index) for cell, name in zip(cells, names, strict=True)]
+        )
+    columns += [
+        [plus_minus(own, figure) for own in each] for figure in ("rmse_judged", "roughness")
+    ]
+    times = [select(timing, method=name) for name in names]
+    cells = [f"{mean(own, 'step_ms'):.3g}" if own else "—" for own in times]
+    columns.append([cell + printed(name, 3) for cell, name in zip(cells, names, strict=True)])
+    body = [list(line) for line in zip(*columns, strict=True)]
+    if oracle := select(rows, method=ORACLE):
+        figures = (*HIGHER, "rmse_judged", "roughness")
+        body.append([ORACLE, *(plus_minus(oracle, figure) for figure in figures), "—"])
+    headings = ["method", "log q ↑", "KL ↓", "log Chamfer ↓", "RMSE", "roughness", "ms per step"]
+    return markdown(headings, body)
+
+
+def report_figure(result: ExperimentResult) -> str:
+    """Describe the figure of the first trial."""
     return f"""# The Van der Pol oscillator, learned
 
-{drawn(found.quick).capitalize()} observations of the first trial, of {effort}.
+{drawn_kind(result).capitalize()} observations of the first trial, of {result.effort}.
 
 - **A** States of the last bins: true in black, eVKF's filtering distribution with its 95 % band.
 - **B, C** Forecasts of five bins by the dynamics of that moment, while learning began and when it
@@ -89,65 +136,182 @@ def report_figure(found: Found) -> str:
 """
 
 
-def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
-    names = [name for name in METHODS if select(rows, method=name)]
-    columns = []
-    for index, (figure, higher) in enumerate(HIGHER.items()):
-        each = [select(rows, method=name) for name in names]
-        cells = [plus_minus(own, figure, 3) for own in each]
-        cells = best(cells, [mean(own, figure) for own in each], least=not higher)
-        printed = (paper[name][index] if name in paper else None for name in names)
-        columns.append(
-            [
-                cell + ("" if p is None else f" ({p:g})")
-                for cell, p in zip(cells, printed, strict=True)
-            ]
-        )
-    columns += [
-        [plus_minus(select(rows, method=name), figure, 3) for name in names]
-        for figure in ("rmse_judged", "roughness")
-    ]
-    columns.append(
-        [
-            (f"{mean(own, 'step_ms'):.3g}" if (own := select(timing, method=name)) else "—")
-            + (f" ({paper[name][3]:g})" if name in paper else "")
-            for name in names
-        ]
-    )
-    body = [
-        list(row) for row in zip([METHODS[name].label for name in names], *columns, strict=True)
-    ]
-    oracle = select(rows, method=ORACLE)
-    if oracle:
-        figures = ("log_q", "kl", "log_chamfer", "rmse_judged", "roughness")
-        body.append([ORACLE, *(plus_minus(oracle, figure, 3) for figure in figures), "—"])
-    headings = ["method", "log q ↑", "KL ↓", "log Chamfer ↓", "RMSE", "roughness", "ms per step"]
-    return markdown(headings, body)
+def drawn_kind(result: ExperimentResult) -> str:
+    """Return the likelihood whose first trial is drawn."""
+    return (QUICK_KINDS if result.quick else KINDS)[-1]
 
 
-def shortfalls(found: Found) -> list[str]:
-    """Targets that were missed."""
-    rows, missed = found.rows, []
+def shortfalls(result: ExperimentResult) -> list[str]:
+    """Name the targets that were missed."""
+    missed = []
     for kind in KINDS:
-        ours = select(rows, kind=kind, method="evkf")
-        for name in OTHERS:
-            method, theirs = METHODS[name], select(rows, kind=kind, method=name)
+        rows, timing = (select(some, kind=kind) for some in (result.rows, result.timing))
+        ours = select(rows, method="evkf")
+        for name, times in TIMES_FASTER.items():
+            theirs, label = select(rows, method=name), METHODS[name].label
             if not theirs or not ours:
                 continue
             for figure, higher in HIGHER.items():
                 own, other = mean(ours, figure), mean(theirs, figure)
                 if not leads(own, other, higher):
-                    missed.append(
-                        f"{kind}: {figure} of eVKF {own:.3f}, of {method.label} {other:.3f}"
-                    )
-            missed += _slower(select(found.timing, kind=kind), kind, name)
+                    missed.append(f"{kind}: {figure} of eVKF {own:.3f}, of {label} {other:.3f}")
+            own, other = (mean(select(timing, method=m), "step_ms") for m in ("evkf", name))
+            if not other >= times * own:
+                words = f"{kind}: a step of eVKF {own:.3g} ms, of {label} {other:.3g} ms"
+                missed.append(f"{words}, not {times} times as long" if times > 1 else words)
     return missed
 
 
-def _slower(timing: list[Row], kind: str, name: str) -> list[str]:
-    own, other = (mean(select(timing, method=each), "step_ms") for each in ("evkf", name))
-    least = TIMES_AHEAD if name in ("ovs", "svmc") else 1
-    if other >= least * own:
-        return []
-    words = f"{kind}: a step of eVKF {own:.3g} ms, of {METHODS[name].label} {other:.3g} ms"
-    return [f"{words}, not {least} times as long" if least > 1 else words]
+def draw_table2(result: ExperimentResult) -> Figure:
+    """Draw moving averages of the error, over trials, for every likelihood."""
+    every = result.rows_with_series
+    kinds = [kind for kind in KINDS if select(every, kind=kind)]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1 + 3.6 * len(kinds), 3.5), layout="constrained")
+        axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        for ax, kind in zip(axes, kinds, strict=True):
+            _moving(ax, select(every, kind=kind))
+            ax.set_title(f"{kind.capitalize()} observations")
+            ax.label_outer()
+        named = axes[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=3 * len(kinds))
+    return figure
+
+
+def _moving(ax: Axes, rows: list[Row]) -> None:
+    """Draw the error over time by every method, with bars of two standard errors over trials."""
+    for name in (*METHODS, ORACLE):
+        own = np.array([each["moving_rmse"] for each in select(rows, method=name)])
+        if not len(own):
+            continue
+        label = METHODS[name].label if name in METHODS else ORACLE
+        times = (np.arange(own.shape[1]) + 0.5) * MOVING * BIN
+        middle = own.mean(axis=0)
+        width = {"lw": 2.0 if name == "evkf" else 1.2, "color": COLOURS[name]}
+        ax.plot(times, middle, ls="--" if name == ORACLE else "-", label=label, **width)
+        if len(own) > 1:
+            error = 2 * own.std(axis=0, ddof=1) / np.sqrt(len(own))
+            some = slice(2, None, max(own.shape[1] // 12, 1))
+            ax.errorbar(
+                times[some], middle[some], error[some], fmt="none", lw=1, ecolor=COLOURS[name]
+            )
+    end = (own.shape[1] * MOVING - JUDGED) * BIN
+    ax.axvline(end, color=MUTED, lw=0.7, ls=":")
+    ax.annotate(
+        "frozen",
+        (end, 1),
+        xycoords=("data", "axes fraction"),
+        size=7.5,
+        color=MUTED,
+        xytext=(3, -2),
+        textcoords="offset points",
+        va="top",
+    )
+    ax.set(xlabel="time (s)", ylabel="RMSE of the filtered mean")
+    log_numbers(ax)
+
+
+def draw_vdp(result: ExperimentResult) -> Figure:
+    """Draw the paper's figure; below, every method."""
+    every = select(result.rows_with_series, kind=drawn_kind(result))
+    by_name = {each["method"]: each for each in select(every, trial=0)}
+    ours, true = by_name["evkf"], by_name[ORACLE]
+    num = len(ours["mean"]) - JUDGED
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10.6, 9.9), layout="constrained")
+        top, middle, bottom = cast(np.ndarray, figure.subfigures(3, 1, height_ratios=[1, 1.2, 1.9]))
+        whole, early, late = top.subplots(1, 3, width_ratios=[1.4, 1, 1])
+        fields = middle.subplots(1, 3, width_ratios=[1, 1, 1.25])
+        names = [name for name in METHODS if name in by_name]
+        panels = bottom.subplots(2, len(names), squeeze=False, height_ratios=[1.25, 1])
+        _states(whole, ours, slice(num + JUDGED - SHOWN, num + JUDGED))
+        whole.set_title("A  Filtering distribution, 95 %")
+        _snapshots(early, ours, slice(EARLY // 2, EARLY // 2 + EARLY))
+        early.set_title("B  Forecasts of 5 bins, early")
+        _snapshots(late, ours, slice(num - EARLY, num))
+        late.set_title("C  Forecasts of 5 bins, late")
+        for ax, each, colour in zip(fields, (true, ours), (TRUTH, ESTIMATE), strict=False):
+            _field(ax, each, num, colour)
+        fields[0].set_title("D  Velocity, true")
+        fields[1].set_title("Velocity, learned")
+        _moving(fields[2], every)
+        fields[2].set_title("E  Error while learning")
+        named = fields[2].get_legend_handles_labels()
+        middle.legend(*named, loc="outside lower right", ncols=len(named[1]), fontsize=8)
+        for column, name in enumerate(names):
+            each = by_name[name]
+            _field(panels[0, column], each, num, ESTIMATE)
+            panels[0, column].set_title(METHODS[name].label, weight="normal", size=9)
+            _states(panels[1, column], each, slice(num + JUDGED - SHOWN // 2, num + JUDGED))
+            if column:
+                panels[0, column].set_ylabel("")
+                panels[1, column].set_ylabel("")
+        text = "F  Velocities that every method learned, and states inferred with them"
+        bottom.suptitle(text, x=0.005, ha="left", weight="bold", size=9.5)
+    return figure
+
+
+def _states(ax: Axes, series: Row, bins: slice) -> None:
+    """Draw true states in black, and the filtering distribution."""
+    times = np.arange(bins.start, bins.stop) * BIN
+    mean, std, states = (np.array(series[name])[bins] for name in ("mean", "std", "states"))
+    for latent, shift in enumerate(SHIFTS):
+        centre, half = mean[:, latent] + shift, Z95 * std[:, latent]
+        ax.fill_between(times, centre - half, centre + half, color=BAND, lw=0)
+        ax.plot(times, centre, color=ESTIMATE, lw=1.1)
+        ax.plot(times, states[:, latent] + shift, color=TRUTH, lw=0.7)
+    ax.set(xlabel="time (s)", yticks=SHIFTS, yticklabels=["$z_1$", "$z_2$"])
+    ax.set_xlim(times[0], times[-1])
+
+
+def _snapshots(ax: Axes, series: Row, bins: slice) -> None:
+    """Draw filtered means, and forecasts by the dynamics of that moment; crosses at their ends."""
+    times = np.arange(bins.start, bins.stop) * BIN
+    mean, states = (np.array(series[name])[bins] for name in ("mean", "states"))
+    ahead = np.array(series["ahead"])[bins]
+    for latent, shift in enumerate(SHIFTS):
+        ax.plot(times, states[:, latent] + shift, color=TRUTH, lw=0.7)
+        ax.plot(times, mean[:, latent] + shift, color=ESTIMATE, lw=1.1)
+        for bin in range(0, len(times), SNAPSHOT):
+            path = np.concatenate([mean[bin, latent, None], ahead[bin, :, latent]]) + shift
+            when = times[bin] + BIN * np.arange(len(path))
+            ax.plot(when, path, color=OKABE_ITO[5], lw=0.9)
+            ax.plot(when[-1], path[-1], "x", color=OKABE_ITO[5], ms=4)
+    ax.set(xlabel="time (s)", yticks=SHIFTS, yticklabels=["$z_1$", "$z_2$"])
+
+
+def _field(ax: Axes, series: Row, num: int, colour: str) -> None:
+    """Draw streamlines over the states that were visited; these as pixels, for they are many."""
+    velocity = np.array(series["field"]).reshape(*GRID.shape)
+    states = np.array(series["states"])[:num:2]
+    ax.plot(*states.T, ".", color=MUTED, ms=0.8, alpha=0.35, rasterized=True)
+    ax.streamplot(
+        GRID[0, :, 0],
+        GRID[:, 0, 1],
+        velocity[..., 0],
+        velocity[..., 1],
+        color=colour,
+        linewidth=0.7,
+        arrowsize=0.7,
+        density=0.9,
+    )
+    limits = GRID[0, 0], GRID[-1, -1]
+    ax.set(xlim=(limits[0][0], limits[1][0]), ylim=(limits[0][1], limits[1][1]))
+    ax.set(xlabel="$z_1$", ylabel="$z_2$")
+
+
+EXPERIMENTS = {
+    "table2": Experiment(
+        experiment,
+        report,
+        {"table2": Picture("Errors while learning", draw_table2)},
+        shortfalls,
+        timed=True,
+    ),
+    "vdp": Experiment(
+        experiment,
+        report_figure,
+        {"vdp": Picture("Filtering, forecasts, velocities and errors", draw_vdp)},
+        needs=("evkf",),
+    ),
+}

@@ -9,22 +9,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import get_lapack_funcs
 
-from evkf.bench.core import Figure, Part, Say, Stream, time_in_turn
-from evkf.bench.steps import Cell, build
 from evkf.errors import EvkfError
 from evkf.model import simulate
 from evkf.numerics.jax_config import low_latency
+from speed.core import Figure, Part, Say, Stream, time_in_turn
+from speed.steps import Cell, build
 
 CELL = Cell(64, 1000, "poisson")
 MOST_RATIO = 2.0
 CALLS, QUICK_CALLS, WARM_UP = 300, 30, 10
-PROGRAM = "from evkf.bench.products import main; main()"
+PROGRAM = "from speed.products import main; main()"
+FOLDER = str(Path(__file__).parents[1])
+"""Folder of this package."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 
 
@@ -81,7 +84,8 @@ def run(quick: bool, seed: int, say: Say) -> Part:
 def measure_apart(num_calls: int, seed: int) -> dict:
     """`measure` in a process of its own."""
     command = [sys.executable, "-c", PROGRAM, str(num_calls), str(seed)]
-    environment = {**os.environ, **ONE_THREAD}
+    path = os.pathsep.join([FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise EvkfError(f"the part products failed: {done.stderr.strip()[-500:]}")
@@ -101,7 +105,7 @@ def measure(cell: Cell, num_calls: int, seed: int) -> dict:
         products(evaluations[-1])
 
     def count() -> None:
-        evaluations.append(int(step.said.evaluations))
+        evaluations.append(int(step.info.evaluations))
 
     calls: list[Callable[[], object]] = [step, count, same]
     with jax.enable_x64(False):

@@ -1,4 +1,4 @@
-"""How the time of a step grows with latents and with channels."""
+"""Growth of the time of a step with latents and with channels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say, time_in_turn
-from evkf.bench.low_rank import RANK, stream
+from speed.core import Figure, Part, Say, time_in_turn
+from speed.low_rank import RANK, stream
 
 LATENTS, CHANNELS = (64, 128, 256, 512, 1024), (1000, 2000, 4000, 8000, 16_000)
 AT_CHANNELS, AT_LATENTS = 2000, 256
-"""What stays as it is while the other grows."""
+"""Sizes that stay fixed while the other grows."""
 MOST_FULL = 512
 """Latents up to which full covariances are timed too."""
 QUICK_LATENTS, QUICK_CHANNELS = (64, 128, 256), (1000, 2000)

@@ -1,4 +1,4 @@
-"""How long a step takes: the compiled call and the scan, beside the floor of an empty call."""
+"""Time of a step: the compiled call and the scan, beside the floor of an empty call."""
 
 import math
 import statistics
@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from evkf.bench.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from evkf.model import Model, simulate
 from evkf.types import Status
+from speed.core import Figure, Part, Say, Stream, count_compiles, empty_call, time_in_turn
 
 BIN_WIDTH = 0.005
 WARM_UP = 50
@@ -55,7 +55,7 @@ LEAST_SCAN = {Cell(2, 100, "poisson"): 3.0}
 
 
 class Row(NamedTuple):
-    """What was measured for a cell; times of single calls include reading back the result.
+    """Measurements of a cell; times of single calls include reading back the result.
 
     Attributes:
         L: Latent dimensions.

@@ -1,12 +1,12 @@
-"""What float32 costs in accuracy: the same recordings filtered in float32 and in float64."""
+"""Accuracy lost by float32: the same recordings filtered in float32 and in float64."""
 
 import jax
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.steps import Cell, build
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.model import simulate
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 
 CELLS = {"Van der Pol": Cell(2, 100, "poisson"), "chaotic network": Cell(10, 200, "poisson")}
 BINS, QUICK_BINS = 2000, 300
@@ -28,7 +28,7 @@ def run(quick: bool, seed: int, say: Say) -> Part:
 
 
 def errors(cell: Cell, num_bins: int, seed: int) -> tuple[float, float]:
-    """Of float32 and of float64, on one recording simulated in float64."""
+    """Errors in float32 and in float64, on one recording simulated in float64."""
     with jax.enable_x64(True):
         drawn = simulate(build(cell, seed), jax.random.key(seed), num_bins)
         zs, ys = (np.asarray(x) for x in drawn)

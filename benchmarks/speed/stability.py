@@ -1,4 +1,4 @@
-"""Whether beliefs of low rank stay sound: a long recording of many latents and channels."""
+"""Soundness of beliefs of low rank over a long recording of many latents and channels."""
 
 import math
 from typing import Any
@@ -7,21 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.low_rank import LARGE, RANK
 from evkf.dynamics import ChaoticRNN
 from evkf.families import LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 from evkf.types import Status
+from speed.core import Figure, Part, Say
+from speed.low_rank import LARGE, RANK
 
 BINS, QUICK_BINS = 10_000, 400
 QUICK_SIZE = (64, 500)
 CHUNK = 100
 """Bins simulated and filtered at once."""
 MOST_GROWTH = 1.1
-"""How much larger variances and errors of the last quarter may be than of the second."""
+"""Largest ratio of variances and errors of the last quarter to those of the second."""
 
 
 def run(quick: bool, seed: int, say: Say) -> Part:
@@ -64,7 +64,7 @@ def build_bounded(L: int, N: int, seed: int) -> Model:
 
 
 def measure(L: int, N: int, bins: int, seed: int, say: Say) -> list[dict[str, Any]]:
-    """What was found in every chunk."""
+    """Filter chunk after chunk, and return a row for each."""
     model, filter = build_bounded(L, N, seed), VariationalKalmanFilter()
     key, state, z = jax.random.key(seed), filter.init(model), jnp.zeros(L)
     rows = []

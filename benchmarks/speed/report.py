@@ -10,20 +10,20 @@ from matplotlib.figure import Figure as Picture
 from rich import box
 from rich.table import Table
 
-from evkf.bench.core import Figure
-from evkf.bench.low_rank import RANK
-from evkf.bench.sizes import AT_CHANNELS, AT_LATENTS, series
 from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH, styled
+from speed.core import Figure
+from speed.low_rank import RANK
+from speed.sizes import AT_CHANNELS, AT_LATENTS, series
 
 COLOURS = {"low rank": ESTIMATE, "full covariance": TRUTH}
 BELOW = 0.4
-"""Where the line of slope 1 ends, relative to low rank."""
+"""End of the line of slope 1, relative to low rank."""
 HEADINGS = ("figure", "value", "target", "met")
 Where = dict[str, Any]
 
 
 def mark(figure: Figure) -> str:
-    """Whether a target is met; nothing where there is none.
+    """Return a mark for a target that is met or missed; nothing where there is no target.
 
     Example:
         >>> mark(Figure("a", 2, "", 3, False, "step")), mark(Figure("a", 2, "", 3, True, "step"))

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from evkf.bench.core import Figure, Part, Say
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import Filter, VariationalKalmanFilter
 from evkf.filters.batched import Session, _scan_many, scan_checked
 from evkf.likelihoods import Poisson
 from evkf.model import Model
+from speed.core import Figure, Part, Say
 
 LATENTS, NEURONS, BINS = 10, 200, 64
 BIN_WIDTH, RATE = 0.02, 10.0
@@ -111,7 +111,7 @@ def _on_gpu(filter: Filter, model: Model, ys: Array) -> Callable[[], list]:
 
 def read_steps(file: Path) -> float:
     """The most steps per second in the bench.json of a CPU."""
-    remedy = "name a bench.json that `evkf bench sessions` wrote on a CPU"
+    remedy = "name a bench.json that `benchmarks/bench.py sessions` wrote on a CPU"
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         platform = stored["device"]["platform"]

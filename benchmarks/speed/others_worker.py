@@ -69,7 +69,7 @@ class Problem(NamedTuple):
         return a["bin_width"] * xp.exp(z @ a["C"].T + a["b"])
 
     def double(self) -> "Problem":
-        """The same numbers in float64, which NumPy packages work with."""
+        """Convert arrays to float64, which NumPy packages work with."""
         return self._replace(arrays={k: v.astype(float) for k, v in self.arrays.items()})
 
 
@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 
 def scores(mean: np.ndarray, cov: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """How near Gaussian beliefs are to the true states.
+    """Measure how near Gaussian beliefs are to the true states.
 
     Returns:
         `log_density`, the mean log density of the true state in nats per bin; `rmse` of the mean,

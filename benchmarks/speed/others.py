@@ -1,4 +1,4 @@
-"""What else a user could filter with: dynamax, filterpy and particles on the benchmark's model.
+"""Other packages on the benchmark's model: dynamax, filterpy and particles.
 
 They run in an environment of their own (`environment`), as dynamax needs packages that conflict
 with others'. `compare` hands all the same recording and the same model. dynamax has no public
@@ -22,15 +22,15 @@ import jax
 import numpy as np
 
 import evkf
-from evkf.bench import others_worker as worker
-from evkf.bench.core import Figure, Part, Say
-from evkf.bench.steps import Cell, build
 from evkf.dynamics import ChaoticRNN, VanDerPol
 from evkf.errors import InputError
 from evkf.families import GaussianBelief
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
+from speed import others_worker as worker
+from speed.core import Figure, Part, Say
+from speed.steps import Cell, build
 
 REQUIREMENTS = Path(__file__).with_name("others.txt")
 MARKER = "evkf-other-filters"
@@ -141,7 +141,7 @@ def against_dynamax(cell: Cell, found: Sequence[Sequence[Other]]) -> list[Figure
 
 
 def cache_folder() -> Path:
-    """Where the environment is unless another place is named: in the user's folder of caches."""
+    """Default folder of the environment, in the user's folder of caches."""
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "evkf" / "others"
 

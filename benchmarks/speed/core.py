@@ -1,13 +1,10 @@
-"""What all parts share: figures against targets, calls timed in turn, compilations counted."""
+"""Shared by all parts: figures with targets, calls timed in turn, compilations counted."""
 
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -19,7 +16,7 @@ from evkf.filters.base import Info
 from evkf.model import Model
 
 Say = Callable[[str], object]
-"""Told what happens."""
+"""Prints a line."""
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -52,7 +49,7 @@ class Figure(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether there is no target or it is reached; a value that is not a number is short."""
+        """True if there is no target or it is reached; a value that is not a number is short."""
         if self.target is None:
             return True
         return self.value >= self.target if self.least else self.value <= self.target
@@ -82,7 +79,7 @@ class Figure(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part of the benchmark found: rows for JSON, and its figures."""
+    """Results of a part of the benchmark: rows for JSON, and its figures."""
 
     rows: list[dict[str, Any]]
     figures: list[Figure]
@@ -118,13 +115,13 @@ class Stream:
         self._read = np.asarray(self._carry)
 
     def __call__(self) -> None:
-        """One bin, its result read back; and nothing else, for this is timed."""
+        """Take in one bin and read the result back; nothing else, because this is timed."""
         self._carry = self._step(self._carry, next(self._ys), self._seen)
         self._read = np.asarray(self._carry)
 
     @property
-    def said(self) -> Info:
-        """What the last step said of itself, as plain numbers."""
+    def info(self) -> Info:
+        """Info of the last step, as plain numbers."""
         return Info(*self._read[-len(Info._fields) :])
 
 
@@ -162,17 +159,3 @@ def count_compiles() -> Iterator[list[float]]:
         yield durations
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def device() -> dict[str, Any]:
-    """Where JAX computes: its platform, its name and the cores of the CPU."""
-    kind = jax.devices()[0]
-    name = _cpu() if kind.platform == "cpu" else kind.device_kind
-    return {"platform": kind.platform, "name": name, "cores": os.cpu_count()}
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine())
