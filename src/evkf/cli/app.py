@@ -2,6 +2,8 @@
 
 Every command but `view` has `--quiet` and `--json`, refuses to overwrite without `--force`, and
 tells its resolved configuration with its result. Bad input is answered in one line.
+
+A new command is a file in this package and a line in `COMMANDS`.
 """
 
 import signal
@@ -12,29 +14,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, NoReturn
 
-import jax
 import typer
 
 import evkf
-from evkf.cli.bench import bench
-from evkf.cli.demo import run_demo
-from evkf.cli.doctor import doctor
-from evkf.cli.filter import run_filter
-from evkf.cli.fit import fit
-from evkf.cli.journal import export, replay
-from evkf.cli.live import live, resume
-from evkf.cli.live_options import LiveCommand
-from evkf.cli.plot import plot
-from evkf.cli.reaching import reaching
-from evkf.cli.recording import data, info, simulate
-from evkf.cli.reproduce import command as reproduction
-from evkf.cli.reproduce import run_all
-from evkf.cli.score import score
-from evkf.cli.serve import serve
-from evkf.cli.stimulation import arm, stop
-from evkf.cli.view import view
+from evkf.cli.lazy import Entry, LazyGroup
 from evkf.errors import EvkfError
-from evkf.reproduce.catalogue import EXPERIMENTS
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -48,9 +32,7 @@ Exit codes:
   130  interrupted (Ctrl-C ends live, resume and serve in good order,
        which is 0)"""
 
-app = typer.Typer(
-    name="evkf",
-    help=f"""Real-time inference of neural latent dynamics from spikes and other signals.
+HELP = f"""Real-time inference of neural latent dynamics from spikes and other signals.
 
 \b
 Examples:
@@ -66,44 +48,82 @@ Examples:
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
 
-{EXIT_CODES}""",
+{EXIT_CODES}"""
+
+
+COMMANDS = {
+    "demo": Entry("demo:run_demo", "Watch the dynamics of simulated neurons being learned."),
+    "info": Entry("recording:info", "Say what is in a recording."),
+    "simulate": Entry("recording:simulate", "Make a recording to try things on."),
+    "fit": Entry("fit:fit", "Learn a model of a recording."),
+    "filter": Entry("filter:run_filter", "Infer latents and rates of every bin."),
+    "score": Entry("score:score", "Score a model on held-out trials, beside baselines."),
+    "plot": Entry("plot:plot", "Draw what a model makes of a recording."),
+    "data": Entry("recording:data", "Fetch a public recording, or say how to."),
+    "bench": Entry("bench:bench", "Measure speed, every figure beside its target."),
+    "live": Entry(
+        "live:live", "Run a live session: bins in, latents out.", "live_options:LiveCommand"
+    ),
+    "resume": Entry("live:resume", "Go on with a session that stopped or crashed."),
+    "view": Entry("view:view", "Show a session on a page, also afterwards."),
+    "stop": Entry("stimulation:stop", "Stop the stimulation of a session."),
+    "arm": Entry("stimulation:arm", "Lift a stop of stimulation."),
+    "replay": Entry("journal:replay", "Compute a session again, and compare bit for bit."),
+    "export": Entry("journal:export", "Write a session as a recording."),
+    "doctor": Entry("doctor:doctor", "Say whether this machine can hold a rate of bins."),
+    "serve": Entry("serve:serve", "Keep several live sessions running."),
+}
+TITLES = {
+    "table1": "Filter a chaotic network (Table 1).",
+    "table2": "Learn the Van der Pol oscillator (Table 2).",
+    "vdp": "Draw what was learned of the Van der Pol oscillator (Figures 2 and 6).",
+    "table3": "Learn continuous Bernoulli states (Table 3).",
+    "cb": "Draw what was learned of continuous Bernoulli states (Figures 3 and 7).",
+    "gamma": "Filter Gamma states with and without the correction of variances (appendix).",
+    "gaps": "Measure the gaps between bounds and evidence (appendix).",
+    "variance": "Measure the variance that an uncorrected prediction loses (section 3.6).",
+}
+EXPERIMENTS = {
+    name: Entry("reproduce:command", title, argument=name) for name, title in TITLES.items()
+} | {
+    "reaching": Entry(
+        "reaching:reaching",
+        "Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).",
+    ),
+    "all": Entry(
+        "reproduce:run_all", "Compute every table and figure of the paper but that of reaching."
+    ),
+}
+
+
+class CommandGroup(LazyGroup):
+    """The commands of `evkf`."""
+
+    entries = COMMANDS
+
+
+class ExperimentGroup(LazyGroup):
+    """The experiments of `evkf reproduce`."""
+
+    entries = EXPERIMENTS
+
+
+app = typer.Typer(
+    name="evkf",
+    help=HELP,
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 reproduce_app = typer.Typer(
-    help="Compute a table or figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
+    help="Compute a table or figure of the paper anew.",
+    cls=ExperimentGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(reproduce_app, name="reproduce")
-for name in EXPERIMENTS:
-    reproduce_app.command(name)(reproduction(name))
-reproduce_app.command()(reaching)
-reproduce_app.command("all")(run_all)
-COMMANDS = {
-    run_demo: "Watch the dynamics of simulated neurons being learned.",
-    info: "Say what is in a recording.",
-    simulate: "Make a recording to try things on.",
-    fit: "Learn a model of a recording.",
-    run_filter: "Infer latents and rates of every bin.",
-    score: "Score a model on held-out trials, beside baselines.",
-    plot: "Draw what a model makes of a recording.",
-    data: "Fetch a public recording, or say how to.",
-    bench: "Measure speed, every figure beside its target.",
-    live: "Run a live session: bins in, latents out.",
-    resume: "Go on with a session that stopped or crashed.",
-    view: "Show a session on a page, also afterwards.",
-    stop: "Stop the stimulation of a session.",
-    arm: "Lift a stop of stimulation.",
-    replay: "Compute a session again, and compare bit for bit.",
-    export: "Write a session as a recording.",
-    doctor: "Say whether this machine can hold a rate of bins.",
-    serve: "Keep several live sessions running.",
-}
-"""With what the list of commands says of each."""
-for command, short in COMMANDS.items():
-    kind = LiveCommand if command is live else None
-    app.command(command.__name__.removeprefix("run_"), cls=kind, short_help=short)(command)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -112,8 +132,6 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: What follows `evkf`; those of the process when left out.
     """
-    # A step is short: run it in the calling thread, for waking another costs more than the step.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         with insistent_interrupt():
             app(args, prog_name="evkf")
