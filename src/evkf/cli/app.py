@@ -129,7 +129,7 @@ class LazyCommands(Mapping[str, Any]):
             return self.loaded[name]
         import jax
 
-        # A step is short: run it in the calling thread, for waking another costs more than the step.
+        # Run a step in the calling thread: it is short, and waking another thread costs more.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
         def look_up(place: str) -> Any:
