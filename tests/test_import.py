@@ -50,6 +50,26 @@ def test_help_imports_no_commands(args: list[str]):
     assert not imported(code) & (HEAVY | COMPUTING)
 
 
+def test_importing_reads_no_files():
+    """All modules, those of figures and of servers too."""
+    code = """
+import hashlib, pathlib, pkgutil, importlib
+import bokeh, fastapi, h5py, jax, matplotlib.pyplot, pynwb, sklearn, uvicorn, zmq
+import evkf
+
+def refuse(*args, **settings):
+    raise AssertionError("work at import")
+
+for name in ("open", "read_bytes", "read_text"):
+    setattr(pathlib.Path, name, refuse)
+hashlib.sha256 = refuse
+for module in pkgutil.walk_packages(evkf.__path__, "evkf."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_listed_experiments_are_those_that_can_be_run():
     titles = {name: entry.summary for name, entry in LISTED.items() if entry.argument}
     assert titles == {name: experiment.title for name, experiment in EXPERIMENTS.items()}
