@@ -61,6 +61,7 @@ long: dev ## run the long checks; each prints its figures and fails when one fal
 	@$(BIN)/python benchmarks/bench.py --out results/bench --force
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m long
 	@EVKF_CASES=200 $(BIN)/python -m pytest -q -n $(JOBS) tests/filters/evkf/test_optimum.py tests/filters/evkf/test_optimum_products.py
+	@$(BIN)/python benchmarks/import_time.py --json results/import_time.json
 	@$(BIN)/python benchmarks/adversarial.py --json results/adversarial.json
 	@$(BIN)/python benchmarks/vdp_learning.py --json results/vdp_learning.json
 	@$(BIN)/python benchmarks/attractors.py --json results/attractors.json

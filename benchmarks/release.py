@@ -183,7 +183,11 @@ def left_out(wheel: Path, sdist: Path) -> list[str]:
     wrong = []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    sources = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*.py")}
+    sources = {
+        p.relative_to(ROOT / "src").as_posix()
+        for pattern in ("*.py", "*.pyi", "py.typed")
+        for p in (ROOT / "src").rglob(pattern)
+    }
     pages = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("web/page/*.*")}
     wrong += [f"the wheel lacks {name}" for name in sorted((sources | pages) - set(names))]
     strange = [name for name in names if not name.startswith(("evkf/", "evkf-"))]

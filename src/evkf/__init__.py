@@ -2,44 +2,12 @@
 
 The exponential family variational Kalman filter of Dowling, Zhao & Park (ICLR 2023), on JAX: a
 stream of binned spikes in; a filtering distribution per bin, forecasts and the dynamics out.
+
+Public names stand in `__init__.pyi`, here and in the packages below, and are imported at first use.
 """
 
-import jax
-
-from evkf import dynamics, families, likelihoods
-from evkf.analysis.forecasting import forecast
-from evkf.analysis.smoothing import smooth
-from evkf.errors import EvkfError, InputError
-from evkf.estimators.evkf import EVKF
-from evkf.filters import CompiledStep, VariationalKalmanFilter, scan_filter, scan_sessions
-from evkf.learning import CompiledLearner, Learner
-from evkf.model import Model, simulate
-from evkf.numerics.jax_config import low_latency
-from evkf.types import Status
+import lazy_loader as lazy
 
 __version__ = "1.0.0"
 
-if getattr(jax.config, "jax_default_matmul_precision", None) is None:
-    # Accelerators round products to a few digits unless told otherwise; updates would not converge.
-    jax.config.update("jax_default_matmul_precision", "highest")
-
-__all__ = [
-    "EVKF",
-    "CompiledLearner",
-    "CompiledStep",
-    "EvkfError",
-    "InputError",
-    "Learner",
-    "Model",
-    "Status",
-    "VariationalKalmanFilter",
-    "dynamics",
-    "families",
-    "forecast",
-    "likelihoods",
-    "low_latency",
-    "scan_filter",
-    "scan_sessions",
-    "simulate",
-    "smooth",
-]
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

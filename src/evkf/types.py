@@ -6,6 +6,7 @@ Letters in shapes: `L` latent dimensions, `N` observed channels, `T` bins, `S` s
 
 from enum import IntFlag
 
+import jax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 Vector = Float[Array, " L"]
@@ -18,6 +19,11 @@ Key = PRNGKeyArray | Shaped[Array, "..."]
 Count = Int[Array, ""]
 Nat = PyTree[Float[Array, "..."]]
 Belief = PyTree[Float[Array, "..."]]
+
+if getattr(jax.config, "jax_default_matmul_precision", None) is None:
+    # Accelerators round products to a few digits by default; updates would not converge. Set here,
+    # because all modules that multiply matrices import this one.
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 class Status(IntFlag):

@@ -2,36 +2,24 @@
 
 Every command but `view` has `--quiet` and `--json`, refuses to overwrite without `--force`, and
 tells its resolved configuration with its result. Bad input is answered in one line.
+
+A new command is a file in this package and a line in `COMMANDS`. Commands are imported when they
+are run or their help is asked for, so that the list of them is there at once.
 """
 
+import importlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn
 
-import jax
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import evkf
-from evkf.cli.demo import run_demo
-from evkf.cli.doctor import doctor
-from evkf.cli.filter import run_filter
-from evkf.cli.fit import fit
-from evkf.cli.journal import export, replay
-from evkf.cli.live import live, resume
-from evkf.cli.live_options import LiveCommand
-from evkf.cli.plot import plot
-from evkf.cli.reaching import reaching
-from evkf.cli.recording import data, info, simulate
-from evkf.cli.reproduce import ExperimentCommand, run_all
-from evkf.cli.reproduce import command as reproduction
-from evkf.cli.score import score
-from evkf.cli.serve import serve
-from evkf.cli.stimulation import arm, stop
-from evkf.cli.view import view
 from evkf.errors import EvkfError
 from evkf.reproduce.catalogue import TITLES
 
@@ -47,9 +35,7 @@ Exit codes:
   130  interrupted (Ctrl-C ends live, resume and serve in good order,
        which is 0)"""
 
-app = typer.Typer(
-    name="evkf",
-    help=f"""Real-time inference of neural latent dynamics from spikes and other signals.
+HELP = f"""Real-time inference of neural latent dynamics from spikes and other signals.
 
 \b
 Examples:
@@ -64,43 +50,160 @@ Examples:
   evkf reproduce reaching --data day1.nwb
   evkf COMMAND --help                all options of a command
 
-{EXIT_CODES}""",
+{EXIT_CODES}"""
+
+
+class Entry(NamedTuple):
+    """A command that is not imported yet."""
+
+    place: str
+    """Module of `evkf.cli` and function in it, as `module:function`."""
+    summary: str
+    """Line in the list of commands."""
+    kind: str | None = None
+    """Class of the command where it is not the usual one, as `module:class`."""
+    argument: str | None = None
+    """Argument with which the function returns the command's function."""
+
+
+COMMANDS = {
+    "demo": Entry("demo:run_demo", "Watch the dynamics of simulated neurons being learned."),
+    "info": Entry("recording:info", "Say what is in a recording."),
+    "simulate": Entry("recording:simulate", "Make a recording to try things on."),
+    "fit": Entry("fit:fit", "Learn a model of a recording."),
+    "filter": Entry("filter:run_filter", "Infer latents and rates of every bin."),
+    "score": Entry("score:score", "Score a model on held-out trials, beside baselines."),
+    "plot": Entry("plot:plot", "Draw what a model makes of a recording."),
+    "data": Entry("recording:data", "Fetch a public recording, or say how to."),
+    "live": Entry(
+        "live:live", "Run a live session: bins in, latents out.", "live_options:LiveCommand"
+    ),
+    "resume": Entry("live:resume", "Go on with a session that stopped or crashed."),
+    "view": Entry("view:view", "Show a session on a page, also afterwards."),
+    "stop": Entry("stimulation:stop", "Stop the stimulation of a session."),
+    "arm": Entry("stimulation:arm", "Lift a stop of stimulation."),
+    "replay": Entry("journal:replay", "Compute a session again, and compare bit for bit."),
+    "export": Entry("journal:export", "Write a session as a recording."),
+    "doctor": Entry("doctor:doctor", "Say whether this machine can hold a rate of bins."),
+    "serve": Entry("serve:serve", "Keep several live sessions running."),
+}
+EXPERIMENTS = {
+    name: Entry("reproduce:command", title, "reproduce:ExperimentCommand", name)
+    for name, title in TITLES.items()
+} | {
+    "reaching": Entry(
+        "reaching:reaching",
+        "Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).",
+    ),
+    "all": Entry(
+        "reproduce:run_all", "Compute every table and figure of the paper but that of reaching."
+    ),
+}
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Commands by name; each is imported when it is first looked up.
+
+    Args:
+        entries: Commands to import.
+        groups: Groups of commands, which come last.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], groups: Mapping[str, Any]):
+        self.entries = entries
+        self.names = [*entries, *groups]
+        self.loaded = dict(groups)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.loaded:
+            return self.loaded[name]
+        import jax
+
+        # Run a step in the calling thread: it is short, and waking another thread costs more.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+        def look_up(place: str) -> Any:
+            module, _, attribute = place.partition(":")
+            return getattr(importlib.import_module(f"evkf.cli.{module}"), attribute)
+
+        entry = self.entries[name]
+        function = look_up(entry.place)
+        if entry.argument is not None:
+            function = function(entry.argument)
+        kind = None if entry.kind is None else look_up(entry.kind)
+        one = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
+        one.command(name, cls=kind)(function)
+        self.loaded[name] = typer.main.get_command(one)
+        return self.loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose list of commands imports none of them.
+
+    Attributes:
+        entries: The commands of a subclass.
+    """
+
+    entries: ClassVar[Mapping[str, Entry]] = {}
+
+    def __init__(self, *, commands: Any = None, **settings: Any):
+        super().__init__(**settings)
+        self.commands: Any = LazyCommands(self.entries, commands or {})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return names in the order of the list."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        listed: dict[str, Any] = {
+            name: TyperCommand(name, help=self.entries[name].summary)
+            if name in self.entries
+            else self.commands[name]
+            for name in self.commands
+        }
+        TyperGroup(name=self.name, commands=listed).format_commands(ctx, formatter)
+
+
+class CommandGroup(LazyGroup):
+    """The commands of `evkf`."""
+
+    entries = COMMANDS
+
+
+class ExperimentGroup(LazyGroup):
+    """The experiments of `evkf reproduce`."""
+
+    entries = EXPERIMENTS
+
+
+app = typer.Typer(
+    name="evkf",
+    help=HELP,
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 reproduce_app = typer.Typer(
-    help="Compute a table or figure of the paper anew.", no_args_is_help=True, rich_markup_mode=None
+    help="Compute a table or figure of the paper anew.",
+    cls=ExperimentGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(reproduce_app, name="reproduce")
-for name in TITLES:
-    reproduce_app.command(name, cls=ExperimentCommand)(reproduction(name))
-reproduce_app.command()(reaching)
-reproduce_app.command("all")(run_all)
-COMMANDS = {
-    run_demo: "Watch the dynamics of simulated neurons being learned.",
-    info: "Say what is in a recording.",
-    simulate: "Make a recording to try things on.",
-    fit: "Learn a model of a recording.",
-    run_filter: "Infer latents and rates of every bin.",
-    score: "Score a model on held-out trials, beside baselines.",
-    plot: "Draw what a model makes of a recording.",
-    data: "Fetch a public recording, or say how to.",
-    live: "Run a live session: bins in, latents out.",
-    resume: "Go on with a session that stopped or crashed.",
-    view: "Show a session on a page, also afterwards.",
-    stop: "Stop the stimulation of a session.",
-    arm: "Lift a stop of stimulation.",
-    replay: "Compute a session again, and compare bit for bit.",
-    export: "Write a session as a recording.",
-    doctor: "Say whether this machine can hold a rate of bins.",
-    serve: "Keep several live sessions running.",
-}
-"""With what the list of commands says of each."""
-for command, short in COMMANDS.items():
-    kind = LiveCommand if command is live else None
-    app.command(command.__name__.removeprefix("run_"), cls=kind, short_help=short)(command)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -109,8 +212,6 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: What follows `evkf`; those of the process when left out.
     """
-    # A step is short: run it in the calling thread, for waking another costs more than the step.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         with insistent_interrupt():
             app(args, prog_name="evkf")

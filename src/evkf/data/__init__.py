@@ -1,36 +1,5 @@
 """Recordings in and out: files of many kinds become a `Recording`, results become files."""
 
-from evkf.data.arrays import read_arrays, stream_arrays, write_arrays
-from evkf.data.convert import from_neo, from_pynapple, to_neo, to_pynapple
-from evkf.data.describe import describe
-from evkf.data.kilosort import read_kilosort
-from evkf.data.nwb import NwbWarning, list_nwb, read_nlb, read_nwb
-from evkf.data.nwb_stream import stream_nwb
-from evkf.data.nwb_write import Results, read_results, recording_to_nwb, write_nwb
-from evkf.data.open import open_recording, stream_recording
-from evkf.data.recording import Recording, Series
+import lazy_loader as lazy
 
-__all__ = [
-    "NwbWarning",
-    "Recording",
-    "Results",
-    "Series",
-    "describe",
-    "from_neo",
-    "from_pynapple",
-    "list_nwb",
-    "open_recording",
-    "read_arrays",
-    "read_kilosort",
-    "read_nlb",
-    "read_nwb",
-    "read_results",
-    "recording_to_nwb",
-    "stream_arrays",
-    "stream_nwb",
-    "stream_recording",
-    "to_neo",
-    "to_pynapple",
-    "write_arrays",
-    "write_nwb",
-]
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

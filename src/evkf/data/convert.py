@@ -259,7 +259,7 @@ def _bin_spans(
 
 
 def _texts(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """pandas keeps text as objects."""
+    """Pandas keeps text as objects."""
     return {name: x.astype(str) if x.dtype.kind == "O" else x for name, x in columns.items()}
 
 

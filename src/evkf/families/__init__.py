@@ -15,30 +15,6 @@ samples and deterministic nodes, all accurate to rounding over the whole range o
 | `ProductFamily` | blocks of the univariate ones | those of its parts | if all parts' |
 """
 
-from evkf.families.base import Family, Nodes, Univariate
-from evkf.families.bernoulli import BernoulliFamily
-from evkf.families.beta import BetaFamily
-from evkf.families.continuous_bernoulli import ContinuousBernoulliFamily
-from evkf.families.diagonal_gaussian import DiagonalGaussianFamily
-from evkf.families.gamma import GammaFamily
-from evkf.families.gaussian import GaussianBelief, GaussianFamily, GaussianMean, GaussianNat
-from evkf.families.low_rank import LowRankBelief, LowRankGaussianFamily
-from evkf.families.product import ProductFamily
+import lazy_loader as lazy
 
-__all__ = [
-    "BernoulliFamily",
-    "BetaFamily",
-    "ContinuousBernoulliFamily",
-    "DiagonalGaussianFamily",
-    "Family",
-    "GammaFamily",
-    "GaussianBelief",
-    "GaussianFamily",
-    "GaussianMean",
-    "GaussianNat",
-    "LowRankBelief",
-    "LowRankGaussianFamily",
-    "Nodes",
-    "ProductFamily",
-    "Univariate",
-]
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

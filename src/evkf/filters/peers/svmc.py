@@ -126,15 +126,14 @@ class StreamingVMC(LearningFilter):
         outputs = 2 * dim if gaussian else dim
         proposal = ShallowNetwork.begin(net_key, inputs, self.hidden, outputs, dtype)
         vectors = ravel_pytree(proposal)[0], flatten(model, self.parts)[0]
+        optimisers = self._optimisers()
         return SVMCState(
             belief=model.prior,
             particles=begin(model, self.num_particles),
             log_weights=jnp.zeros(self.num_particles, dtype),
             model=model,
             proposal=proposal,
-            optimiser=tuple(
-                own.init(x) for own, x in zip(self._optimisers(), vectors, strict=True)
-            ),
+            optimiser=(optimisers[0].init(vectors[0]), optimisers[1].init(vectors[1])),
             begun=jnp.zeros((), dtype),
         )
 
