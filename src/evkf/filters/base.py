@@ -145,7 +145,7 @@ class PredictUpdate(Filter):
         return state, info, prediction.belief  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def scan_filter(
+def scan_filter(  # noqa: PLR0913 - the arguments of a sequence, used by name
     filter: Filter,
     model: Model,
     ys: ArrayLike,

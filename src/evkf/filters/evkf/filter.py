@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from evkf.errors import InputError
 from evkf.expectations.dispatch import expectation_method
 from evkf.families import Family, GaussianFamily, LowRankGaussianFamily
-from evkf.families.low_rank import divergence, inverse
 from evkf.filters.base import Info, PredictUpdate, State, read_bin, read_input, read_key
 from evkf.filters.evkf.predict import MAX_STD, RULES, predict
-from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated
+from evkf.filters.evkf.results import Limits, Prediction, Updated
 from evkf.filters.evkf.update_gaussian import update_gaussian
 from evkf.filters.evkf.update_low_rank import update_low_rank
 from evkf.filters.evkf.update_product import update_product
@@ -159,34 +158,11 @@ class VariationalKalmanFilter(PredictUpdate):
                 what = f"solver='newton' for {type(model.family).__name__} states"
                 raise InputError(what, "solver", "use 'auto' or 'cvi'")
             if low_rank:
-                return _update_low_rank(model, prediction, y, mask, limits)
+                return update_low_rank(model, prediction, y, mask, limits)
             sampling = (key, self.num_samples)
             return update_gaussian(model, prediction, y, mask, sampling, limits)
         newton, sampling = self.solver != "cvi", (key, self.num_samples)
         return update_product(model, prediction, y, mask, sampling, limits, newton)
-
-
-def _update_low_rank(
-    model: Model, prediction: Prediction, y: Observation, mask: Mask, limits: Limits
-) -> Updated:
-    cross, before = prediction.cross, prediction.belief
-    assert isinstance(cross, AdditiveCross)
-    solution = update_low_rank(model.likelihood, before, y, mask, *limits)
-    belief = solution.belief
-    entropy = inverse(*belief[1:]).log_det_root + 0.5 * len(belief.mean)
-    predicted = divergence(belief, before.mean, inverse(*before[1:])) + entropy
-    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
-    shift = noise.whiten(belief.mean - cross.mean)
-    square = jnp.sum(model.family.var(belief) / noise.var()) + shift @ shift + cross.spread
-    return Updated(
-        belief=belief,
-        elbo=solution.elbo,
-        gap=noise.log_det_root() + 0.5 * square - predicted,
-        evaluations=solution.evaluations,
-        residual=solution.residual,
-        converged=solution.converged,
-        sound=model.family.valid(belief) & jnp.isfinite(solution.residual),
-    )
 
 
 def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State, Info]:

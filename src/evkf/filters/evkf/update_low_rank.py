@@ -1,11 +1,12 @@
-"""The update of Gaussian beliefs with covariance $D + UU^\\top$, in $O(NLR)$ a bin.
+r"""The update of Gaussian beliefs with covariance $D + UU^\top$, in $O(NLR)$ a bin.
 
-With $J = \\bar P^{-1} + C^\\top W C$ the precision that CVI goes to, the bound is highest
-over covariances $D + UU^\\top$ where $(D + UU^\\top)^{-1}$ has the diagonal of $J$ and agrees with
-it on the columns of U. In units of $\\sqrt D$ these are the eigenvectors of $J$ with the smallest
-eigenvalues, found by a step of a block method (Rayleigh–Ritz on U and its residual) from where the
-last bin left them. The mean, on which the family puts no constraint, goes all the way: Newton's
-step by conjugate gradients.
+Let $J = \bar P^{-1} + C^\top W C$ be the precision of a full CVI step. Over covariances
+$D + UU^\top$ the bound is highest where $(D + UU^\top)^{-1}$ has the diagonal of $J$ and agrees
+with $J$ on the columns of U. In units of $\sqrt D$ these columns are the eigenvectors of $J$ with
+the smallest eigenvalues. One step of a block method (Rayleigh-Ritz on U and its residual) finds
+them from the columns of the last bin. The mean is not constrained by the family, and takes full
+Newton steps by conjugate gradients.
+Paper: eq:variational_update.
 """
 
 from typing import Any, NamedTuple
@@ -18,87 +19,130 @@ from jaxtyping import Array, Bool, Float, Int
 from evkf.errors import InputError
 from evkf.expectations.readout import has_independent_channels, observe
 from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse, readout_var
+from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated
 from evkf.likelihoods import Joint, Likelihood
 from evkf.likelihoods.base import Channels, Site
+from evkf.model import Model
 from evkf.types import Mask, Observation, Scalar, Vector
 
 GRADIENTS = 20
-"""Most iterations of conjugate gradients in a Newton step."""
+"""Largest number of conjugate-gradient iterations in a Newton step."""
 LEFT = 1e-3
-"""Share of the gradient's squared length left at which they stop: mostly after two or three."""
+"""Squared relative residual at which they stop, mostly after two or three iterations."""
 NEAR = 0.3
-"""Nats left to gain below which the gain of the next step can be foretold."""
+"""Nats left to gain below which the gain of the next step can be predicted."""
 TINY = 1e-6
-"""Least variance along a column of U, in units of D, so that the directions are remembered."""
+"""Least variance along a column of U in units of D, so that no direction is lost."""
 
 Columns = Float[Array, "L R"]
 Loads = Float[Array, "N R"]
 Readout = Float[Array, "N L"]
 
 
-class LowRankSolution(NamedTuple):
-    """Where an update ended, and how it got there."""
+class LowRankPoint(NamedTuple):
+    """One iterate.
 
-    belief: LowRankBelief
-    elbo: Scalar
-    """Without the gain of the last step of the covariance, and so somewhat low."""
-    evaluations: Int[Array, ""]
-    residual: Scalar
-    """Nats left to gain from moving the mean once more."""
-    converged: Bool[Array, ""]
-
-
-class Point(NamedTuple):
-    """A belief, what was found there, and where to go."""
+    Attributes:
+        belief: The belief.
+        elbo: The bound there.
+        step: Newton step of the mean.
+        gain: Gain of the bound from that step, to second order.
+        next_gain: Predicted gain of the step after it; gains are squared near the optimum.
+        diagonal: D of the next covariance.
+        factor: U of the next covariance.
+        readout: $Cm$.
+        shift: Change of $Cm$ by the step.
+        loads: $CU$ of the next covariance.
+    """
 
     belief: LowRankBelief
     elbo: Scalar
     step: Vector
-    """Of the mean, by Newton."""
     gain: Scalar
-    """What the bound will gain from it, to second order."""
-    foretold: Scalar
-    """What the step after it will gain, as gains fall by their squares near the optimum."""
+    next_gain: Scalar
     diagonal: Vector
-    """Of the covariance to go to, as `factor`."""
     factor: Columns
     readout: Channels
-    """$Cm$ at the mean here, and what it changes by with the step."""
     shift: Channels
     loads: Loads
-    """$CU$ at the covariance to go to."""
 
 
-class Data(NamedTuple):
-    """What the channels say at a belief."""
+class LowRankOptimum(NamedTuple):
+    """The end of the iteration.
+
+    Attributes:
+        belief: The belief.
+        elbo: The bound, without the gain of the last covariance step and so somewhat low.
+        evaluations: Evaluations of gradient and curvature.
+        residual: Nats left to gain by another step of the mean.
+    """
+
+    belief: LowRankBelief
+    elbo: Scalar
+    evaluations: Int[Array, ""]
+    residual: Scalar
+
+
+class Information(NamedTuple):
+    r"""Sums over the channels at a belief.
+
+    Attributes:
+        value: Expected log-likelihood.
+        grad: $C^\top g$.
+        diagonal: Diagonal of $C^\top W C$.
+        along: $C^\top W C U$.
+        weights: W, one a channel.
+    """
 
     value: Scalar
     grad: Vector
-    """$C^\\top g$"""
-    own: Vector
-    """Diagonal of $C^\\top W C$."""
+    diagonal: Vector
     along: Columns
-    """$C^\\top W C U$."""
     weights: Channels
 
 
 def update_low_rank(
-    likelihood: Likelihood,
-    prediction: LowRankBelief,
-    y: Observation,
-    mask: Mask,
-    max_evaluations: int,
-    tolerance: float,
-) -> LowRankSolution:
-    """Climb the bound: a full step of the covariance, and of the mean one that climbs.
+    model: Model, prediction: Prediction, y: Observation, mask: Mask, limits: Limits
+) -> Updated:
+    """Update a belief of low rank by an observation.
 
     Args:
-        likelihood: The observation model.
-        prediction: The belief before the observation.
-        y: Observation.
-        mask: Which channels were observed.
-        max_evaluations: Bound on the times that the likelihood is looked at.
-        tolerance: Nats to gain at which to stop.
+        model: The model.
+        prediction: The prediction, with a `LowRankBelief`.
+        y: The observation.
+        mask: True where observed.
+        limits: Bound on evaluations, and the nats left to gain at which to stop.
+    """
+    cross, before = prediction.cross, prediction.belief
+    assert isinstance(cross, AdditiveCross)
+    belief, elbo, evaluations, residual = maximise_bound(model.likelihood, before, y, mask, limits)
+    entropy = inverse(*belief[1:]).log_det_root + 0.5 * len(belief.mean)
+    predicted = divergence(belief, before.mean, inverse(*before[1:])) + entropy
+    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
+    shift = noise.whiten(belief.mean - cross.mean)
+    square = jnp.sum(model.family.var(belief) / noise.var()) + shift @ shift + cross.spread
+    return Updated(
+        belief=belief,
+        elbo=elbo,
+        gap=noise.log_det_root() + 0.5 * square - predicted,
+        evaluations=evaluations,
+        residual=residual,
+        converged=residual <= limits.tolerance,
+        sound=model.family.valid(belief) & jnp.isfinite(residual),
+    )
+
+
+def maximise_bound(
+    likelihood: Likelihood, prediction: LowRankBelief, y: Observation, mask: Mask, limits: Limits
+) -> LowRankOptimum:
+    """Iterate full steps of the covariance, and steps of the mean that raise the bound.
+
+    Args:
+        likelihood: The likelihood.
+        prediction: The predicted belief.
+        y: The observation.
+        mask: True where observed.
+        limits: Bound on evaluations, and the nats left to gain at which to stop.
     """
     parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
     for part in parts:
@@ -110,66 +154,72 @@ def update_low_rank(
             )
     C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
     before = inverse(*prediction[1:])
-    # one way through C
+    # One pass through C serves mean and factor.
     seen = C @ jnp.concatenate([prediction.mean[:, None], prediction.factor], axis=1)
     start, loads = seen[:, 0], seen[:, 1:]
     observed = observe(likelihood, y, mask, readout_var(C, prediction.diagonal, loads))
     tiny = float(jnp.finfo(prediction.mean.dtype).tiny)
 
-    def look(
+    def evaluate(
         belief: LowRankBelief, readout: Channels, loads: Loads, first: bool = False
-    ) -> tuple[Scalar, Data]:
+    ) -> tuple[Scalar, Information]:
         v = readout_var(C, belief.diagonal, loads)
         a = readout + b
-        data = _read(C, observed.start(a, v)[0] if first else observed.expect(a, v), loads)
+        data = _information(C, observed.start(a, v)[0] if first else observed.expect(a, v), loads)
         return data.value - divergence(belief, prediction.mean, before), data
 
     def point(
-        belief: LowRankBelief, readout: Channels, elbo: Scalar, data: Data, last: Scalar | float
-    ) -> Point:
+        belief: LowRankBelief,
+        readout: Channels,
+        elbo: Scalar,
+        data: Information,
+        last: Scalar | float,
+    ) -> LowRankPoint:
         diagonal, factor, loads = _covariance(C, before, belief, data)
         grad = data.grad - before.times(belief.mean - prediction.mean)
         step, shift = _newton(C, before, data.weights, diagonal, factor, grad)
         gain = 0.5 * grad @ step
         ratio = jnp.clip(gain / jnp.maximum(last, tiny), 0, 1)
-        foretold = jnp.where(gain < NEAR, gain * ratio, gain)
-        return Point(belief, elbo, step, gain, foretold, diagonal, factor, readout, shift, loads)
+        next_gain = jnp.where(gain < NEAR, gain * ratio, gain)
+        return LowRankPoint(
+            belief, elbo, step, gain, next_gain, diagonal, factor, readout, shift, loads
+        )
 
     def keep_going(carry: tuple[Any, ...]) -> Bool[Array, ""]:
         here, _, evaluations = carry
-        return (here.foretold > tolerance) & (evaluations < max_evaluations)
+        return (here.next_gain > limits.tolerance) & (evaluations < limits.max_evaluations)
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         here, rate, evaluations = carry
         mean = here.belief.mean + rate * here.step
         readout = here.readout + rate * here.shift
         there = LowRankBelief(mean, here.diagonal, here.factor)
-        elbo, data = look(there, readout, here.loads)
+        elbo, data = evaluate(there, readout, here.loads)
         climbs = (elbo >= here.elbo - 1e-3 * (1 + here.gain)) | ~jnp.isfinite(here.elbo)
         here = lax.cond(climbs, lambda: point(there, readout, elbo, data, here.gain), lambda: here)
         rate = jnp.where(climbs, jnp.minimum(1, 2 * rate), 0.3 * rate)
         return here, rate, evaluations + 1
 
-    first = point(prediction, start, *look(prediction, start, loads, True), 0)
+    first = point(prediction, start, *evaluate(prediction, start, loads, True), 0)
     one = jnp.ones((), first.elbo.dtype)
-    # The first step is always looked at: it starts from the prediction, and may be far.
+    # The first step starts from the prediction and may be far: it is always evaluated.
     end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
-    found = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
-    converged = end.foretold <= tolerance
-    last = jax.tree.map(lambda new, old: jnp.where(converged, new, old), found, end.belief)
+    stepped = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
+    converged = end.next_gain <= limits.tolerance
+    last = jax.tree.map(lambda new, old: jnp.where(converged, new, old), stepped, end.belief)
     elbo = end.elbo + jnp.where(converged, end.gain, 0)
-    return LowRankSolution(last, elbo, evaluations, end.foretold, converged)
+    return LowRankOptimum(last, elbo, evaluations, end.next_gain)
 
 
 def _covariance(
-    C: Readout, before: Inverse, belief: LowRankBelief, data: Data
+    C: Readout, before: Inverse, belief: LowRankBelief, data: Information
 ) -> tuple[Vector, Columns, Loads]:
-    """One step towards the diagonal and the factor U that the bound wants, and $CU$."""
+    """Take one step of diagonal D and factor U towards the optimum; return D, U and $CU$."""
     rank = belief.factor.shape[1]
     scale = jnp.sqrt(belief.diagonal)[:, None]
     white = belief.factor / scale
     pushed = scale * (before.times(belief.factor) + data.along)
-    # The space of U and of its residual as eigenvectors, JU less its part along U.
+    # Basis of U and its residual as eigenvectors: JU minus its part along U.
     basis = scale * jnp.linalg.qr(jnp.concatenate([white, pushed], axis=1))[0]
     seen = C @ basis
     square = basis.T @ before.times(basis) + (seen * data.weights[:, None]).T @ seen
@@ -177,8 +227,8 @@ def _covariance(
     spread = jnp.maximum(1 / jnp.maximum(values[:rank], TINY) - 1, TINY)
     mixed = vectors[:, :rank] * jnp.sqrt(spread)
     factor = basis @ mixed
-    wanted = before.var() + data.own
-    # Twice, of which the first is known: the columns of U are orthogonal in units of D.
+    wanted = before.var() + data.diagonal
+    # Two fixed-point iterations; the first is explicit, as U is orthogonal in units of D.
     shared = (factor / belief.diagonal[:, None]) ** 2 @ (1 / (1 + spread))
     shared = jnp.sum(inverse(1 / (wanted + shared), factor).factor ** 2, axis=1)
     diagonal = 1 / (wanted + shared)
@@ -193,7 +243,7 @@ def _newton(
     factor: Columns,
     grad: Vector,
 ) -> tuple[Vector, Channels]:
-    """$J^{-1} g$ by conjugate gradients, preconditioned by the covariance, and C times it."""
+    r"""Return $J^{-1} g$ by preconditioned conjugate gradients, and C times it."""
 
     def near(x: Vector) -> Vector:
         return diagonal * x + factor @ (factor.T @ x)
@@ -219,10 +269,10 @@ def _newton(
     return lax.while_loop(keep_going, body, start)[:2]
 
 
-def _read(C: Readout, site: Site, loads: Loads) -> Data:
-    """Sums over the channels that were observed."""
+def _information(C: Readout, site: Site, loads: Loads) -> Information:
+    """Sum over the observed channels."""
     weights = jnp.maximum(-site.curvature, 0)
     columns = jnp.concatenate([site.slope[:, None], weights[:, None] * loads], axis=1)
-    back = columns.T @ C  # one way through C
-    own = jnp.sum(weights[:, None] * C * C, axis=0)
-    return Data(jnp.sum(site.value), back[0], own, back[1:].T, weights)
+    back = columns.T @ C
+    diagonal = jnp.sum(weights[:, None] * C * C, axis=0)
+    return Information(jnp.sum(site.value), back[0], diagonal, back[1:].T, weights)

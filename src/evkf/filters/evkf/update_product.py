@@ -162,8 +162,6 @@ def _slope(
     cvi: Flat,
     step: Flat,
 ) -> Scalar:
-    """Derivative of the bound along a step: $(F d_{CVI})^\\top d$, with $F d$ the change of
-    $\\mu$.
-    """
+    r"""Return the slope of the bound along a step, $(F d_{CVI})^\top d$; $Fd$ changes $\mu$."""
     _, change = jax.jvp(lambda x: ravel_pytree(family.to_mean(unravel(x)))[0], (nat,), (step,))
     return change @ cvi
