@@ -1,11 +1,13 @@
 """`Estimates`: the moments of a filtered sequence, its rates and one-step predictions."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
 
-from evkf.analysis.estimates import join_estimates, summarise
-from evkf.analysis.forecasting import expected_observation, observation_variance
+from evkf.analysis.estimates import Estimates, join_estimates, summarise, to_xarray
+from evkf.analysis.forecasting import expected_observation, forecast, observation_variance
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
 from evkf.filters import VJF, VariationalKalmanFilter, scan_filter
@@ -66,3 +68,27 @@ def test_a_filter_without_predictions_is_refused(problem):
     model, ys = problem
     with pytest.raises(InputError, match="predictions of VJF"):
         scan_filter(VJF(), model, ys, predictions=True)
+
+
+def test_axes_of_labelled_arrays_have_names(problem):
+    model, ys = problem
+    estimates = summarise(model, scan_filter(FILTER, model, ys, predictions=True)[1], per=0.1)
+    times, units = np.arange(30) / 10, np.array(["a", "b", "c", "d", "e", "f"])
+    bare = to_xarray(estimates._replace(rates=None))
+    assert set(bare) == {"mean", "cov", "elbo", "predicted"}
+    assert set(bare.coords) == {"latent", "other_latent"}
+    table = to_xarray(estimates._replace(times=times, units=units), bin_width=0.1)
+    assert [table.rates.units, table.time.units, table.bin_width] == ["Hz", "s", 0.1]
+    np.testing.assert_array_equal(table.rates.sel(unit="b"), estimates.rates[:, 1])
+    cov = table["cov"].sel(latent="z0", other_latent="z1")
+    np.testing.assert_array_equal(cov, estimates.cov[:, 0, 1])
+    assert to_xarray(estimates._replace(signals=True)).rates.units == "a.u."
+    ahead = to_xarray(forecast(FILTER, model, model.prior, 4))
+    assert dict(ahead.sizes) == {"bin": 4, "latent": 2, "other_latent": 2, "unit": 6}
+    assert ahead.bin.values.tolist() == [1, 2, 3, 4]
+
+
+def test_without_xarray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(InputError, match=r'pip install "evkf\[xarray\]"'):
+        to_xarray(Estimates(np.zeros((2, 1)), np.ones((2, 1, 1)), np.zeros(2)))

@@ -8,6 +8,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from evkf.analysis.forecasting import Forecast
+from evkf.errors import InputError
 from evkf.expectations.readout import expected_observation, observation_variance
 from evkf.filters import Trace
 from evkf.model import Model
@@ -119,3 +121,78 @@ def join_estimates(parts: "list[Estimates]") -> Estimates:
     return parts[0]._replace(
         **{k: None if x[0] is None else np.concatenate(x) for k, x in columns.items()}
     )
+
+
+AXES = {
+    "mean": ("bin", "latent"),
+    "cov": ("bin", "latent", "other_latent"),
+    "elbo": ("bin",),
+    "rates": ("bin", "unit"),
+    "rate": ("bin", "unit"),
+    "predicted": ("bin", "unit"),
+    "variance": ("bin", "unit"),
+}
+"""Axes of the fields of `Estimates` and `Forecast` in labelled arrays."""
+
+UNITS_OF_COUNTS = {
+    "mean": "a.u.",
+    "cov": "a.u.^2",
+    "elbo": "nats",
+    "rates": "Hz",
+    "rate": "spikes per bin",
+    "predicted": "spikes per bin",
+    "variance": "(spikes per bin)^2",
+}
+UNITS_OF_SIGNALS = UNITS_OF_COUNTS | {
+    "rates": "a.u.",
+    "rate": "a.u.",
+    "predicted": "a.u.",
+    "variance": "a.u.^2",
+}
+
+
+def to_xarray(result: Estimates | Forecast, **attributes: Any) -> Any:
+    """Return estimates or a forecast as an `xarray.Dataset`.
+
+    Axes are "bin", "latent" (z0, z1, ...) and "unit"; bins have the coordinates "time" (their begin
+    in seconds) and "trial" where these are known, and those of a forecast are numbered from 1.
+    `to_pandas` of one of its arrays gives a pandas object.
+
+    Args:
+        result: Estimates or a forecast.
+        attributes: Attributes of the data set, such as `bin_width` and `source`.
+
+    Example:
+        >>> zeros = (np.zeros((3, *shape)) for shape in ((1,), (1, 1), (), (2,)))
+        >>> bins = {"times": np.arange(3) / 2, "trial": np.array([0, 1, 1])}
+        >>> table = to_xarray(Estimates(*zeros, **bins, units=np.array([7, 9])))
+        >>> table.time.values, table.trial.values, table.latent.values
+        (array([0. , 0.5, 1. ]), array([0, 1, 1]), array(['z0'], dtype='<U2'))
+        >>> table.rates.sel(unit=9).where(table.trial == 1, drop=True).to_pandas().tolist()
+        [0.0, 0.0]
+    """
+    try:
+        import xarray
+    except ImportError:
+        remedy = 'pip install "evkf[xarray]"'
+        raise InputError("a labelled array needs xarray", "this installation", remedy) from None
+    fields = result._asdict()
+    latents = np.array([f"z{k}" for k in range(result.mean.shape[1])])
+    coordinates: dict[str, Any] = {"latent": latents, "other_latent": latents}
+    if isinstance(result, Forecast):
+        coordinates["bin"] = np.arange(1, len(result.mean) + 1)
+        physical = UNITS_OF_COUNTS
+    else:
+        physical = UNITS_OF_SIGNALS if result.signals else UNITS_OF_COUNTS
+        known = {
+            "time": ("bin", result.times, {"units": "s"}),
+            "trial": ("bin", result.trial),
+            "unit": ("unit", result.units),
+        }
+        coordinates |= {name: each for name, each in known.items() if each[1] is not None}
+    arrays = {
+        name: (axes, np.asarray(fields[name]), {"units": physical[name]})
+        for name, axes in AXES.items()
+        if fields.get(name) is not None
+    }
+    return xarray.Dataset(arrays, coordinates, attributes)
