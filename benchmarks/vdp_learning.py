@@ -20,7 +20,7 @@ from evkf.analysis.forecasting import forecast
 from evkf.analysis.metrics import affine_r2, coverage, mean_log_density
 from evkf.dynamics import ResidualMLP, VanDerPol
 from evkf.filters import VariationalKalmanFilter, scan_filter
-from evkf.learning import Learner, LearnerState, Monitor, Watched, scan_watched, warm_up
+from evkf.learning import Learner, LearnerState, Monitor, MonitoredState, scan_monitored, warm_up
 from evkf.model import Model, simulate
 from evkf.reproduce.vdp.experiment import (
     BIN,
@@ -139,10 +139,10 @@ def switch(seeds: range) -> tuple[dict, list[str]]:
         model = start(readout("poisson", seed), seed)
         after = Model(VanDerPol(0.5), readout("poisson", seed))
         _, later = simulate(after, jax.random.key(500 + seed), 1500, z0=jnp.asarray(states[-1]))
-        begun = Watched(learner.init(model), monitor.init(model))
-        known, (_, _, before) = scan_watched(learner, monitor, begun, ys)
+        begun = MonitoredState(learner.init(model), monitor.init(model))
+        known, (_, _, before) = scan_monitored(learner, monitor, begun, ys)
         frozen, now = known.learner.model, known.learner.filter
-        _, (info, _, seen) = scan_watched(learner, monitor, known, later)
+        _, (info, _, seen) = scan_monitored(learner, monitor, known, later)
         stretch = slice(1000, 1500)
         nats = {
             name: float(np.mean(scan_filter(FILTER, m, later, state=now)[1].info.elbo[stretch]))

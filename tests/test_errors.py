@@ -20,8 +20,7 @@ from evkf.filters import (
     VariationalKalmanFilter,
     scan_filter,
 )
-from evkf.learning import Learner, Monitor
-from evkf.learning.optimiser import adam
+from evkf.learning import Learner, Monitor, adam
 from evkf.model import Model, simulate
 from evkf.numerics.covariance import as_covariance
 from evkf.types import Status

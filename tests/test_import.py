@@ -19,7 +19,7 @@ HEAVY = {"matplotlib", "pandas", "h5py", "pynwb", "zmq", "fastapi"}
 COMPUTING = {"jax", "numpy", "scipy", "sklearn", "equinox", "optax", "rich"}
 PRECISION = "evkf.types"
 """The module that sets the precision of matrix products."""
-NO_PRODUCTS = {"evkf.data.storage", "evkf.learning.optimiser", "evkf.reproduce.runner"}
+NO_PRODUCTS = {"evkf.data.storage", "evkf.reproduce.runner"}
 """Modules that use JAX, do not import that one, and multiply no matrices."""
 
 

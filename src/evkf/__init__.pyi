@@ -3,6 +3,7 @@ from .analysis.forecasting import forecast
 from .analysis.smoothing import smooth
 from .errors import EvkfError, InputError
 from .estimators.evkf import EVKF
+from .estimators.settings import Learning
 from .filters.base import scan_filter
 from .filters.batched import scan_sessions
 from .filters.compiled import CompiledStep
@@ -22,6 +23,7 @@ __all__ = [
     "EvkfError",
     "InputError",
     "Learner",
+    "Learning",
     "Model",
     "Status",
     "VariationalKalmanFilter",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -14,18 +15,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.validation import check_is_fitted
 
-from evkf.analysis.forecasting import forecast
+from evkf.analysis.estimates import to_xarray
+from evkf.analysis.forecasting import expected_observation, forecast
 from evkf.analysis.smoothing import smooth
 from evkf.dynamics import Linear
 from evkf.errors import InputError
 from evkf.estimators.evkf import EVKF
+from evkf.estimators.settings import Learning
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Custom, Gaussian, Poisson
 from evkf.model import Model, simulate
 from tests.quick import quick_compilation, quick_environment  # noqa: F401
 
 NEURONS, BINS = 12, 160
-SMALL = {"latents": 2, "hidden": 8, "warm_up": 60, "ring": 128}
+SMALL = {"latents": 2, "learning": Learning(hidden=8, warm_up=60, ring=128)}
 READOUT = np.random.default_rng(0).normal(size=(NEURONS, 2))
 TURN = 0.99 * np.array([[np.cos(0.2), -np.sin(0.2)], [np.sin(0.2), np.cos(0.2)]])
 TRUE = Model(Linear(TURN, noise=0.02), Poisson(READOUT, np.full(NEURONS, 0.5)))
@@ -66,11 +69,12 @@ def test_what_cannot_stream_is_refused_every_time():
 
 
 def test_constructor_only_stores():
-    learn = ["dynamics"]
-    estimator = EVKF(latents=-1, likelihood="nonsense", learn=learn)
-    assert estimator.learn is learn
-    assert vars(estimator) == estimator.get_params()
-    assert repr(estimator) == "EVKF(latents=-1, likelihood='nonsense', learn=['dynamics'])"
+    learning = Learning(parts=["dynamics"])
+    estimator = EVKF(latents=-1, likelihood="nonsense", learning=learning)
+    assert estimator.learning is learning
+    assert vars(estimator) == estimator.get_params(deep=False)
+    text = "EVKF(latents=-1, learning=Learning(parts=['dynamics']), likelihood='nonsense')"
+    assert repr(estimator).replace("\n     ", "") == text
 
 
 def test_parameters_are_set_and_cloned(fitted):
@@ -78,9 +82,16 @@ def test_parameters_are_set_and_cloned(fitted):
     assert estimator is not fitted
     assert estimator.get_params() == fitted.get_params()
     assert not hasattr(estimator, "state_")
-    assert estimator.set_params(latents=3, ring=64).get_params()["latents"] == 3
-    with pytest.raises(InputError, match="no parameter 'rings'"):
+    assert estimator.set_params(latents=3, learning__ring=64).get_params()["latents"] == 3
+    assert estimator.get_params()["learning__ring"] == estimator.learning.ring == 64
+    assert fitted.learning.ring == 128
+    with pytest.raises(ValueError, match="Invalid parameter 'rings'"):
         estimator.set_params(rings=3)
+    with pytest.raises(InputError, match="no parameter 'learning__rings'"):
+        estimator.set_params(learning__rings=3)
+    assert EVKF().set_params(learning__rate=0.1).learning != EVKF().learning
+    with pytest.raises(AttributeError):
+        EVKF().learning.rate = 0.1
     known = clone(EVKF(likelihood=Poisson(READOUT)))
     assert same(known.likelihood, Poisson(READOUT))
 
@@ -98,14 +109,18 @@ def test_nothing_is_there_before_fit(name):
 def test_not_fitted():
     ys = np.zeros((3, 4))
     asked = [lambda e: e.transform(ys), lambda e: e.smooth(ys), lambda e: e.score(ys)]
-    asked += [lambda e: e.forecast(2), lambda e: e.predict_one(), lambda e: e.save("x.safetensors")]
+    asked += [
+        lambda e: e.forecast(2),
+        lambda e: e.forecast_one(),
+        lambda e: e.save("x.safetensors"),
+    ]
     for ask in [*asked, check_is_fitted]:
         with pytest.raises(ValueError, match="not fitted"):
             ask(EVKF())
 
 
 def test_needs_no_extra_to_be_imported():
-    code = "import sys, evkf; print({'sklearn', 'xarray', 'safetensors'} & {*sys.modules})"
+    code = "import sys, evkf; print({'xarray', 'safetensors'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -132,22 +147,23 @@ def test_fit_starts_anew_and_repeats_itself(fitted, data):
 
 def test_more_passes_teach_more(fitted, data):
     ys = data[1][:BINS]
-    more = clone(fitted).set_params(passes=9).fit(ys)
+    more = clone(fitted).set_params(learning__passes=9).fit(ys)
     assert more.score(ys) > fitted.score(ys)
     wanted = more.transform(ys)[-1]
     np.testing.assert_allclose(more.estimate_.mean, wanted, atol=1e-6)
-    assert int(more.state_.ring.count) == SMALL["ring"]
+    assert int(more.state_.ring.count) == SMALL["learning"].ring
 
 
 def test_a_stream_is_learned_whole_however_it_is_cut(data, tmp_path):
     ys = data[1]
-    one = EVKF(**SMALL, likelihood="gaussian", learn=["dynamics"], watch=True)
+    learning = replace(SMALL["learning"], parts=["dynamics"], watch=True)
+    one = EVKF(2, likelihood="gaussian", learning=learning)
     for y in ys[:45]:
         one.learn_one(y)
     assert one.bins_missing_ == 15
     assert not one.__sklearn_is_fitted__()
     assert not hasattr(one, "state_")
-    np.testing.assert_allclose(one.predict_one(), ys[:45].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(one.forecast_one(), ys[:45].mean(axis=0), rtol=1e-6)
     with pytest.raises(InputError, match="15 bins are missing"):
         one.forecast(1)
     one.save(tmp_path / "warming.safetensors")
@@ -192,8 +208,8 @@ def test_known_model_with_inputs_goes_on_after_loading(tmp_path):
     ys = np.asarray(simulate(Model(dynamics, likelihood), jax.random.key(2), 30, us)[1])
     ys = np.where(np.arange(60).reshape(30, 2) == 6, np.nan, ys)
     masks = np.isfinite(ys)
-    one = EVKF(1, likelihood, dynamics, ring=32, num_inputs=1)
-    one.learn_one(ys[0], masks[0], us[0])
+    one = EVKF(1, likelihood, dynamics, learning=Learning(ring=32))
+    one.learn_one(ys[0], mask=masks[0], inputs=us[0])
     assert one.learner_.parts == ("dynamics", "noise", "prior")
     one.partial_fit(ys[1:], masks=masks[1:], inputs=us[1:])
     assert same(one.model_.likelihood, likelihood)
@@ -201,9 +217,9 @@ def test_known_model_with_inputs_goes_on_after_loading(tmp_path):
 
     before = jax.tree.map(np.copy, one.state_)
     ahead = one.forecast(2, inputs_ahead=us[:2])
-    np.testing.assert_allclose(one.predict_one(us[0]), ahead.rate[0], rtol=1e-9)
+    np.testing.assert_allclose(one.forecast_one(us[0]), ahead.rate[0], rtol=1e-9)
     with pytest.raises(InputError, match="no input"):
-        one.predict_one()
+        one.forecast_one()
     belief = one.state_.filter.belief
     np.testing.assert_array_equal(one.estimate_.mean, belief.mean)
     np.testing.assert_array_equal(one.estimate_.cov, belief.cov)
@@ -230,7 +246,7 @@ def test_known_model_with_inputs_goes_on_after_loading(tmp_path):
     assert same(loaded.state_, one.state_)
     assert same(loaded.likelihood, likelihood)
     assert same(loaded.dynamics, dynamics)
-    assert loaded.num_inputs == 1
+    np.testing.assert_array_equal(loaded.forecast_one(us[0]), one.forecast_one(us[0]))
     for wrong in ({}, {**other, "likelihood": Gaussian([[0.0]])}):
         with pytest.raises(InputError, match="as likelihood, loaded with"):
             EVKF.load(path, **wrong)
@@ -248,8 +264,8 @@ def test_loads_only_estimators(tmp_path, fitted):
 
 def test_saves_what_the_state_was_made_with(fitted, tmp_path):
     path = tmp_path / "a.safetensors"
-    fitted.set_params(ring=np.int64(77)).save(path)
-    fitted.set_params(ring=SMALL["ring"])
+    fitted.set_params(learning__ring=np.int64(77)).save(path)
+    fitted.set_params(learning=SMALL["learning"])
     assert EVKF.load(path).get_params() == fitted.get_params()
     assert same(EVKF.load(path).state_, fitted.state_)
 
@@ -260,10 +276,12 @@ def test_saves_what_the_state_was_made_with(fitted, tmp_path):
 def test_trials_are_kept_apart(fitted, data):
     before = fitted.state_
     trials = [data[1][:20], data[1][20:27], data[1][27:60]]
-    for infer in (fitted.transform, fitted.smooth):
-        means, covs = infer(trials, return_cov=True)
+    for infer, given in ((fitted.transform, "past"), (fitted.smooth, "all")):
+        means, estimates = infer(trials), fitted.infer(trials, given=given)
         assert [len(mean) for mean in means] == [20, 7, 33]
-        assert covs[1].shape == (7, 2, 2)
+        assert estimates[1].cov.shape == (7, 2, 2)
+        assert estimates[2].rates.shape == (33, NEURONS)
+        np.testing.assert_allclose(means[1], estimates[1].mean, rtol=1e-9, atol=1e-12)
         alone = [infer(trial) for trial in trials]
         for mean, own in zip(means, alone, strict=True):
             assert type(mean) is np.ndarray
@@ -278,32 +296,38 @@ def test_agrees_with_the_library(fitted, data):
     ys[~masks] = np.nan
     masks[5] = False
     state, trace = scan_filter(filter, fitted.model_, ys, masks)
-    mean, cov = fitted.transform(ys, masks, return_cov=True)
-    np.testing.assert_allclose(mean, trace.belief.mean, rtol=1e-9)
-    np.testing.assert_allclose(cov, trace.belief.cov, rtol=1e-9)
+    estimates = fitted.infer(ys, masks=masks)
+    np.testing.assert_allclose(estimates.mean, trace.belief.mean, rtol=1e-9)
+    np.testing.assert_allclose(estimates.cov, trace.belief.cov, rtol=1e-9)
+    rate = expected_observation(fitted.model_, jax.tree.map(lambda x: x[7], trace.belief))
+    np.testing.assert_allclose(estimates.rates[7], rate, rtol=1e-9)
+    np.testing.assert_array_equal(fitted.transform(ys, "rates", masks=masks), estimates.rates)
+    before = fitted.forecast(1, ys[:8], masks=masks[:8]).rate[0]
+    np.testing.assert_allclose(estimates.predicted[8], before, rtol=1e-9)
     elbo = np.asarray(trace.info.elbo)[np.arange(64) != 5]
     np.testing.assert_allclose(fitted.score(ys, masks=masks), elbo.mean(), rtol=1e-9)
     found = smooth(filter, fitted.model_, ys, masks)
-    np.testing.assert_allclose(fitted.smooth(ys, masks), found.mean, rtol=1e-9)
-    ahead = fitted.forecast(4, ys, masks)
+    smoothed = fitted.infer(ys, given="all", masks=masks)
+    np.testing.assert_allclose(smoothed.mean, found.mean, rtol=1e-9)
+    np.testing.assert_allclose(smoothed.cov, found.cov, rtol=1e-9)
+    assert smoothed.predicted is None
+    ahead = fitted.forecast(4, ys, masks=masks)
     wanted = forecast(filter, fitted.model_, state.belief, 4)
     for have, want in zip(jax.tree.leaves(ahead), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-9)
 
 
-def test_labelled_arrays(fitted, data, monkeypatch):
+def test_labelled_arrays(fitted, data):
     ys = data[1]
-    mean, cov = fitted.transform(ys[:5], return_cov=True, as_xarray=True)
-    assert mean.dims == ("bin", "latent")
-    assert cov.dims == ("bin", "latent", "other_latent")
-    np.testing.assert_array_equal(mean, fitted.transform(ys[:5]))
-    assert [m.sizes["bin"] for m in fitted.smooth([ys[:2], ys[:3]], as_xarray=True)] == [2, 3]
-    ahead = fitted.forecast(4, as_xarray=True)
+    table = to_xarray(fitted.infer(ys[:5]))
+    assert table["mean"].dims == ("bin", "latent")
+    assert table["cov"].dims == ("bin", "latent", "other_latent")
+    np.testing.assert_array_equal(table["mean"], fitted.transform(ys[:5]))
+    smoothed = fitted.infer([ys[:2], ys[:3]], given="all")
+    assert [to_xarray(trial).sizes["bin"] for trial in smoothed] == [2, 3]
+    ahead = to_xarray(fitted.forecast(4))
     assert dict(ahead.sizes) == {"bin": 4, "latent": 2, "other_latent": 2, "unit": NEURONS}
     assert ahead.bin.values.tolist() == [1, 2, 3, 4]
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(InputError, match=r'pip install "evkf\[xarray\]"'):
-        fitted.transform(ys[:5], as_xarray=True)
 
 
 def test_works_in_scikit_learn(fitted, data):
@@ -328,20 +352,20 @@ BAD = {
     "widths": (lambda e: e.fit([YS, np.ones((5, 4))]), r"in X\[1\]"),
     "masks": (lambda e: e.fit([YS, YS], masks=[YS > 0]), "1 masks for 2 trials"),
     "no mask": (lambda e: e.fit(YS, masks=YS), r"type float64 \(in masks\)"),
-    "inputs": (lambda e: e.fit([YS], inputs=[YS]), r"in inputs\[0\]"),
+    "inputs": (lambda e: e.fit([YS], inputs=[YS[:2]]), r"in inputs\[0\]"),
     "latents": (lambda e: e.set_params(latents=4).fit(YS), "4 latents of 3 neurons"),
     "half a latent": (lambda e: e.set_params(latents=1.5).fit(YS), "latents = 1.5"),
-    "warm-up": (lambda e: e.set_params(warm_up=2).fit(YS), "warm_up = 2"),
-    "hidden": (lambda e: e.set_params(hidden=[]).fit(YS), "no hidden layers"),
-    "no passes": (lambda e: e.set_params(passes=0).fit(YS), "passes = 0"),
+    "warm-up": (lambda e: e.set_params(learning__warm_up=2).fit(YS), "warm_up = 2"),
+    "hidden": (lambda e: e.set_params(learning__hidden=[]).fit(YS), "no hidden layers"),
+    "no passes": (lambda e: e.set_params(learning__passes=0).fit(YS), "passes = 0"),
     "likelihood": (lambda e: e.set_params(likelihood="cauchy").fit(YS), "'cauchy'"),
     "dynamics": (lambda e: e.set_params(dynamics="rnn").fit(YS), "'rnn'"),
     "known": (
         lambda e: e.set_params(dynamics=Linear([[1.0]], 0.1)).fit(YS),
         "dynamics of 1 latents and 0 inputs for latents=2",
     ),
-    "loss": (lambda e: e.set_params(loss="l2").fit(YS), "'l2'"),
-    "part": (lambda e: e.set_params(learn=["all"]).fit(YS), "'all'"),
+    "loss": (lambda e: e.set_params(learning__loss="l2").fit(YS), "'l2'"),
+    "part": (lambda e: e.set_params(learning__parts=["all"]).fit(YS), "'all'"),
     "readout": (lambda e: e.set_params(likelihood=Poisson(READOUT)).fit(YS), "12 channels"),
 }
 

@@ -1,6 +1,6 @@
 """Trials side by side are what they are end to end."""
 
-from contextlib import nullcontext
+from functools import partial
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 
 from evkf.dynamics import ResidualMLP
 from evkf.estimators import trials as trial_module
-from evkf.estimators.trials import filter_side_by_side, filter_trials, read_trials
+from evkf.estimators.trials import read_trials, scan_trials
 from evkf.filters import DirectVJF, VariationalKalmanFilter
 from evkf.likelihoods import Poisson
 from evkf.model import Model
@@ -33,10 +33,14 @@ def trials(model):
 @pytest.mark.parametrize("rule", ["cubature", "monte_carlo"])
 def test_side_by_side_is_end_to_end(model, trials, rule):
     filter = VariationalKalmanFilter(rule, num_samples=8)
-    found, want = (go(filter, model, trials, KEY) for go in (filter_side_by_side, filter_trials))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+    scan = partial(scan_trials, filter, model, trials, KEY, True)
+    found, want = scan(side_by_side=True), scan(side_by_side=False)
+    num = len(trials.fresh)
+    kept = ((trace.belief, trace.prediction, trace.info.elbo) for trace in (found, want))
+    for a, b in zip(*map(jax.tree.leaves, kept), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a[:num], b[:num], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +57,11 @@ def test_side_by_side_is_end_to_end(model, trials, rule):
 def test_trials_go_side_by_side_where_that_is_faster(
     model, monkeypatch, platform, filter, lengths, together
 ):
-    told = []
+    called = []
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    monkeypatch.setattr(trial_module, "filter_side_by_side", lambda *_: told.append(True))
+    monkeypatch.setattr(trial_module, "scan_checked", lambda *_, **__: called.append(True) or 1 / 0)
     monkeypatch.setattr(trial_module, "scan_filter", lambda *_, **__: 1 / 0)
     trials = read_trials(model, [np.zeros((n, N)) for n in lengths])
-    with nullcontext() if together else pytest.raises(ZeroDivisionError):
-        filter_trials(filter, model, trials, KEY)
-    assert bool(told) == together
+    with pytest.raises(ZeroDivisionError):
+        scan_trials(filter, model, trials, KEY)
+    assert bool(called) == together

@@ -14,7 +14,7 @@ from evkf import families as fam
 from evkf import likelihoods as lik
 from evkf.filters import VariationalKalmanFilter
 from evkf.learning import Learner
-from evkf.learning.replay import Window
+from evkf.learning.ring import Window
 from evkf.model import Model
 
 L, N, T, U = 2, 4, 10, 1

@@ -8,7 +8,7 @@ import pytest
 from evkf.analysis.forecasting import forecast
 from evkf.errors import InputError
 from evkf.filters.compiled import LARGE, packing
-from evkf.learning import Learner, Monitor, Watched, scan_watched
+from evkf.learning import Learner, Monitor, MonitoredState, scan_monitored
 from evkf.learning.compiled import CompiledLearner
 from tests.learning.cases import MODELS, T, recording
 from tests.quick import fusing, quick_compilation  # noqa: F401
@@ -49,8 +49,11 @@ def test_equals_the_scan(live):
     for t, bins in enumerate(zip(*BINS, strict=True)):
         said = live.observe(*(np.asarray(array) for array in bins))
         learned = live.learn()
-        found = live.belief(said), live.info(said), learned
-        close(found, jax.tree.map(lambda leaf, t=t: leaf[t], tuple(trace)))
+        result = live.read(said)
+        close(
+            (result.belief, result.info, learned),
+            jax.tree.map(lambda leaf, t=t: leaf[t], tuple(trace)),
+        )
     close(live.state, wanted)
     assert int(live.state.steps) == T - LEARNER.window + 1
     # States that were handed out are copies.
@@ -123,18 +126,18 @@ def test_a_state_that_is_set_is_gone_on_from(live):
 
 def test_watched_equals_the_scan():
     model, monitor = MODELS["linear"](), Monitor()
-    start = Watched(LEARNER.init(model), monitor.init(model))
+    start = MonitoredState(LEARNER.init(model), monitor.init(model))
     with fusing():
         live = CompiledLearner(LEARNER, model, monitor=monitor)
-        wanted, (_, _, told) = scan_watched(LEARNER, monitor, start, *BINS)
+        wanted, (_, _, told) = scan_monitored(LEARNER, monitor, start, *BINS)
     for t, bins in enumerate(zip(*BINS, strict=True)):
         said = live.observe(*(np.asarray(array) for array in bins))
         live.learn()
-        close(live.evidence(said), jax.tree.map(lambda leaf, t=t: leaf[t], told))
+        close(live.read(said).evidence, jax.tree.map(lambda leaf, t=t: leaf[t], told))
     close(live.state, wanted)
-    outlook = live.outlook(u=[0.3])
+    nowcast = live.nowcast(u=[0.3])
     belief = wanted.learner.filter.belief
-    close(outlook[:2], (belief.mean, belief.cov))
+    close(nowcast[:2], (belief.mean, belief.cov))
     now = wanted.learner.model
     ahead = forecast(LEARNER.filter, now, belief, 1, us=[[0.3]])
-    np.testing.assert_allclose(outlook.rate, ahead.rate[0], rtol=1e-12)
+    np.testing.assert_allclose(nowcast.rate, ahead.rate[0], rtol=1e-12)

@@ -9,7 +9,7 @@ import pytest
 from evkf.dynamics import Linear
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.learning import LOSSES, Learner, adam
-from evkf.learning.replay import Bins, Window
+from evkf.learning.ring import Bins, Window
 from evkf.likelihoods import Gaussian
 from evkf.model import Model, simulate
 from evkf.parameters import free, split

@@ -9,7 +9,7 @@ import pytest
 from evkf.dynamics import Driven, GammaDynamics, Linear, Network, ResidualMLP
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter
-from evkf.learning import Learner, Monitor, Watched, scan_watched
+from evkf.learning import Learner, Monitor, MonitoredState, ObservedBin, scan_monitored
 from evkf.learning.monitor import PERIOD, SETTLED, same_box
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
@@ -38,7 +38,7 @@ def watched(first: Model, second: Model, ys: jax.Array, switch: jax.Array):
         t, y = inputs
         model = tree_where(t < switch, first, second)
         state, info = FILTER.step(model, state, y)
-        known, told = MONITOR.step(known, model, state.belief, info, y)
+        known, told = MONITOR.step(known, model, state.belief, info, ObservedBin(y))
         return (state, known), told
 
     start = (FILTER.init(first), MONITOR.init(first))
@@ -102,8 +102,8 @@ def test_masked_bins_say_nothing():
     masks = np.ones(40, bool)
     masks[10:20] = False
     ys = np.where(masks[:, None], np.ones((40, 6)), np.nan)
-    start = Watched(learner.init(SLOW), MONITOR.init(SLOW))
-    state, (_, _, told) = scan_watched(learner, MONITOR, start, ys, masks)
+    start = MonitoredState(learner.init(SLOW), MONITOR.init(SLOW))
+    state, (_, _, told) = scan_monitored(learner, MONITOR, start, ys, masks)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(told))
     assert int(state.learner.ring.count) == 40
 

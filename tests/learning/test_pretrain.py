@@ -10,7 +10,7 @@ from evkf.dynamics import GammaDynamics, Linear, Network, ResidualMLP, VanDerPol
 from evkf.errors import InputError
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.learning import Learner
-from evkf.learning.pretrain import fit_states, pretrain
+from evkf.learning.pretrain import Pretraining, StateFitting, fit_states, pretrain
 from evkf.likelihoods import Gaussian, Poisson
 from evkf.model import Model, simulate
 from tests.quick import quick_compilation  # noqa: F401
@@ -26,7 +26,7 @@ def test_learns_an_oscillator_better_than_one_pass_of_a_stream():
     start = Model(ResidualMLP(2, 0.04, jax.random.key(1), hidden=16), likelihood)
     learner = Learner(ring=512, num_windows=4)
     streamed, _ = learner.scan(learner.init(start), ys[:600])
-    trained = pretrain(learner, start, ys[:600], passes=60, batch=4, window=20)
+    trained = pretrain(learner, start, ys[:600], settings=Pretraining(60, batch=4, window=20))
 
     def bound(model):
         return float(np.mean(scan_filter(FILTER, model, ys[600:])[1].info.elbo[20:]))
@@ -55,7 +55,7 @@ STRAIGHT = optax.GradientTransformation(
 )
 """Always the same step, so that steps can be counted."""
 
-OPTIONS = {"passes": 2, "batch": 2, "window": 6, "optimiser": STRAIGHT}
+SETTINGS = Pretraining(passes=2, batch=2, window=6, optimiser=STRAIGHT)
 
 
 @pytest.mark.parametrize("size", [16, 64, 0])
@@ -65,7 +65,7 @@ def test_state_is_ready_for_the_stream(trials, size):
     start = learner.freeze(learner.init(scalar(), jax.random.key(7)), "noise")
     # The first bin is a trial's, whether it is said or not.
     marks = fresh & (np.arange(40) > 0)
-    state = pretrain(learner, start, ys, masks, fresh=marks, **OPTIONS)
+    state = pretrain(learner, start, ys, masks, fresh=marks, settings=SETTINGS)
     model, old = state.model, start.model
     # Two passes of ceil(40 / (2 * 6)) steps.
     np.testing.assert_allclose(model.dynamics.weight, old.dynamics.weight + 8 * 0.01)
@@ -95,11 +95,11 @@ def _split(ys, masks):
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        ("passes", {"passes": 0}),
-        ("passes", {"passes": 1.5}),
-        ("batch", {"batch": 0}),
-        ("window", {"window": 0}),
-        ("window", {"window": 40}),
+        ("passes", {"settings": Pretraining(passes=0)}),
+        ("passes", {"settings": Pretraining(passes=1.5)}),
+        ("batch", {"settings": Pretraining(batch=0)}),
+        ("window", {"settings": Pretraining(window=0)}),
+        ("window", {"settings": Pretraining(window=40)}),
         ("fresh", {"fresh": np.zeros(3, bool)}),
         ("masks", {"masks": np.ones((40, 2))}),
         ("us", {"us": np.ones((40, 1))}),
@@ -164,7 +164,7 @@ def test_fits_given_states(states):
 def test_given_states_are_where_a_network_has_been(states):
     zs, ys, _, _ = states
     model = Model(ResidualMLP(2, 0.1, jax.random.key(0), hidden=4), Gaussian(C))
-    fitted = fit_states(model, zs, ys, steps=2)
+    fitted = fit_states(model, zs, ys, settings=StateFitting(steps=2))
     np.testing.assert_array_equal(fitted.dynamics.low, zs.min(0))
     np.testing.assert_array_equal(fitted.dynamics.high, zs.max(0))
     # A single trial: its prior is as wide as all states.
@@ -176,13 +176,15 @@ def test_bad_states(states):
     for where, options in {
         "states": {"states": zs[:, :1]},
         "fresh": {"fresh": np.ones(1000, bool)},
-        "steps": {"steps": 1.5},
-        "batch": {"batch": 0},
-        "rate": {"rate": 0.0},
+        "steps": {"settings": StateFitting(steps=1.5)},
+        "batch": {"settings": StateFitting(batch=0)},
+        "rate": {"settings": StateFitting(rate=0.0)},
     }.items():
         with pytest.raises(InputError) as caught:
             fit_states(blank(), **{"states": zs, "ys": ys, "us": us, "fresh": fresh, **options})
         assert caught.value.where == where
     positive = GammaDynamics(Network([2, 3, 2], jax.random.key(0)), 2, 25.0)
     with pytest.raises(InputError, match="support of Gamma"):
-        fit_states(Model(positive, Poisson(C)), zs, np.ones((1000, 3)), steps=1)
+        fit_states(
+            Model(positive, Poisson(C)), zs, np.ones((1000, 3)), settings=StateFitting(steps=1)
+        )

@@ -1,107 +1,111 @@
 """`EVKF`, the estimator for people with arrays: NumPy in, NumPy out, by scikit-learn's conventions.
 
-It puts together what the library has in parts: a first readout, the online learner, filter,
-smoother, forecast and storage. scikit-learn itself is not needed.
+It joins the parts of the library: a first readout, the online learner, filter, smoother, forecast
+and storage. Everything that it learns is done by `evkf.learning.CompiledLearner` (streams) and
+`evkf.learning.Learner` (recordings).
 """
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, TransformerMixin
 
+from evkf.analysis.estimates import Estimates
 from evkf.analysis.forecasting import Forecast, forecast
-from evkf.analysis.smoothing import smooth
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.estimators.params import WithParams
-from evkf.estimators.saved import load_stream, save_stream
-from evkf.estimators.stream import NotFitted, Stream, open_stream
+from evkf.estimators.assembly import FittedState, assemble, train_offline
+from evkf.estimators.saved import load_fitted, save_fitted
+from evkf.estimators.settings import Learning
 from evkf.estimators.trials import (
-    AXES,
     Trials,
-    count_channels,
-    filled_up,
+    count_columns,
     filter_trials,
-    import_xarray,
-    read_one_bin,
+    join,
+    read_bin,
     read_trials,
-    results,
+    scan_trials,
+    smooth_trials,
 )
-from evkf.learning import Learner, LearnerState, MonitorInfo
-from evkf.likelihoods import Likelihood
+from evkf.learning import (
+    CompiledLearner,
+    Learner,
+    LearnerState,
+    MonitoredState,
+    MonitorInfo,
+    Nowcast,
+    scan_monitored,
+)
+from evkf.learning.compiled import compute_nowcast
+from evkf.learning.monitor import learner_state, with_learner_state
+from evkf.likelihoods import Gaussian, Likelihood, StudentT
 from evkf.model import Model
-from evkf.numerics.checks import check_whole
+from evkf.numerics.checks import check_choice, check_whole, read_array
+
+DEFAULT_LEARNING = Learning()
 
 
-class Estimate(NamedTuple):
-    """The belief about the state now."""
+class NotFitted(InputError, AttributeError):
+    """An estimator that has not seen enough bins was asked for a result.
 
-    mean: Float[np.ndarray, " L"]
-    cov: Float[np.ndarray, "L L"]
+    Example:
+        >>> issubclass(NotFitted, ValueError), issubclass(NotFitted, AttributeError)
+        (True, True)
+    """
 
 
-class EVKF(WithParams):
+class EVKF(TransformerMixin, BaseEstimator):
     """States and dynamics behind the activity of a population, learned offline or as it comes.
 
     Observations are (bins, neurons), or a list of such trials; every trial starts from the learned
     initial state. `fit` starts anew; `partial_fit` and `learn_one` go on from what was learned
     before. There, the first bins are kept until a readout can be found from them, and are learned
-    from then. Numbers have the precision that JAX is set to, as a rule float32.
+    from then. The number of inputs is that of the first data. Numbers have the precision that JAX
+    is set to, as a rule float32.
 
     Args:
         latents: Latent dimensions.
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian", whose readout is
             found; or one of `evkf.likelihoods`, whose readout is known.
         dynamics: "mlp", a network that starts as a random walk; or one of `evkf.dynamics`.
-        bin_width: Width of a bin, for a likelihood by name; in seconds, as a rule, so that offsets
-            are logarithms of spikes per second.
-        hidden: Hidden units of the network, or those of several layers.
-        warm_up: Bins from which a readout is found; `fit` makes do with fewer.
-        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
-            left out all, but nothing of a likelihood that is known.
-        loss: A loss of `evkf.learning.Learner`.
-        rate: The largest learning rate, reached after 30 steps of a stream; it falls to 0.3 of
-            that. Several passes end with 0.05 of it, and a stream that follows goes on so.
-        steps: Gradient steps after every bin.
-        ring: Bins kept for replay.
-        watch: Whether to watch the evidence (`evidence_`), and to learn anew after a change of the
-            dynamics; it takes two more filter steps a bin.
-        passes: How many times `fit` goes through the data: once is bin by bin, as a stream is
-            learned; more often by `evkf.learning.pretrain`, which is best for recordings.
-        num_inputs: Length of the inputs.
-        seed: Of all randomness.
+        bin_width: Width of a bin, in seconds as a rule. Rates are expected counts divided by it;
+            offsets of a likelihood by name are logarithms of such rates.
+        learning: Settings of learning; its fields are also parameters such as `learning__rate`.
+        seed: Seed of all randomness.
 
     Attributes:
-        n_features_in_: Neurons.
+        n_features_in_: Number of neurons.
         bins_missing_: Bins still to come until there is a readout; until then there is no
             `state_`, `model_` or `estimate_`.
         learner_: The learner.
-        state_: All it knows, as a `LearnerState`.
-        model_: The model as it is now.
-        estimate_: Mean and covariance of the state now.
-        evidence_: What the dynamics are worth now, as a `MonitorInfo`, with `watch`.
+        state_: Its present state, a `LearnerState`.
+        model_: The present model.
+        estimate_: The present state, as the last row of `Estimates`.
+        evidence_: Evidence for the dynamics, a `MonitorInfo`, with `Learning(watch=True)`.
 
     Example:
         >>> import numpy as np
         >>> rates = np.exp(np.sin(np.arange(300)[:, None] / 20 + np.arange(12)))
         >>> counts = np.random.default_rng(0).poisson(rates)
-        >>> offline = EVKF(latents=2, warm_up=100, ring=256).fit(counts)
-        >>> offline.transform(counts).shape
-        (300, 2)
-        >>> online = EVKF(latents=2, warm_up=400)
-        >>> for y in counts:
-        ...     online.learn_one(y)
+        >>> offline = EVKF(latents=2, learning=Learning(warm_up=100, ring=256)).fit(counts)
+        >>> offline.transform(counts).shape, offline.infer(counts).rates.shape
+        ((300, 2), (300, 12))
+        >>> online = EVKF(latents=2)
+        >>> for x in counts:
+        ...     online.learn_one(x)
         >>> online.bins_missing_
         100
     """
 
-    _stream: Stream | None = None
-    _settings: dict[str, Any] | None = None
+    _fitted: FittedState | None = None
 
     def __init__(
         self,
@@ -109,28 +113,31 @@ class EVKF(WithParams):
         likelihood: str | Likelihood = "poisson",
         dynamics: str | Dynamics = "mlp",
         bin_width: float = 1.0,
-        hidden: int | Sequence[int] = 32,
-        warm_up: int = 400,
-        learn: Sequence[str] | None = None,
-        loss: str = "elbo",
-        rate: float = 1e-2,
-        steps: int = 1,
-        ring: int = 4096,
-        watch: bool = False,
-        passes: int = 1,
-        num_inputs: int = 0,
+        *,
+        learning: Learning = DEFAULT_LEARNING,
         seed: int = 0,
     ):
         self.latents, self.likelihood, self.dynamics = latents, likelihood, dynamics
-        self.bin_width, self.hidden, self.warm_up = bin_width, hidden, warm_up
-        self.learn, self.loss, self.rate, self.steps = learn, loss, rate, steps
-        self.ring, self.watch, self.passes = ring, watch, passes
-        self.num_inputs, self.seed = num_inputs, seed
+        self.bin_width, self.learning, self.seed = bin_width, learning, seed
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters, for the next `fit`; `learning__rate` and the like among them."""
+        nested = {k: v for k, v in params.items() if k.startswith("learning__")}
+        super().set_params(**{k: v for k, v in params.items() if k not in nested})
+        if nested:
+            valid = self.get_params()
+            for name in nested:
+                if name not in valid:
+                    raise InputError(f"no parameter {name!r}", "params", f"pass one of {[*valid]}")
+            changed = {name.removeprefix("learning__"): value for name, value in nested.items()}
+            self.learning = replace(self.learning, **changed)
+        return self
 
     def fit(
         self,
         X: Any,
         y: None = None,
+        *,
         masks: Any = None,
         inputs: Any = None,
         progress: Callable[[int], None] | None = None,
@@ -142,213 +149,294 @@ class EVKF(WithParams):
             y: Not used.
             masks: True where observed, as X or (bins,) for whole bins; a list for a list.
             inputs: (bins, inputs); a list for a list.
-            progress: Told after every pass how many are done.
+            progress: Called after every pass with the number of passes done.
         """
-        check_whole(self.passes, 1, "passes")
-        stream = self._open(count_channels(X))
-        stream.fit(read_trials(stream.model, X, masks, inputs), self.passes, progress)
-        self._adopt(stream)
+        fitted = self._begin(X, inputs)
+        assembly, passes = fitted.assembly, fitted.assembly.settings["learning"].passes
+        check_whole(passes, 1, "passes")
+        trials = read_trials(assembly.model, X, masks, inputs)
+        if passes > 1:
+            assembly = assembly.after_training()
+        learner, state = assembly.learner, assembly.begin(trials)
+        bins = trials[:4]
+        elbo = evidence = None
+        if passes > 1:
+            trained = train_offline(assembly, learner_state(state), trials, progress)
+            state = with_learner_state(state, trained)
+        else:
+            if isinstance(state, MonitoredState):
+                assert assembly.monitor is not None
+                scanned = scan_monitored(learner, assembly.monitor, state, *bins)
+                state, (info, _, monitored) = scanned
+                evidence = jax.tree.map(lambda leaf: leaf[-1], monitored)
+            else:
+                state, trace = learner.scan(state, *bins)
+                info = trace.info
+            elbo = info.elbo[-1]
+            jax.block_until_ready(state)
+            if progress is not None:
+                progress(1)
+        self._fitted = FittedState(assembly, state=state, elbo=elbo, evidence=evidence)
         return self
 
-    def partial_fit(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: None = None, *, masks: Any = None, inputs: Any = None) -> Self:
         """Go on learning, bin by bin; see `fit` for the arguments.
 
         An array goes on where the last one ended; every trial of a list begins anew.
         """
-        stream = self._stream or self._open(count_channels(X))
-        stream.take(read_trials(stream.model, X, masks, inputs, follows=True))
-        self._adopt(stream)
-        return self
-
-    def prepare(self, neurons: int) -> Self:
-        """Compile all that a stream will need, before it begins: the first bin would wait for it.
-
-        Args:
-            neurons: How many a bin will have.
-        """
-        check_whole(neurons, 1, "neurons")
-        stream = self._stream or self._open(neurons)
-        stream.prepare()
-        self._adopt(stream)
+        fitted = self._fitted or self._begin(X, inputs)
+        self._learn(fitted, read_trials(fitted.assembly.model, X, masks, inputs, follows=True))
         return self
 
     def learn_one(
         self,
-        y: ArrayLike,
+        x: ArrayLike,
+        *,
         mask: ArrayLike | None = None,
-        u: ArrayLike | None = None,
+        inputs: ArrayLike | None = None,
         fresh: bool = False,
     ) -> None:
-        """Take in one bin, and learn.
+        """Observe one bin, and learn.
 
         Args:
-            y: Observations, (neurons,).
+            x: Observations, (neurons,).
             mask: True where observed, (neurons,).
-            u: The input, (inputs,).
-            fresh: Whether the bin is the first of a trial.
+            inputs: The input, (inputs,).
+            fresh: True if the bin is the first of a trial.
         """
-        if np.ndim(y) != 1:
-            raise InputError(f"a bin of shape {np.shape(y)}", "y", "pass shape (neurons,)")
-        stream = self._stream or self._open(np.shape(y)[0])
-        stream.take(read_one_bin(stream.model, y, mask, u, fresh))
-        self._adopt(stream)
+        if np.ndim(x) != 1:
+            raise InputError(f"a bin of shape {np.shape(x)}", "x", "pass shape (neurons,)")
+        fitted = self._fitted
+        if fitted is None:
+            given = None if inputs is None else np.reshape(inputs, (1, -1))
+            fitted = self._begin(np.reshape(x, (1, -1)), given)
+        self._learn(fitted, read_bin(fitted.assembly.model, x, mask, inputs, fresh))
+
+    def prepare(self, neurons: int, inputs: int = 0) -> Self:
+        """Compile everything that a stream needs, so that its first bin does not wait for it.
+
+        Args:
+            neurons: Neurons of a bin.
+            inputs: Length of its input.
+        """
+        check_whole(neurons, 1, "neurons")
+        check_whole(inputs, 0, "inputs")
+        fitted = self._fitted
+        if fitted is None:
+            fitted = self._begin(np.zeros((1, neurons)), np.zeros((1, inputs)))
+        self._compile(fitted)
+        self._fitted = fitted
+        return self
+
+    def _begin(self, X: Any, inputs: Any) -> FittedState:
+        """Return the state of an estimator that has seen nothing, for data of these widths."""
+        num_inputs = 0 if inputs is None else count_columns(inputs, "inputs", "inputs")
+        assembly = assemble(self.get_params(deep=False), count_columns(X), num_inputs)
+        if assembly.warm_up:
+            return FittedState(assembly, warming=True)
+        return FittedState(assembly, state=assembly.init(assembly.model))
+
+    def _compile(self, fitted: FittedState) -> CompiledLearner:
+        assembly = fitted.assembly
+        state = assembly.init(assembly.model) if fitted.state is None else fitted.state
+        live = CompiledLearner(assembly.learner, state, monitor=assembly.monitor)
+        live.nowcast(np.zeros(assembly.model.dynamics.num_inputs))
+        fitted.live, fitted.state = live, None
+        return live
+
+    def _learn(self, fitted: FittedState, trials: Trials) -> None:
+        """Observe bins and learn from them; during the warm-up keep them."""
+        live = fitted.live or self._compile(fitted)
+        if fitted.warming:
+            kept = [*fitted.kept, trials]
+            if sum(len(part.fresh) for part in kept) < fitted.assembly.warm_up:
+                fitted.kept, self._fitted = kept, fitted
+                return
+            trials = join(kept)
+            live.state = fitted.assembly.begin(trials)
+            fitted.kept, fitted.warming = [], False
+        for bin in zip(*trials[:4], strict=True):
+            fitted.result = live.observe(*bin)
+            live.learn()
+        self._fitted = fitted
+
+    def infer(
+        self,
+        X: Any,
+        *,
+        given: Literal["past", "all"] = "past",
+        masks: Any = None,
+        inputs: Any = None,
+    ) -> Any:
+        """Return `Estimates` of every bin; nothing is learned.
+
+        Every array begins at the initial state, as trials do, also one that goes on where another
+        ended: its first bins then are less certain than they could be.
+
+        Args:
+            X: Observations, (bins, neurons), or a list of trials, which gives a list.
+            given: "past" to filter: of every bin given all up to it, with rates and one-step
+                predictions. "all" to smooth: of every bin given all of its trial, with rates.
+                A likelihood without a mean has neither rates nor predictions.
+            masks: As in `fit`.
+            inputs: As in `fit`.
+        """
+        try:
+            _check_mean(self.model_)
+        except InputError:
+            return self._infer(X, masks, inputs, given, rates=False)
+        return self._infer(X, masks, inputs, given)
 
     def transform(
         self,
         X: Any,
+        output: Literal["latents", "rates"] = "latents",
+        *,
         masks: Any = None,
         inputs: Any = None,
-        return_cov: bool = False,
-        as_xarray: bool = False,
     ) -> Any:
-        """Filtered means (bins, latents): of every bin given all up to it. Nothing is learned.
+        """Return filtered means (bins, latents), or rates (bins, neurons); see `infer`."""
+        check_choice(output, ("latents", "rates"), "output")
+        if output == "latents":
+            return _pick(self._infer(X, masks, inputs, rates=False), "mean")
+        _check_mean(self.model_)
+        return _pick(self._infer(X, masks, inputs), "rates")
 
-        Every array begins at the initial state, as trials do, also one that goes on where another
-        ended: the first bins then tell less than they could.
+    def smooth(self, X: Any, *, masks: Any = None, inputs: Any = None) -> Any:
+        """Return smoothed means (bins, latents); see `infer`."""
+        return _pick(self._infer(X, masks, inputs, "all", rates=False), "mean")
 
-        Args:
-            X: Observations, (bins, neurons), or a list of trials, which gives a list.
-            masks: As in `fit`.
-            inputs: As in `fit`.
-            return_cov: Whether to return covariances (bins, latents, latents) too.
-            as_xarray: Whether to return labelled arrays.
+    def score(self, X: Any, y: None = None, *, masks: Any = None, inputs: Any = None) -> float:
+        """Return the mean of the bound $L_t$, in nats per observed bin; more is better.
+
+        It measures how well bins are predicted from those before them.
         """
         trials = self._read(X, masks, inputs)
-        found = filter_trials(self.learner_.filter, self.model_, trials, self._begun.key)
-        return results(trials, found.mean, found.cov if return_cov else None, as_xarray)
-
-    def smooth(
-        self,
-        X: Any,
-        masks: Any = None,
-        inputs: Any = None,
-        return_cov: bool = False,
-        as_xarray: bool = False,
-    ) -> Any:
-        """Smoothed means (bins, latents): of every bin given all of its trial; see `transform`."""
-        trials = self._read(X, masks, inputs)
-        found = smooth(self.learner_.filter, self.model_, *filled_up(trials), self._begun.key)
-        mean, cov = (np.array(leaf)[: len(trials.fresh)] for leaf in (found.mean, found.cov))
-        return results(trials, mean, cov if return_cov else None, as_xarray)
-
-    def score(self, X: Any, y: None = None, masks: Any = None, inputs: Any = None) -> float:
-        """How well bins are foretold from those before them: nats per bin, more is better.
-
-        The mean of the bound $L_t$ over all bins with an observation.
-        """
-        trials = self._read(X, masks, inputs)
-        found = filter_trials(self.learner_.filter, self.model_, trials, self._begun.key)
         seen = trials.masks.any(axis=1)
         if not seen.any():
             raise InputError("no observed bins", "masks", "pass one or more")
-        return float(np.mean(found.elbo[seen]))
+        elbo = filter_trials(*self._filter, trials, self._key, rates=False).elbo
+        return float(np.mean(elbo[seen]))
 
     def forecast(
         self,
         horizon: int,
         X: Any = None,
+        *,
         masks: Any = None,
         inputs: Any = None,
         inputs_ahead: ArrayLike | None = None,
-        as_xarray: bool = False,
-    ) -> Any:
-        """States and expected observations of the next bins, the nearest first.
+    ) -> Forecast:
+        """Return states and expected observations of the next bins, the nearest first.
 
         Args:
-            horizon: How many bins to look ahead.
-            X: A recording (bins, neurons) from whose end to look ahead; when left out, from now.
+            horizon: Number of bins to predict.
+            X: A recording (bins, neurons) from whose end to predict; when left out, from now.
             masks: Of X, as in `fit`.
             inputs: Of X, as in `fit`.
             inputs_ahead: Of the bins to come, (horizon, inputs).
-            as_xarray: Whether to return mean, cov and rate as a labelled data set.
 
         Returns:
             A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin) and more.
         """
-        model, filter = self.model_, self.learner_.filter
         if X is None:
             belief = self.state_.filter.belief
         else:
             trials = self._read(X, masks, inputs)
             if trials.many:
                 raise InputError("a list of trials", "X", "look ahead from one at a time")
-            found = filter_trials(filter, model, trials, self._begun.key)
-            belief = jax.tree.map(lambda leaf: jnp.asarray(leaf[-1]), found.belief)
-        ahead = forecast(filter, model, belief, horizon, inputs_ahead)
-        if not as_xarray:
-            return Forecast(*jax.tree.map(np.array, tuple(ahead)))
-        arrays = {name: (axes, np.array(getattr(ahead, name))) for name, axes in AXES.items()}
-        return import_xarray().Dataset(arrays, {"bin": np.arange(1, horizon + 1)})
+            trace = scan_trials(*self._filter, trials, self._key)
+            last = len(trials.fresh) - 1
+            belief = jax.tree.map(lambda leaf: jnp.asarray(leaf[last]), trace.belief)
+        ahead = forecast(*self._filter, belief, horizon, inputs_ahead)
+        return Forecast(*jax.tree.map(np.array, tuple(ahead)))
 
-    def predict_one(self, u: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
-        """The expected observation of the next bin; nothing is changed.
+    def forecast_one(self, inputs: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
+        """Return the expected observation of the next bin; nothing is changed.
 
-        Until there is a readout, the mean of the bins so far.
+        Until there is a readout, the mean of the bins so far; NaN where nothing was observed.
 
         Args:
-            u: Its input, (inputs,).
+            inputs: Its input, (inputs,).
         """
-        stream = self._begun
-        return stream.mean() if stream.missing else np.array(stream.outlook(u).rate)
+        fitted = self._begun
+        if not fitted.warming:
+            return np.array(self._nowcast(inputs).rate)
+        if not fitted.kept:
+            return np.full(self.n_features_in_, np.nan)
+        kept = join(fitted.kept)
+        count = kept.masks.sum(axis=0)
+        return np.where(count, kept.ys.sum(axis=0) / np.maximum(count, 1), np.nan)
 
     def freeze(self, *parts: str) -> Self:
-        """Keep parts of the model as they are from now on; all, if none is named."""
-        self._begun.change(lambda state: self.learner_.freeze(state, *parts))
-        return self
+        """Stop learning parts of the model; all, if none is named."""
+        return self._change(lambda state: self.learner_.freeze(state, *parts))
 
     def thaw(self, *parts: str) -> Self:
-        """Let parts of the model move again; all, if none is named."""
-        self._begun.change(lambda state: self.learner_.thaw(state, *parts))
-        return self
+        """Learn parts of the model again; all, if none is named."""
+        return self._change(lambda state: self.learner_.thaw(state, *parts))
 
     @property
-    def estimate_(self) -> Estimate:
-        """Mean and covariance of the state now."""
-        stream = self._begun
-        outlook = stream.outlook(np.zeros(stream.model.dynamics.num_inputs))
-        return Estimate(np.array(outlook.mean), np.array(outlook.cov))
+    def estimate_(self) -> Estimates:
+        """Mean (L,) and covariance (L, L) of the present state, and the bound of the last bin.
+
+        The bound is NaN where none was computed: after several passes, and after loading.
+        """
+        fitted = self._begun
+        nowcast = self._nowcast(np.zeros(fitted.assembly.model.dynamics.num_inputs))
+        elbo = np.nan if fitted.elbo is None else fitted.elbo
+        if fitted.live is not None and fitted.result is not None:
+            elbo = fitted.live.read(fitted.result).info.elbo
+        return Estimates(np.array(nowcast.mean), np.array(nowcast.cov), np.array(elbo))
 
     @property
     def evidence_(self) -> MonitorInfo:
-        """What the dynamics are worth, and whether they have changed."""
-        evidence = self._begun.evidence
+        """Evidence that the dynamics are worth something, and that they have changed."""
+        fitted = self._begun
+        evidence = fitted.evidence
+        if fitted.live is not None and fitted.result is not None:
+            evidence = fitted.live.read(fitted.result).evidence
         if evidence is None:
-            raise NotFitted("no evidence yet", "EVKF", "pass watch=True, and go on with some bins")
+            remedy = "pass learning=Learning(watch=True), and go on with some bins"
+            raise NotFitted("no evidence yet", "EVKF", remedy)
         return jax.tree.map(np.array, evidence)
 
     @property
     def n_features_in_(self) -> int:
-        """Neurons."""
-        return self._begun.model.likelihood.num_channels
+        """Number of neurons."""
+        return self._begun.assembly.model.likelihood.num_channels
 
     @property
     def bins_missing_(self) -> int:
-        """Bins still to come until there is a first readout; 0 means that learning has begun."""
-        return self._begun.missing
+        """Bins still to come until there is a first readout; 0 once learning has begun."""
+        fitted = self._begun
+        if not fitted.warming:
+            return 0
+        return fitted.assembly.warm_up - sum(len(part.fresh) for part in fitted.kept)
 
     @property
     def learner_(self) -> Learner:
         """The learner."""
-        return self._begun.learner
+        return self._begun.assembly.learner
 
     @property
     def state_(self) -> LearnerState:
-        """Everything that is known now; there is none until the warm-up is done."""
-        return self._begun.state
+        """State of the learner; there is none until the warm-up is done."""
+        return learner_state(self._state)
 
     @property
     def model_(self) -> Model:
-        """The model as it is now."""
+        """The present model."""
         return self.state_.model
 
     def save(self, path: str | os.PathLike, note: dict[str, Any] | None = None) -> None:
-        """Write everything to a .safetensors file, to go on from as if nothing had been.
+        """Write everything to a .safetensors file, from which `load` goes on.
 
         Args:
             path: The file.
             note: Anything that JSON can hold, to be kept with it.
         """
-        save_stream(path, self._settings or {}, self._begun, note)
+        save_fitted(path, self._begun, note)
 
     @classmethod
     def load(
@@ -357,7 +445,7 @@ class EVKF(WithParams):
         likelihood: Likelihood | None = None,
         dynamics: Dynamics | None = None,
     ) -> Self:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote, of this version or of version 1.
 
         Args:
             path: The file.
@@ -365,35 +453,96 @@ class EVKF(WithParams):
                 are not used: all are in the file.
             dynamics: The same for dynamics.
         """
-        given = {"likelihood": likelihood, "dynamics": dynamics}
-        params, stream = load_stream(path, given, lambda params, num: cls(**params)._open(num))
-        loaded = cls(**params)
-        loaded._adopt(stream)
+        fitted = load_fitted(path, {"likelihood": likelihood, "dynamics": dynamics})
+        loaded = cls(**fitted.assembly.settings)
+        loaded._fitted = fitted
         return loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._stream is not None:
+        if self._fitted is not None:
             remedy = "use save and load, or sklearn.base.clone for one that is not fitted"
             raise InputError("a fitted EVKF to be copied or pickled", "EVKF", remedy)
-        return vars(self)
+        return super().__getstate__()
 
     def __sklearn_is_fitted__(self) -> bool:
-        return self._stream is not None and not self._stream.missing
+        return self._fitted is not None and not self._fitted.warming
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     @property
-    def _begun(self) -> Stream:
-        if self._stream is None:
+    def _begun(self) -> FittedState:
+        if self._fitted is None:
             raise NotFitted("not fitted yet", "EVKF", "call fit, partial_fit or learn_one first")
-        return self._stream
+        return self._fitted
+
+    @property
+    def _state(self) -> LearnerState | MonitoredState:
+        fitted = self._begun
+        if fitted.warming:
+            what = f"{self.bins_missing_} bins are missing until there is a first readout"
+            raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
+        state = fitted.state if fitted.live is None else fitted.live.state
+        assert state is not None
+        return state
+
+    @property
+    def _filter(self) -> tuple[Any, Model]:
+        return self.learner_.filter, self.model_
+
+    @property
+    def _key(self) -> Any:
+        return self._begun.assembly.key
+
+    def _change(self, change: Callable[[LearnerState], LearnerState]) -> Self:
+        """Change the state of the learner."""
+        state, fitted = self._state, self._begun
+        changed = with_learner_state(state, change(learner_state(state)))
+        if fitted.live is None:
+            fitted.state = changed
+        else:
+            fitted.live.state = changed
+        return self
+
+    def _nowcast(self, inputs: ArrayLike | None) -> Nowcast:
+        """Return the state now, and the expected observation of the next bin."""
+        fitted = self._begun
+        size = fitted.assembly.model.dynamics.num_inputs
+        if inputs is None and size:
+            remedy = f"pass shape ({size},): the dynamics take inputs"
+            raise InputError("no input", "inputs", remedy)
+        u = read_array(np.zeros(0) if inputs is None else inputs, (size,), "inputs")
+        if fitted.live is not None and not fitted.warming:
+            return fitted.live.nowcast(u)
+        return _compiled_nowcast(self.learner_, self.state_, u)
 
     def _read(self, X: Any, masks: Any, inputs: Any) -> Trials:
         return read_trials(self.model_, X, masks, inputs)
 
-    def _open(self, neurons: int) -> Stream:
-        settings = self.get_params()
-        del settings["passes"]
-        return open_stream(neurons, **settings)
+    def _infer(
+        self, X: Any, masks: Any, inputs: Any, given: str = "past", rates: bool = True
+    ) -> Any:
+        check_choice(given, ("past", "all"), "given")
+        trials, (filter, model) = self._read(X, masks, inputs), self._filter
+        signals = isinstance(model.likelihood, Gaussian | StudentT)
+        per = 1.0 if signals else float(self._begun.assembly.settings["bin_width"])
+        infer_trials = partial(filter_trials if given == "past" else smooth_trials, filter, model)
+        estimates = infer_trials(trials, self._key, rates=rates, per=per)
+        return trials.split(estimates._replace(signals=signals))
 
-    def _adopt(self, stream: Stream) -> None:
-        if stream is not self._stream:
-            self._stream, self._settings = stream, self.get_params()
+
+_compiled_nowcast = jax.jit(compute_nowcast)
+
+
+def _check_mean(model: Model) -> None:
+    """Refuse a model whose likelihood states no expected observations."""
+    jax.eval_shape(model.likelihood.mean, jnp.zeros(model.family.dim))
+
+
+def _pick(estimates: Any, name: str) -> Any:
+    """Return a field of estimates, or of each of a list of them."""
+    if isinstance(estimates, list):
+        return [getattr(each, name) for each in estimates]
+    return getattr(estimates, name)

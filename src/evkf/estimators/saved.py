@@ -1,7 +1,9 @@
-"""An estimator in a file: its parameters, and all that it has learned."""
+"""`EVKF` in a file: its parameters, and everything that it has learned."""
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import equinox as eqx
@@ -12,58 +14,70 @@ import numpy as np
 from evkf.data.storage import load_tree, read_meta, save_tree
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.estimators.stream import Stream
+from evkf.estimators.assembly import Assembly, FittedState, assemble
+from evkf.estimators.settings import Learning
+from evkf.estimators.trials import Trials, join
 from evkf.likelihoods import Likelihood
 
-KIND = "EVKF"
+KIND, FORMAT = "EVKF", 2
+"""Kind of estimator, and version of what is stored of it. Format 1, of version 1 of this package,
+has the settings of learning among the other parameters, "learn" for "parts", and "num_inputs".
+"""
 
 
-def save_stream(
-    path: str | os.PathLike, params: Mapping[str, Any], stream: Stream, note: dict[str, Any] | None
-) -> None:
-    """Write a stream, and the parameters that it was made with.
+def save_fitted(path: str | os.PathLike, fitted: FittedState, note: dict[str, Any] | None) -> None:
+    """Write what an `EVKF` has learned, and the parameters that it was made with.
 
     Args:
         path: The file.
-        params: Of the estimator.
-        stream: What it learned.
+        fitted: Everything learned.
         note: Anything that JSON can hold, to be kept with it.
     """
-    given = {k: v for k, v in params.items() if isinstance(v, Likelihood | Dynamics)}
-    tree = stream.tree()
+    assembly = fitted.assembly
+    settings = assembly.settings
+    given = {k: v for k, v in settings.items() if isinstance(v, Likelihood | Dynamics)}
+    params = {k: v for k, v in settings.items() if k not in given}
+    params["learning"] = asdict(settings["learning"])
+    kept = join(fitted.kept)[:4] if fitted.kept else None
+    if fitted.warming:
+        tree = {"kept": kept or _no_bins(assembly, 0)}
+    else:
+        tree = {"state": fitted.state if fitted.live is None else fitted.live.state}
     meta = {
         "estimator": KIND,
-        "params": {k: _plain(v) for k, v in params.items() if k not in given},
+        "format": FORMAT,
+        "params": _plain(params),
         "given": {name: _kind(value) for name, value in given.items()},
-        "neurons": stream.model.likelihood.num_channels,
-        "kept": len(tree["kept"][0]) if "kept" in tree else 0,
-        "trained": stream.trained,
+        "neurons": assembly.model.likelihood.num_channels,
+        "inputs": assembly.model.dynamics.num_inputs,
+        "warming": fitted.warming,
+        "kept": len(kept[0]) if kept else 0,
+        "trained": assembly.trained,
         "note": note or {},
     }
     save_tree(path, {"given": given, **tree}, meta)
 
 
-def load_stream(
-    path: str | os.PathLike,
-    given: Mapping[str, Any],
-    make: Callable[[dict[str, Any], int], Stream],
-) -> tuple[dict[str, Any], Stream]:
-    """Read what `save_stream` wrote: the parameters, and the stream where it was.
+def load_fitted(path: str | os.PathLike, given: Mapping[str, Any]) -> FittedState:
+    """Read what `save_fitted`, or version 1, wrote.
 
     Args:
         path: The file.
         given: Parameters that were objects, by name; of the kind and size that they had. Those that
             are None were none.
-        make: Makes a stream that knows nothing, of parameters and so many neurons.
     """
     meta = read_meta(path)
     if meta.get("estimator") != KIND:
         raise InputError(f"no {KIND}", str(path), f"load what {KIND}.save wrote")
+    written = meta.get("format", 1)
+    if written not in (1, FORMAT):
+        what = f"an {KIND} of format {written}; this version of evkf reads up to {FORMAT}"
+        raise InputError(what, str(path), "load it with the version that wrote it, or a later one")
     like = {name: value for name, value in given.items() if value is not None}
-    for name in {**meta["given"], **like}:
+    for name in ("likelihood", "dynamics"):
         saved, passed = meta["given"].get(name), like.get(name)
         kind = None if passed is None else _kind(passed)
-        if saved != kind:
+        if _without_suffix(saved) != _without_suffix(kind):
             what = f"saved with {saved} as {name}, loaded with {kind}"
             remedy = f"pass {name}={saved}; its numbers come from the file"
             if saved is None:
@@ -71,26 +85,56 @@ def load_stream(
             elif passed is None:
                 remedy += f". Commands cannot: they load models whose {name} was chosen by name"
             raise InputError(what, str(path), remedy)
+
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
-    blank = make(params | like, meta["neurons"]).blank(meta["kept"])
+    if written == 1:
+        inputs, warming = params.pop("num_inputs"), meta["kept"] > 0
+        learning = {"parts": params.pop("learn")}
+        learning |= {f.name: params.pop(f.name) for f in fields(Learning) if f.name in params}
+    else:
+        inputs, warming, learning = meta["inputs"], meta["warming"], params["learning"]
+    learning = {k: tuple(v) if isinstance(v, list) else v for k, v in learning.items()}
+    params["learning"] = Learning(**learning)
+
+    assembly = assemble(params | like, meta["neurons"], inputs)
+    if warming:
+        blank: dict[str, Any] = {"kept": _no_bins(assembly, meta["kept"])}
+    else:
+        blank = {"state": assembly.init(assembly.model)}
     tree, _ = load_tree(path, {"given": like, **blank})
-    params |= tree["given"]
-    stream = make(params, meta["neurons"])
+    assembly = assemble(params | tree["given"], meta["neurons"], inputs)
     if meta["trained"]:
-        stream.go_on_trained()
-    stream.restore(tree)
-    return params, stream
+        assembly = assembly.after_training()
+    if not warming:
+        return FittedState(assembly, state=tree["state"])
+    ys, masks, us, fresh = tree["kept"]
+    return FittedState(assembly, [Trials(ys, masks, us, fresh, (len(ys),), False)], warming=True)
+
+
+def _no_bins(assembly: Assembly, num: int) -> tuple[np.ndarray, ...]:
+    """Return the arrays of so many bins of a warm-up."""
+    dtype, model = jnp.result_type(float), assembly.model
+    channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+    widths = ((channels,), dtype), ((channels,), bool), ((inputs,), dtype), ((), bool)
+    return tuple(np.zeros((num, *shape), kind) for shape, kind in widths)
 
 
 def _kind(value: Likelihood | Dynamics) -> str:
-    """What an object is, but for its numbers; weak types are those of Python's, and no kind."""
+    """Describe an object but for its numbers; the weak types of Python's numbers do not count."""
     arrays, rest = eqx.partition(value, eqx.is_array)
     strong = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), arrays)
     return repr(eqx.combine(strong, rest))
 
 
+def _without_suffix(kind: str | None) -> str | None:
+    """Shorten names such as GammaFamily, which version 1 wrote as Gamma."""
+    return None if kind is None else re.sub(r"Family\b", "", kind)
+
+
 def _plain(value: Any) -> Any:
-    """A parameter as JSON has it."""
+    """Return a parameter as JSON has it."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

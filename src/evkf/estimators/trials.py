@@ -6,37 +6,24 @@ cut back to the bins that were given.
 """
 
 from collections.abc import Sequence
-from functools import partial
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
-from evkf.data.installed import need
+from evkf.analysis.estimates import Estimates, summarise
+from evkf.analysis.smoothing import smooth
 from evkf.errors import InputError
-from evkf.families import Family
-from evkf.filters import Filter, scan_filter
-from evkf.filters.batched import SHORTEST, Session, read_session, scan_checked, side_by_side_pays
+from evkf.filters import Filter, Trace, VariationalKalmanFilter, scan_filter
+from evkf.filters.batched import SHORTEST, Session, scan_checked, side_by_side_pays
 from evkf.model import Model
-from evkf.types import Belief, Key
+from evkf.types import Key
 
 MANY, LONG = 8, 1 << 15
 """Trials, and bins of all of them, from which on a CPU is faster with trials side by side."""
-
-NAMES = {"ys": "X", "us": "inputs"}
-"""What arguments of the library are called for people with arrays."""
-
-
-AXES = {
-    "mean": ("bin", "latent"),
-    "cov": ("bin", "latent", "other_latent"),
-    "rate": ("bin", "unit"),
-}
-"""Names of the axes of labelled arrays."""
 
 
 class Trials(NamedTuple):
@@ -48,7 +35,7 @@ class Trials(NamedTuple):
         us: Inputs.
         fresh: True where a trial begins.
         lengths: Bins of every trial.
-        many: Whether a list was given.
+        many: True if they were given as a list.
     """
 
     ys: Float[np.ndarray, "T N"]
@@ -58,33 +45,30 @@ class Trials(NamedTuple):
     lengths: tuple[int, ...]
     many: bool
 
-    def split(self, array: np.ndarray) -> Any:
-        """Cut an array of all bins into trials, if a list of them was given."""
-        return np.split(array, np.cumsum(self.lengths)[:-1]) if self.many else array
+    def split(self, estimates: Estimates) -> Estimates | list[Estimates]:
+        """Cut estimates of all bins into trials, if these were given as a list."""
+        if not self.many:
+            return estimates
+        ends = zip(self.lengths, np.cumsum(self.lengths), strict=True)
+        return [estimates.rows(slice(end - length, end)) for length, end in ends]
 
 
-class Filtered(NamedTuple):
-    """What the filter believed of every bin, as NumPy arrays."""
-
-    belief: Belief
-    mean: Float[np.ndarray, "T L"]
-    cov: Float[np.ndarray, "T L L"]
-    elbo: Float[np.ndarray, " T"]
-
-
-def count_channels(X: Any) -> int:
-    """Channels of an array of bins, or of the first of several.
+def count_columns(X: Any, name: str = "X", columns: str = "neurons") -> int:
+    """Return the columns of an array of bins, or of the first of several.
 
     Example:
-        >>> count_channels([np.zeros((3, 2)), np.zeros((4, 2))])
+        >>> count_columns([np.zeros((3, 2)), np.zeros((4, 2))])
         2
     """
-    first = X[0] if _many(X) else X
+    first = X[0] if _is_list(X) else X
     if np.ndim(first) != 2:
-        raise InputError(
-            f"X with {np.ndim(first)} axes", "X", "pass (bins, neurons), or a list of such trials"
-        )
+        remedy = f"pass (bins, {columns}), or a list of such trials"
+        raise InputError(f"{name} with {np.ndim(first)} axes", name, remedy)
     return np.shape(first)[1]
+
+
+def _is_list(X: Any) -> bool:
+    return isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
 
 
 def read_trials(
@@ -97,7 +81,7 @@ def read_trials(
         X: Observations, (bins, neurons), or a list of such trials.
         masks: True where observed, of the shape of X or (bins,) for whole bins; all when left out.
         inputs: Inputs, (bins, inputs).
-        follows: Whether a single array goes on where the one before ended.
+        follows: True if a single array goes on where the one before ended.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -106,70 +90,114 @@ def read_trials(
         >>> read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))]).fresh
         array([ True, False,  True, False, False])
     """
-    many = _many(X)
-    given = {"masks": masks, "inputs": inputs}
-    trials = list(X) if many else [X]
-    for name, value in given.items():
-        if many and value is not None and len(value) != len(trials):
-            raise InputError(
-                f"{len(value)} {name} for {len(trials)} trials", name, "pass one for every trial"
-            )
-        given[name] = value if many and value is not None else [value] * len(trials)
-    read = [
-        _read_one(model, *each, trial=index if many else None)
-        for index, each in enumerate(zip(trials, *given.values(), strict=True))
-    ]
-    if sum(part.lengths[0] for part in read) == 0:
+    if not _is_list(X):
+        bins = _read_bins(model, X, masks, inputs, ("X", "masks", "inputs"))
+        num = len(bins[0])
+        fresh = np.zeros(num, bool)
+        fresh[:1] = not follows
+        trials = Trials(*bins, fresh, (num,), False)
+    else:
+        for name, value in (("masks", masks), ("inputs", inputs)):
+            if value is not None and len(value) != len(X):
+                what = f"{len(value)} {name} for {len(X)} trials"
+                raise InputError(what, name, "pass one for every trial")
+        parts = []
+        for i, x in enumerate(X):
+            names = (f"X[{i}]", f"masks[{i}]", f"inputs[{i}]")
+            mask = None if masks is None else masks[i]
+            bins = _read_bins(model, x, mask, None if inputs is None else inputs[i], names)
+            fresh = np.zeros(len(x), bool)
+            fresh[:1] = True
+            parts.append(Trials(*bins, fresh, (len(x),), True))
+        trials = join(parts)
+    if not len(trials.fresh):
         raise InputError("no bins", "X", "pass one or more")
-    if follows and not many:
-        read[0].fresh[:] = False
-    return join(read)._replace(many=many)
+    return trials
 
 
-def read_one_bin(
-    model: Model, y: ArrayLike, mask: ArrayLike | None, u: ArrayLike | None, fresh: bool
+def read_bin(
+    model: Model, x: ArrayLike, mask: ArrayLike | None, inputs: ArrayLike | None, fresh: bool
 ) -> Trials:
-    """Check one bin, as `read_trials` does; what is wrong is told in its words.
+    """Check one bin, as `read_trials` does.
 
     Args:
         model: The model.
-        y: Observations, (neurons,).
+        x: Observations, (neurons,).
         mask: True where observed, (neurons,).
-        u: The input, (inputs,).
-        fresh: Whether it is the first of a trial.
+        inputs: The input, (inputs,).
+        fresh: True if it is the first of a trial.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
         >>> from evkf.likelihoods import Poisson
         >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
-        >>> read_one_bin(model, [-1.0], None, None, fresh=True)
+        >>> read_bin(model, [-1.0], None, None, fresh=True)
         Traceback (most recent call last):
         ...
-        evkf.errors.InputError: negative count -1.0 (in y[0]): pass spike counts, or mask the entry
+        evkf.errors.InputError: negative count -1.0 (in x[0]): pass spike counts, or mask the entry
     """
-    channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
-    for name, x, size in (("y", y, channels), ("mask", mask, channels), ("u", u, inputs)):
-        if x is not None and np.shape(x) != (size,):
-            raise InputError(f"{name} of shape {np.shape(x)}", name, f"pass shape ({size},)")
-    Y, masks, us = (None if x is None else np.asarray(x)[None] for x in (y, mask, u))
+    channels, num_inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+    sizes = (("x", x, channels), ("mask", mask, channels), ("inputs", inputs, num_inputs))
+    for name, value, size in sizes:
+        if value is not None and np.shape(value) != (size,):
+            raise InputError(f"{name} of shape {np.shape(value)}", name, f"pass shape ({size},)")
+    Y, masks, us = (None if value is None else np.asarray(value)[None] for _, value, _ in sizes)
     try:
-        found = read_trials(model, Y, masks, us)
+        bins = _read_bins(model, Y, masks, us, ("x", "mask", "inputs"))
     except InputError as error:
-        raise _of_one_bin(error) from None
-    return found._replace(fresh=np.asarray([bool(fresh)]))
+        where, remedy = error.where.replace("[0, ", "["), error.remedy.replace("(1, ", "(")
+        raise InputError(error.what, where, remedy) from None
+    return Trials(*bins, np.array([bool(fresh)]), (1,), False)
 
 
-def _of_one_bin(error: InputError) -> InputError:
-    """An error of a recording of one bin, in words of that bin."""
-    name, _, index = error.where.partition("[0")
-    where = {"X": "y", "masks": "mask", "inputs": "u"}.get(name, name)
-    place = f"[{index.strip('], ')}]" if index.strip("], ") else ""
-    remedy = error.remedy.replace("in masks", "in mask").replace("(bins, ", "(")
-    return InputError(error.what, where + place, remedy)
+def _read_bins(
+    model: Model, X: Any, masks: Any, inputs: Any, names: tuple[str, str, str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return checked observations (zero where masked), masks and inputs of consecutive bins."""
+    channels, num_inputs = model.likelihood.num_channels, model.dynamics.num_inputs
+    where, mask_name, input_name = names
+    try:
+        array = np.asarray(X)
+    except ValueError as error:
+        raise InputError("bins of unequal lengths", where, f"pass (bins, {channels})") from error
+    if array.dtype.kind not in "buif":
+        raise InputError(f"{where} of type {array.dtype}", where, "pass real numbers")
+    if array.ndim != 2 or array.shape[1] != channels:
+        what = f"observations of shape {array.shape} for {channels} channels"
+        remedy = f"pass (bins, {channels}); transpose or select channels first"
+        raise InputError(what, where, remedy)
+    num = len(array)
+
+    mask = np.ones(array.shape, bool) if masks is None else np.asarray(masks)
+    if mask.dtype != bool:
+        raise InputError(f"mask of type {mask.dtype}", mask_name, "pass booleans, True = observed")
+    if mask.shape == (num,):
+        mask = np.repeat(mask[:, None], channels, axis=1)
+    if mask.shape != array.shape:
+        what = f"mask of shape {mask.shape} for observations of shape {array.shape}"
+        remedy = f"pass shape {array.shape}, or ({num},) for whole bins"
+        raise InputError(what, mask_name, remedy)
+    bad = mask & ~np.isfinite(array)
+    if bad.any():
+        t, n = (int(i) for i in np.argwhere(bad)[0])
+        what = f"observation {array[t, n]} that is not masked"
+        remedy = f"mark missing entries with False in {mask_name}"
+        raise InputError(what, f"{where}[{t}, {n}]", remedy)
+    model.likelihood.check(array, mask, where)
+
+    us = np.zeros((num, 0)) if inputs is None else np.asarray(inputs)
+    if us.dtype.kind not in "buif" or us.shape != (num, num_inputs):
+        what = "no inputs" if inputs is None else f"inputs of type {us.dtype} and shape {us.shape}"
+        remedy = f"pass shape ({num}, {num_inputs}): the dynamics take {num_inputs} inputs"
+        raise InputError(what, input_name, remedy)
+    if not np.isfinite(us).all():
+        raise InputError("inputs that are not finite", input_name, "pass finite numbers")
+    dtype = jnp.result_type(float)
+    return np.where(mask, array, 0).astype(dtype), mask, us.astype(dtype)
 
 
 def join(parts: Sequence[Trials]) -> Trials:
-    """One recording after another.
+    """Return several recordings as one.
 
     Example:
         >>> bins = np.zeros((2, 1)), np.ones((2, 1), bool), np.zeros((2, 0)), np.zeros(2, bool)
@@ -182,143 +210,139 @@ def join(parts: Sequence[Trials]) -> Trials:
     return Trials(ys, masks, us, fresh, sum((part.lengths for part in parts), ()), parts[0].many)
 
 
-def filled_up(trials: Trials) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Observations, masks, inputs and starts with unobserved bins at the end, a trial of their own.
+def fill_up(trials: Trials) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return observations, masks, inputs and trial starts, filled up to a power of two of bins.
+
+    Bins that are added are not observed, and are trials of their own.
 
     Example:
         >>> bins = np.ones((70, 1)), np.ones((70, 1), bool), np.zeros((70, 0)), np.zeros(70, bool)
-        >>> [array.shape for array in filled_up(Trials(*bins, (70,), False))]
+        >>> [array.shape for array in fill_up(Trials(*bins, (70,), False))]
         [(128, 1), (128, 1), (128, 0), (128,)]
     """
     num = len(trials.fresh)
-    size = _power_of_two(num)
+    added = _filled_length(num) - num
     ys, masks, us, fresh = (
-        np.concatenate([array, np.zeros((size - num, *array.shape[1:]), array.dtype)])
+        np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
         for array in trials[:4]
     )
     fresh[num:] = True
     return ys, masks, us, fresh
 
 
-def filter_trials(filter: Filter, model: Model, trials: Trials, key: Key) -> Filtered:
-    """Filter every trial from the initial state on.
-
-    Example:
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.filters import VariationalKalmanFilter
-        >>> from evkf.likelihoods import Poisson
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
-        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
-        >>> filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0)).mean.shape
-        (5, 2)
-    """
-    if _faster_side_by_side(filter, model, trials):
-        return filter_side_by_side(filter, model, trials, key)
-    ys, masks, us, fresh = filled_up(trials)
-    _, trace = scan_filter(filter, model, ys, masks, us, key=key, fresh=fresh)
-    return _filtered(model, trace.belief, trace.info.elbo, len(trials.fresh))
-
-
-def filter_side_by_side(filter: Filter, model: Model, trials: Trials, key: Key) -> Filtered:
-    """The same with all trials at once, for filters that carry nothing from one to the next.
-
-    Only as many bins follow one another as the longest trial has, which is what a GPU waits for. A
-    CPU gains less: it computes what is filled up too, and every bin takes as long as the slowest.
-
-    Example:
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.filters import VariationalKalmanFilter
-        >>> from evkf.likelihoods import Poisson
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
-        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
-        >>> found = filter_side_by_side(VariationalKalmanFilter(), model, trials, jax.random.key(0))
-        >>> found.mean.shape
-        (5, 2)
-    """
-    num, ends = len(trials.fresh), np.cumsum(trials.lengths)
-    columns = (np.split(array, ends[:-1]) for array in trials[:3])
-    sessions = [Session(*each) for each in zip(*columns, strict=True)]
-    # the same randomness as end to end
-    keys, firsts = jnp.broadcast_to(key, (len(ends), *key.shape)), ends - trials.lengths
-    found = scan_checked(filter, model, sessions, firsts, keys=keys)
-    last = np.full(_power_of_two(num) - num, num - 1)
-    rows = np.concatenate([np.arange(num), last])
-    belief, elbo = jax.tree.map(
-        lambda *leaves: np.concatenate(leaves)[rows],
-        *((trace.belief, trace.info.elbo) for _, trace in found),
-    )
-    return _filtered(model, belief, elbo, num)
-
-
-def _faster_side_by_side(filter: Filter, model: Model, trials: Trials) -> bool:
-    if type(filter).restart is not Filter.restart:
-        return False  # what it learns in a trial it takes on to the next
-    on_cpu = jax.default_backend() == "cpu"
-    many, long = (MANY, LONG) if on_cpu else (2, 0)
-    return side_by_side_pays(model) and len(trials.lengths) >= many and len(trials.fresh) >= long
-
-
-def _power_of_two(num: int) -> int:
+def _filled_length(num: int) -> int:
     return max(SHORTEST, 1 << (num - 1).bit_length())
 
 
-def _filtered(model: Model, belief: Belief, elbo: Any, num: int) -> Filtered:
-    found = belief, *_moments(model.family, belief), elbo
-    return Filtered(*jax.tree.map(lambda leaf: np.array(leaf[:num]), found))
+def scan_trials(
+    filter: Filter,
+    model: Model,
+    trials: Trials,
+    key: Key,
+    predictions: bool = False,
+    side_by_side: bool | None = None,
+) -> Trace:
+    """Filter every trial from the initial state on; return the bins of all, filled up at the end.
 
-
-def results(trials: Trials, mean: np.ndarray, cov: np.ndarray | None, as_xarray: bool) -> Any:
-    """Means, and covariances if there are any, of every bin in the form that was asked for.
-
-    Example:
-        >>> bins = np.ones((2, 1)), np.ones((2, 1), bool), np.zeros((2, 0)), np.zeros(2, bool)
-        >>> trials = Trials(*bins, lengths=(1, 1), many=True)
-        >>> results(trials, np.array([[1.0], [2.0]]), None, as_xarray=False)
-        [array([[1.]]), array([[2.]])]
-    """
-
-    def finished(array: np.ndarray, name: str) -> Any:
-        parts = trials.split(array)
-        if not as_xarray:
-            return parts
-        labelled = partial(import_xarray().DataArray, dims=AXES[name], name=name)
-        return [labelled(part) for part in parts] if trials.many else labelled(parts)
-
-    means = finished(mean, "mean")
-    return means if cov is None else (means, finished(cov, "cov"))
-
-
-def import_xarray() -> ModuleType:
-    """xarray, or an error that says how to get it.
+    Args:
+        filter: The filter.
+        model: The model.
+        trials: The trials.
+        key: Randomness.
+        predictions: True for one-step predictions too.
+        side_by_side: True to filter all trials at once, which needs a filter that carries nothing
+            from one to the next. Only as many bins follow one another as the longest trial has,
+            which is what a GPU waits for. A CPU gains less: it computes the bins added too, and
+            every bin takes as long as the slowest. When left out, what is faster here.
 
     Example:
-        >>> import_xarray().__name__
-        'xarray'
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
+        >>> trace = scan_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
+        >>> trace.belief.mean.shape
+        (64, 2)
     """
-    need("a labelled array", "xarray", "xarray")
-    import xarray
+    if side_by_side is None:
+        independent = type(filter).restart is Filter.restart
+        many, long = (MANY, LONG) if jax.default_backend() == "cpu" else (2, 0)
+        enough = len(trials.lengths) >= many and len(trials.fresh) >= long
+        side_by_side = independent and enough and side_by_side_pays(model)
+    if not side_by_side:
+        ys, masks, us, fresh = fill_up(trials)
+        options = {"key": key, "fresh": fresh, "predictions": predictions}
+        return scan_filter(filter, model, ys, masks, us, **options)[1]
+    num, ends = len(trials.fresh), np.cumsum(trials.lengths)
+    columns = (np.split(array, ends[:-1]) for array in trials[:3])
+    sessions = [Session(*each) for each in zip(*columns, strict=True)]
+    # The same randomness as end to end.
+    keys, firsts = jnp.broadcast_to(key, (len(ends), *key.shape)), ends - trials.lengths
+    scanned = scan_checked(filter, model, sessions, firsts, keys=keys, predictions=predictions)
+    rows = np.minimum(np.arange(_filled_length(num)), num - 1)
+    return jax.tree.map(
+        lambda *leaves: np.concatenate(leaves)[rows], *(trace for _, trace in scanned)
+    )
 
-    return xarray
+
+def filter_trials(
+    filter: Filter,
+    model: Model,
+    trials: Trials,
+    key: Key,
+    rates: bool = True,
+    per: float = 1.0,
+) -> Estimates:
+    """Filter every trial from the initial state on, with rates and one-step predictions.
+
+    Args:
+        filter: The filter.
+        model: The model.
+        trials: The trials.
+        key: Randomness.
+        rates: False to leave out rates and predictions.
+        per: Number by which expected observations are divided to give rates.
+
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.filters import VariationalKalmanFilter
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
+        >>> estimates = filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
+        >>> estimates.mean.shape, estimates.predicted.shape
+        ((5, 2), (5, 1))
+    """
+    trace = scan_trials(filter, model, trials, key, predictions=rates)
+    # Rows by index are copies, which can be written to.
+    return summarise(model, trace, rates, per=per).rows(np.arange(len(trials.fresh)))
 
 
-@jax.jit
-def _moments(family: Family, beliefs: Belief) -> tuple[Array, Array]:
-    return jax.vmap(family.mean)(beliefs), jax.vmap(family.cov)(beliefs)
+def smooth_trials(
+    filter: VariationalKalmanFilter,
+    model: Model,
+    trials: Trials,
+    key: Key,
+    rates: bool = True,
+    per: float = 1.0,
+) -> Estimates:
+    """Smooth every trial, with rates; see `filter_trials`.
 
-
-def _many(X: Any) -> bool:
-    return isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
-
-
-def _read_one(
-    model: Model, X: ArrayLike, masks: ArrayLike | None, us: ArrayLike | None, trial: int | None
-) -> Trials:
-    try:
-        session = read_session(model, X, masks, us, trial)
-    except InputError as error:
-        name, bracket, index = error.where.partition("[")
-        where = f"{NAMES.get(name, name)}{bracket}{index}"
-        raise InputError(error.what, where, error.remedy) from None
-    fresh = np.zeros(len(session.ys), bool)
-    fresh[:1] = True
-    return Trials(*session, fresh, (len(fresh),), False)
+    Example:
+        >>> from evkf.dynamics import VanDerPol
+        >>> from evkf.likelihoods import Poisson
+        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
+        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
+        >>> estimates = smooth_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
+        >>> estimates.mean.shape, estimates.rates.shape
+        ((5, 2), (5, 1))
+    """
+    smoothed = smooth(filter, model, *fill_up(trials), key)
+    mean, cov, elbo = (np.asarray(x) for x in (smoothed.mean, smoothed.cov, smoothed.info.elbo))
+    estimates = Estimates(mean, cov, elbo)
+    if rates:
+        belief = jax.vmap(model.family.from_moments)(smoothed.mean, smoothed.cov)
+        trace = Trace(belief, smoothed.info)
+        estimates = estimates._replace(rates=summarise(model, trace, per=per).rates)
+    return estimates.rows(np.arange(len(trials.fresh)))

@@ -1,17 +1,16 @@
-from .compiled import CompiledLearner
-from .learner import Learner
+from .compiled import CompiledLearner, Nowcast, ObserveResult
+from .learner import Learner, LearnerState, LearnInfo, LearnTrace, adam
 from .losses import LOSSES
 from .monitor import (
     Monitor,
+    MonitoredState,
     MonitorInfo,
     MonitorState,
-    Watched,
-    scan_watched,
-    watch,
+    ObservedBin,
+    scan_monitored,
+    step_monitored,
 )
-from .optimiser import adam
-from .pretrain import fit_states, pretrain
-from .state import LearnerState, LearnInfo, LearnTrace
+from .pretrain import Pretraining, StateFitting, fit_states, pretrain
 from .warm_up import warm_up
 
 __all__ = [
@@ -24,11 +23,16 @@ __all__ = [
     "Monitor",
     "MonitorInfo",
     "MonitorState",
-    "Watched",
+    "MonitoredState",
+    "Nowcast",
+    "ObserveResult",
+    "ObservedBin",
+    "Pretraining",
+    "StateFitting",
     "adam",
     "fit_states",
     "pretrain",
-    "scan_watched",
+    "scan_monitored",
+    "step_monitored",
     "warm_up",
-    "watch",
 ]

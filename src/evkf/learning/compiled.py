@@ -2,8 +2,8 @@
 
 Handing a state of many small arrays to a compiled function costs more than filtering a bin. Here
 they travel together, one vector for each type of number; only the ring's large arrays stand alone,
-and are written in place. What observing leaves as it is, parameters above all, is handed in and not
-back.
+and are written in place. Parameters and whatever else `observe` leaves unchanged are arguments, but
+not results, of its program. `evkf.EVKF` and live sessions run on it.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,26 @@ from evkf.analysis.forecasting import expected_observation, forecast
 from evkf.errors import InputError
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
-from evkf.learning.learner import Learner, no_step
-from evkf.learning.monitor import Monitor, MonitorInfo, Watched, observe_watched
-from evkf.learning.state import LearnerState, LearnInfo
+from evkf.learning.learner import Learner, LearnerState, LearnInfo
+from evkf.learning.monitor import (
+    Monitor,
+    MonitoredState,
+    MonitorInfo,
+    learner_state,
+    observe_monitored,
+    with_learner_state,
+)
 from evkf.model import Model
 from evkf.numerics.checks import real_numbers
 from evkf.numerics.linalg import shapes
 from evkf.types import Input, Key
 
 
-class Outlook(NamedTuple):
-    """Where the state is, and what is coming.
+class Nowcast(NamedTuple):
+    """The state of a stream now, and the expected observation of its next bin.
 
     Attributes:
-        mean: Of the state now.
+        mean: Mean of the state now.
         cov: Its covariance.
         rate: The expected observation of the next bin.
     """
@@ -43,33 +49,33 @@ class Outlook(NamedTuple):
     rate: Float[Array, " N"]
 
 
-class Said(NamedTuple):
-    """What is known after a bin, in NumPy's arrays.
+class ObserveResult(NamedTuple):
+    """Results of observing a bin, as NumPy arrays.
 
     Attributes:
-        belief: Of the state.
-        info: What the filter said of itself.
-        evidence: What the monitor said, if there is one.
-        outlook: Where the state is and what is coming, if it was asked for.
+        belief: Belief about the state.
+        info: Diagnostics of the filter step.
+        evidence: Evidence for the dynamics, with a monitor.
+        nowcast: The state now and the expected observation of the next bin, if asked for.
     """
 
     belief: PyTree
     info: Info
     evidence: MonitorInfo | None
-    outlook: Outlook | None
+    nowcast: Nowcast | None
 
 
 class CompiledLearner:
-    """A learner at work on a stream: `observe` a bin, then `learn` if there is time.
+    """A learner of a stream: `observe` a bin, then `learn` if there is time.
 
     Args:
         learner: The learner.
-        start: The model to start from, or what `state` gave, to go on from.
+        start: The model to start from, or a `state` to go on from.
         key: Randomness, for filters and likelihoods that sample.
-        monitor: Watches the evidence while bins are observed, which takes two more filter steps
-            each; after a change of the dynamics, they are learned anew.
-        outlook: Whether observing a bin also tells the outlook, as if the next had its input.
-        horizon: How many bins `forecast` looks ahead.
+        monitor: Computes evidence for the dynamics, with two more filter steps a bin; after a
+            change of the dynamics they are learned anew.
+        nowcast: True to compute the nowcast of every bin too, as if the next had its input.
+        horizon: Number of bins that `forecast` predicts.
 
     Example:
         >>> import jax, numpy as np
@@ -79,28 +85,32 @@ class CompiledLearner:
         >>> model = Model(ResidualMLP(2, 0.04, jax.random.key(1)), likelihood)
         >>> live = CompiledLearner(Learner(ring=64), model)
         >>> for _ in range(12):
-        ...     estimate = live.observe(np.array([1.0, 0.0]))
+        ...     result = live.observe(np.array([1.0, 0.0]))
         ...     learned = live.learn()
-        >>> int(live.info(estimate).status), int(live.state.steps)
+        >>> int(live.read(result).info.status), int(live.state.steps)
         (0, 3)
         >>> live.state = live.learner.freeze(live.state, "noise")
-        >>> live.outlook().rate.shape
+        >>> live.nowcast().rate.shape
         (2,)
     """
 
     def __init__(
         self,
         learner: Learner,
-        start: Model | LearnerState | Watched,
+        start: Model | LearnerState | MonitoredState,
         key: Key | None = None,
         monitor: Monitor | None = None,
-        outlook: bool = False,
+        nowcast: bool = False,
         horizon: int = 0,
     ):
         self.learner, self.monitor = learner, monitor
-        state = _begin(learner, monitor, start, key)
-        known = _known(state)
-        bins = known.ring.bins
+        state: LearnerState | MonitoredState
+        state = learner.init(start, key) if isinstance(start, Model) else start
+        if monitor is None:
+            state = learner_state(state)
+        elif isinstance(state, LearnerState):
+            state = MonitoredState(state, monitor.init(state.model))
+        bins = learner_state(state).ring.bins
         self._channels, self._inputs = bins.y.shape[1], bins.u.shape[1]
         self._dtype = bins.y.dtype
         shapes = (
@@ -110,53 +120,53 @@ class CompiledLearner:
             jax.ShapeDtypeStruct((), bool),
         )
 
-        def take(state: LearnerState | Watched, *bin: Array) -> tuple:
+        def observe(state: LearnerState | MonitoredState, *bin: Array) -> tuple:
             evidence = None
             if monitor is None:
-                assert isinstance(state, LearnerState)
-                state, info = learner.observe(state, *bin)
+                state, info = learner.observe(learner_state(state), *bin)
             else:
-                assert isinstance(state, Watched)
-                state, (info, evidence) = observe_watched(learner, monitor, state, *bin)
-            known = _known(state)
-            ahead = look_out(learner, known, bin[2]) if outlook else None
-            return state, Said(known.filter.belief, info, evidence, ahead)
+                assert isinstance(state, MonitoredState)
+                state, (info, evidence) = observe_monitored(learner, monitor, state, *bin)
+            after = learner_state(state)
+            now = compute_nowcast(learner, after, bin[2]) if nowcast else None
+            return state, ObserveResult(after.filter.belief, info, evidence, now)
 
-        pack_said, self._unpack_said = packing(jax.eval_shape(take, state, *shapes)[1])
-        pack, unpack = _packing_apart(state, lambda state, *bin: take(state, *bin)[0], shapes)
+        result = jax.eval_shape(observe, state, *shapes)[1]
+        pack_result, self._unpack_result = packing(result)
+        pack, unpack = _packing_apart(state, lambda state, *bin: observe(state, *bin)[0], shapes)
 
-        def observe(moving: Packed, still: Packed, *bin: Array) -> tuple[Packed, Packed]:
-            state, said = take(unpack(moving, still), *bin)
-            return pack(state)[0], pack_said(said)
+        def observe_packed(moving: Packed, still: Packed, *bin: Array) -> tuple[Packed, Packed]:
+            state, result = observe(unpack(moving, still), *bin)
+            return pack(state)[0], pack_result(result)
 
-        def learn(moving: Packed, still: Packed) -> tuple[Packed, Packed, LearnInfo]:
+        def learn_packed(moving: Packed, still: Packed) -> tuple[Packed, Packed, LearnInfo]:
             state = unpack(moving, still)
-            new, learned = learner.learn(_known(state))
-            state = new if isinstance(state, LearnerState) else state._replace(learner=new)
-            return *pack(state), learned
+            after, learned = learner.learn(learner_state(state))
+            return *pack(with_learner_state(state, after)), learned
 
-        def seen_ahead(moving: Packed, still: Packed, u: Array) -> Outlook:
-            return look_out(learner, _known(unpack(moving, still)), u)
+        def nowcast_packed(moving: Packed, still: Packed, u: Array) -> Nowcast:
+            return compute_nowcast(learner, learner_state(unpack(moving, still)), u)
 
-        def foretell(moving: Packed, still: Packed, u: Array) -> tuple[Array, Array]:
-            known = _known(unpack(moving, still))
+        def forecast_packed(moving: Packed, still: Packed, u: Array) -> tuple[Array, Array]:
+            now = learner_state(unpack(moving, still))
             us = jnp.broadcast_to(u, (horizon, *u.shape))
-            ahead = forecast(learner.filter, known.model, known.filter.belief, horizon, us)
+            ahead = forecast(learner.filter, now.model, now.filter.belief, horizon, us)
             return ahead.mean, jnp.diagonal(ahead.cov, axis1=1, axis2=2)
+
+        def copy_packed(moving: Packed, still: Packed) -> tuple[Packed, Packed]:
+            return jax.tree.map(jnp.copy, (moving, still))
 
         # Copies: the compiled functions write in place.
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
         (self._moving, self._still), self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
-        self._bins, self._rest = int(known.ring.count), no_step(known, learner.num_windows)
-        # What is the same in most bins waits on the device: handing it over takes time.
+        first = learner_state(state)
+        self._bins, self._no_step = int(first.ring.count), learner.no_step(first)
+        # Arguments that are the same in most bins stay on the device: a transfer takes time.
         self._all_seen = jnp.ones(self._channels, bool)
         self._no_input = jnp.zeros(self._inputs, self._dtype)
         self._flags = jnp.asarray(False), jnp.asarray(True)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
-
-        def copied(moving: Packed, still: Packed) -> tuple[Packed, Packed]:
-            return jax.tree.map(jnp.copy, (moving, still))
 
         # XLA compiles without Python's lock: all at once, the longest first.
         with ThreadPoolExecutor() as pool:
@@ -165,12 +175,12 @@ class CompiledLearner:
                 jitted = jax.jit(function, donate_argnums=in_place, compiler_options=options)
                 return pool.submit(jitted.lower(self._moving, self._still, *given).compile)
 
-            programs = [compiled(learn, (0, 1)), compiled(observe, (0,), *shapes)]
-            programs += [compiled(copied, ())]
-            programs += [compiled(foretell, (), shapes[2])] if horizon else []
+            programs = [compiled(learn_packed, (0, 1)), compiled(observe_packed, (0,), *shapes)]
+            programs += [compiled(copy_packed, ())]
+            programs += [compiled(forecast_packed, (), shapes[2])] if horizon else []
             self._learn, self._observe, self._copy, *others = (each.result() for each in programs)
-        self._outlook = jax.jit(seen_ahead, compiler_options=options)
-        empty = np.zeros((0, known.model.family.dim), self._dtype)
+        self._nowcast = jax.jit(nowcast_packed, compiler_options=options)
+        empty = np.zeros((0, first.model.family.dim), self._dtype)
         self._no_forecast = empty, empty
         self._forecast = others[0] if others else None
 
@@ -181,78 +191,72 @@ class CompiledLearner:
         u: ArrayLike | None = None,
         fresh: bool = False,
     ) -> Packed:
-        """Filter a bin; `read`, `belief`, `info` and `evidence` read what is returned."""
+        """Filter a bin; `read` gives the result as a tuple of arrays."""
         observed, given = self._read(y, (self._channels,), "y"), self._read_input(u)
-        seen = self._all_seen if mask is None else self._read_mask(mask)
+        seen = self._all_seen
+        if mask is not None:
+            seen = np.asarray(mask)
+            if seen.shape != (self._channels,) or seen.dtype != bool:
+                what = f"mask of type {seen.dtype} and shape {seen.shape}"
+                raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
         bin = (observed, seen, given, self._flags[bool(fresh)])
-        self._moving, said = self._observe(self._moving, self._still, *bin)
+        self._moving, result = self._observe(self._moving, self._still, *bin)
         self._bins += 1
-        return said
+        return result
 
     def learn(self) -> LearnInfo:
-        """Take the gradient steps that are due; where none is, nothing is called."""
+        """Take the gradient steps that are due; nothing is called if none is."""
         if not self.due:
-            return self._rest
+            return self._no_step
         self._moving, self._still, learned = self._learn(self._moving, self._still)
         return learned
 
-    def outlook(self, u: ArrayLike | None = None) -> Outlook:
-        """The state now, and the next bin under its input u."""
-        return self._outlook(self._moving, self._still, self._read_input(u))
+    def nowcast(self, u: ArrayLike | None = None) -> Nowcast:
+        """Return the state now, and the expected observation of the next bin with input u."""
+        return self._nowcast(self._moving, self._still, self._read_input(u))
 
     def forecast(self, u: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of the state in the next bins, (horizon, L), if all had input u."""
+        """Return means and variances of the state in the next bins, (horizon, L), with input u."""
         if self._forecast is None:
             return self._no_forecast
         mean, var = self._forecast(self._moving, self._still, self._read_input(u))
         return np.asarray(mean), np.asarray(var)
 
-    def read(self, said: Packed) -> Said:
-        """All that was said of a bin, in NumPy's arrays; the quickest way to it."""
-        return self._unpack_said([np.asarray(part) for part in said])
-
-    def belief(self, said: Packed) -> PyTree:
-        """The belief after a bin."""
-        return self._unpack_said(said).belief
-
-    def info(self, said: Packed) -> Info:
-        """What the filter said of a bin."""
-        return self._unpack_said(said).info
-
-    def evidence(self, said: Packed) -> MonitorInfo | None:
-        """What the monitor said of a bin, if there is one."""
-        return self._unpack_said(said).evidence
+    def read(self, result: Packed) -> ObserveResult:
+        """Return the results of observing a bin as NumPy arrays."""
+        return self._unpack_result([np.asarray(part) for part in result])
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers that `observe` takes without casting."""
+        """Type of the numbers that `observe` takes without casting."""
         return self._dtype
 
     @property
     def due(self) -> bool:
-        """Whether `learn` would take a gradient step, once the ring holds a window."""
+        """True if `learn` would take a gradient step, once the ring holds a window."""
         return not self.learner.ring or self._bins % self.learner.every == 0
 
     @property
     def state(self) -> Any:
-        """Everything known now: a `LearnerState`, or with a monitor `Watched`.
+        """A copy of the present state: a `LearnerState`, or with a monitor a `MonitoredState`.
 
-        What is read is a copy. It can be set, to go on from another: with parts frozen or thawed,
-        after `Learner.relearn`, or from a file.
+        It can be set, to go on from another: with parts frozen or thawed, after `Learner.relearn`,
+        or from a file.
         """
         return jax.tree.map(jnp.copy, self._unpack(self._moving, self._still))
 
     @state.setter
-    def state(self, state: LearnerState | Watched) -> None:
+    def state(self, state: LearnerState | MonitoredState) -> None:
         if shapes(state) != shapes(self._like):
             what = f"a {type(state).__name__} of another structure"
-            raise InputError(what, "state", "set what `state` gave, with other numbers")
+            raise InputError(what, "state", "set a `state` of this learner, with other numbers")
         self._moving, self._still = self._pack(state)
-        self._bins = int(_known(state).ring.count)
+        self._bins = int(learner_state(state).ring.count)
 
     def snapshot(self) -> Callable[[], Any]:
-        """Take a copy of everything known now; what is returned gives it as NumPy's arrays, like
-        `state`, whenever it is called and in whichever thread.
+        """Copy the present state; return a function that gives the copy as NumPy arrays.
+
+        The function can be called at any time and in any thread.
         """
         packed = self._copy(self._moving, self._still)
         return lambda: self._unpack(*jax.tree.map(np.asarray, packed))
@@ -263,13 +267,6 @@ class CompiledLearner:
             raise InputError("no input", "u", f"pass shape ({size},): the dynamics take {size}")
         return self._no_input if u is None else self._read(u, (self._inputs,), "u")
 
-    def _read_mask(self, mask: ArrayLike) -> np.ndarray:
-        seen = np.asarray(mask)
-        if seen.shape != (self._channels,) or seen.dtype != bool:
-            what = f"mask of type {seen.dtype} and shape {seen.shape}"
-            raise InputError(what, "mask", f"pass {self._channels} booleans, True = observed")
-        return seen
-
     def _read(self, value: ArrayLike, shape: tuple[int, ...], where: str) -> np.ndarray:
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == shape:
             return value
@@ -279,19 +276,19 @@ class CompiledLearner:
         return array.astype(self._dtype, copy=False)
 
 
-def look_out(learner: Learner, state: LearnerState, u: Input) -> Outlook:
-    """The state now, and the next bin under its input u."""
+def compute_nowcast(learner: Learner, state: LearnerState, u: Input) -> Nowcast:
+    """Return the state now, and the expected observation of the next bin with input u."""
     model, belief = state.model, state.filter.belief
     predict_key = jax.random.split(state.bin_key)[0]
     ahead = learner.filter.predict(model, state.filter, predict_key, u).belief
     mean, cov = model.family.mean(belief), model.family.cov(belief)
-    return Outlook(mean, cov, expected_observation(model, ahead))
+    return Nowcast(mean, cov, expected_observation(model, ahead))
 
 
 def _packing_apart(
     like: PyTree, move: Callable[..., PyTree], given: tuple
 ) -> tuple[Callable[[PyTree], tuple[Packed, Packed]], Callable[[Packed, Packed], PyTree]]:
-    """Functions from a tree to what a function changes and what it does not, and back."""
+    """Return functions from a tree to the leaves that `move` changes and the others, and back."""
     structure, jaxpr = jax.tree.structure(like), jax.make_jaxpr(move)(like, *given).jaxpr
     moves = [new is not old for new, old in zip(jaxpr.outvars, jaxpr.invars, strict=False)]
 
@@ -310,22 +307,3 @@ def _packing_apart(
         return structure.unflatten([next(parts[0] if moved else parts[1]) for moved in moves])
 
     return pack, unpack
-
-
-def _begin(
-    learner: Learner,
-    monitor: Monitor | None,
-    start: Model | LearnerState | Watched,
-    key: Key | None,
-) -> LearnerState | Watched:
-    if isinstance(start, Model):
-        start = learner.init(start, key)
-    if monitor is None and isinstance(start, Watched):
-        return start.learner
-    if monitor is not None and isinstance(start, LearnerState):
-        return Watched(start, monitor.init(start.model))
-    return start
-
-
-def _known(state: LearnerState | Watched) -> LearnerState:
-    return state if isinstance(state, LearnerState) else state.learner

@@ -1,10 +1,10 @@
-"""Holding the coordinates of the latent space while the readout moves.
+"""The gauge of the learner: fixed coordinates of the latent space while the readout is learned.
 
 States are defined up to an affine map: $C A^{-1}$, $b - C A^{-1} c$ and $Az + c$ explain the data
-as well as C, b and z. A step of the readout within the column space of C does nothing but change
-coordinates, which the dynamics can do as well. Such steps are left out: the subspace may turn as
-the data ask, and within it the axes stay. Where the dynamics are known or frozen, or cannot follow,
-the coordinates are theirs and nothing is held.
+as well as C, b and z. A step of the readout within the column space of C only changes coordinates,
+which the dynamics can do as well. Such steps are left out: the subspace may turn as the data
+require, and the axes within it stay. Dynamics that are known or frozen, or that cannot follow a
+change of coordinates, fix the coordinates themselves, and nothing is held.
 """
 
 import jax
@@ -19,7 +19,7 @@ from evkf.parameters import Free
 
 
 def gauge(learned: Free) -> Float[Array, "L N"]:
-    """An orthonormal basis of the column space of C, all readouts together; empty without any."""
+    """Return an orthonormal basis of the column space of all readouts; empty without any."""
     readouts = _readouts(learned)
     if not readouts:
         return jnp.zeros((0, 0))
@@ -31,7 +31,7 @@ def gauge(learned: Free) -> Float[Array, "L N"]:
 
 
 def can_move(model: Model) -> bool:
-    """Whether the dynamics could follow a change of coordinates, so that they need holding."""
+    """True if the dynamics can follow a change of coordinates, so that a gauge is needed."""
     dynamics = model.dynamics
     if isinstance(dynamics, Driven):
         dynamics = dynamics.undriven
@@ -39,7 +39,7 @@ def can_move(model: Model) -> bool:
 
 
 def hold_gauge(basis: Float[Array, "L N"], change: Free) -> Free:
-    """Remove from a step of C and b what lies in the space of a basis.
+    """Remove the component in the span of a basis from a step of C and b.
 
     The basis is that of the first C: its products with C and b then stay as they were, however many
     steps there are.
@@ -55,17 +55,18 @@ def hold_gauge(basis: Float[Array, "L N"], change: Free) -> Free:
 
     def replace(path: tuple, leaf: Array) -> Array:
         name = path[-1].name if isinstance(path[-1], GetAttrKey) else None
-        found = replaced.get(path[:-1])
-        if found is None or name not in ("C", "b"):
+        pair = replaced.get(path[:-1])
+        if pair is None or name not in ("C", "b"):
             return leaf
-        return found[0] if name == "C" else found[1]
+        return pair[0] if name == "C" else pair[1]
 
     return jax.tree_util.tree_map_with_path(replace, change)
 
 
 def _readouts(tree: Free) -> dict[tuple, tuple[Float[Array, "N L"], Float[Array, " N"]]]:
-    found: dict[tuple, dict[str, Array]] = {}
+    """Return C and b of every readout in a tree, by the path to it."""
+    leaves: dict[tuple, dict[str, Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(path[-1], GetAttrKey) and path[-1].name in ("C", "b"):
-            found.setdefault(path[:-1], {})[path[-1].name] = leaf
-    return {path: (pair["C"], pair["b"]) for path, pair in found.items() if len(pair) == 2}
+            leaves.setdefault(path[:-1], {})[path[-1].name] = leaf
+    return {path: (pair["C"], pair["b"]) for path, pair in leaves.items() if len(pair) == 2}

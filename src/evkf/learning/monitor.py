@@ -1,12 +1,12 @@
-"""Evidence that dynamics have been learned, and that they have changed.
+"""The monitor: evidence that dynamics have been learned, and that they have changed.
 
-Beside the learner two filters see the same bins: one under a random walk, whose dynamics say
-nothing, and one under a copy of the learned model as it was some time ago. The difference of the
-bounds, in nats per bin, says what the dynamics are worth and whether learning still gains.
+Two more filters run on the bins of the learner: one with a random walk for dynamics, and one with a
+copy of the learned model, taken some time ago. The differences of the bounds, in nats per bin, are
+the worth of the dynamics and the gain of learning since the copy.
 
 A change of the dynamics shows in the second: once learning has settled, the copy is as good as the
-model; after a change the model, which goes on learning, leaves it behind. The sum of the
-differences is a log-likelihood ratio of "changed" against "as before".
+model; after a change only the model adapts. The sum of the differences is a log-likelihood ratio of
+"changed" against "as before".
 """
 
 from typing import NamedTuple
@@ -23,11 +23,9 @@ from evkf.dynamics import Driven, Dynamics, GaussianDynamics, Linear, ResidualML
 from evkf.errors import InputError
 from evkf.families import GaussianFamily
 from evkf.filters import Info, State, VariationalKalmanFilter
-from evkf.filters.base import read_fresh, read_observations
 from evkf.filters.evkf.filter import check_variational
-from evkf.learning.learner import Learner
-from evkf.learning.state import LearnerState, LearnInfo
-from evkf.model import Model, read_inputs
+from evkf.learning.learner import Learner, LearnerState, LearnInfo, read_bins
+from evkf.model import Model
 from evkf.numerics.linalg import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
@@ -49,11 +47,11 @@ SETTLED = 2
 
 
 class MonitorState(NamedTuple):
-    """All that the next bin needs."""
+    """State of the monitor between bins."""
 
     walk: State
     step_square: Vector
-    """Running mean square of the steps of the estimate: the noise of the random walk."""
+    """Running mean square of the steps of the estimate: noise variance of the random walk."""
     last: Vector
     copy: Model
     copied: State
@@ -62,7 +60,7 @@ class MonitorState(NamedTuple):
     over_walk: Scalar
     over_copy: Scalar
     gain: Scalar
-    """Over the copy, since it was made."""
+    """Sum of the gains over the copy since it was made."""
     age: Count
     """Bins since the copy was made."""
     quiet: Count
@@ -73,22 +71,22 @@ class MonitorState(NamedTuple):
     changes: Count
     """Changes flagged."""
     last_change: Count
-    """The bin of the last one, or -1."""
+    """Bin of the last change, or -1."""
 
 
 class MonitorInfo(NamedTuple):
-    """What is known after a bin.
+    """Evidence after a bin.
 
     Attributes:
         nats: Running mean of the bound, nats per bin.
-        over_walk: The same minus that of a random walk: what the dynamics are worth.
-        over_copy: The same minus that of a copy of the model, renewed every 500 bins: whether
+        over_walk: Its gain over a random walk: the worth of the dynamics.
+        over_copy: Its gain over a copy of the model, renewed every 500 bins: above zero while
             learning still gains.
         evidence: Nats in favour of a change of the dynamics.
-        changed: Whether one is flagged in this bin.
-        since: How many bins ago it happened, by the evidence.
-        changes: How many were flagged so far.
-        last_change: The bin in which the last of them happened, by the evidence; -1 if none.
+        changed: True if a change is flagged in this bin.
+        since: Bins since the change, by the evidence.
+        changes: Number of changes flagged so far.
+        last_change: Bin of the last change, by the evidence; -1 if none.
     """
 
     nats: Scalar
@@ -101,8 +99,17 @@ class MonitorInfo(NamedTuple):
     last_change: Int[Array, ""]
 
 
+class ObservedBin(NamedTuple):
+    """One bin: observation, mask (all observed when None), input, and True if a trial begins."""
+
+    y: Observation
+    mask: Mask | None = None
+    u: Input | None = None
+    fresh: Bool[Array, ""] | bool = False
+
+
 class Monitor(eqx.Module):
-    """Watches a learner at work.
+    """Computes the evidence for the dynamics of a learner, and flags their changes.
 
     Args:
         filter: The filter the learner uses.
@@ -115,9 +122,9 @@ class Monitor(eqx.Module):
         >>> monitor, filter = Monitor(), VariationalKalmanFilter()
         >>> y = jax.numpy.ones(2)
         >>> state, info = jax.jit(filter.step)(model, filter.init(model), y)
-        >>> watch = jax.jit(monitor.step)
-        >>> _, known = watch(monitor.init(model), model, state.belief, info, y)
-        >>> bool(known.changed)
+        >>> step = jax.jit(monitor.step)
+        >>> _, evidence = step(monitor.init(model), model, state.belief, info, ObservedBin(y))
+        >>> bool(evidence.changed)
         False
     """
 
@@ -127,7 +134,7 @@ class Monitor(eqx.Module):
         check_variational(self.filter)
 
     def init(self, model: Model) -> MonitorState:
-        """The state before the first bin."""
+        """Return the state before the first bin."""
         gaussian = isinstance(model.family, GaussianFamily)
         if not (gaussian and isinstance(model.dynamics, GaussianDynamics)):
             raise InputError(
@@ -163,34 +170,35 @@ class Monitor(eqx.Module):
         model: Model,
         belief: Belief,
         info: Info,
-        y: Observation,
-        mask: Mask | None = None,
-        u: Input | None = None,
-        fresh: Bool[Array, ""] | bool = False,
+        bin: ObservedBin,
         key: Key | None = None,
     ) -> tuple[MonitorState, MonitorInfo]:
         """Take in a bin.
 
         Args:
-            state: Before the bin.
-            model: The learner's model, with which it was filtered.
-            belief: What the learner's filter found.
-            info: What it said.
-            y: Observation.
-            mask: Which channels were observed.
-            u: Input.
-            fresh: Whether a trial begins.
+            state: State before the bin.
+            model: The learner's model, with which the bin was filtered.
+            belief: Belief of the learner's filter after the bin.
+            info: Diagnostics of that filter step.
+            bin: The bin.
             key: Randomness, for filters and likelihoods that sample; best the learner's own.
         """
+        y, mask, u, fresh = bin
         begins = jnp.asarray(fresh)
-        # A copy that has not been where the model has would lose there for that alone.
+        # With its old box the copy would lose where only the model has been.
         boxed = same_box(state.copy.dynamics, model.dynamics)
         copy = eqx.tree_at(lambda m: m.dynamics, state.copy, boxed)
-        walk, nats_walk = self._walk(state, model, y, mask, begins, key)
+        plain_walk = Linear(np.eye(model.family.dim), 1.0)
+        log_std = 0.5 * jnp.log(state.step_square)
+        noise = eqx.tree_at(lambda n: n.log_std, plain_walk.noise, log_std)
+        random_walk = eqx.tree_at(lambda w: w.noise, plain_walk, noise)
+        under_walk = eqx.tree_at(lambda m: m.dynamics, model, random_walk)
+        before = tree_where(begins, self.filter.init(under_walk), state.walk)
+        walk, walk_info = self.filter.step(under_walk, before, y, mask, key)
         before = tree_where(begins, self.filter.init(copy), state.copied)
-        copied, said = self.filter.step(copy, before, y, mask, key, u)
+        copied, copy_info = self.filter.step(copy, before, y, mask, key, u)
 
-        def known(value: Scalar) -> Scalar:
+        def finite(value: Scalar) -> Scalar:
             return jnp.where(jnp.isfinite(value), value, 0)
 
         share = jnp.maximum(1 / MEMORY, 1 / (1 + state.bins)).astype(info.elbo.dtype)
@@ -198,15 +206,15 @@ class Monitor(eqx.Module):
         def follow(mean: Array, value: Array) -> Array:
             return mean + share * (value - mean)
 
-        over_copy = known(info.elbo - said.elbo)
-        over_walk = follow(state.over_walk, known(info.elbo - nats_walk))
+        over_copy = finite(info.elbo - copy_info.elbo)
+        over_walk = follow(state.over_walk, finite(info.elbo - walk_info.elbo))
         allowed = ALLOWED * jnp.maximum(over_walk, 0.25)
         evidence = jnp.where(state.quiet >= SETTLED, state.evidence + over_copy - allowed, 0)
         evidence = jnp.maximum(evidence, 0)
         since = jnp.where(evidence > 0, state.since + 1, 0)
         changed = evidence > THRESHOLD
         gain, age = state.gain + over_copy, state.age + 1
-        # While evidence gathers the copy is kept: it is what is compared with.
+        # While evidence gathers the copy is kept: the model is compared with it.
         renew = changed | ((age >= PERIOD) & (evidence < 1))
         still = (gain < allowed * age) & ~changed
         quiet = jnp.where(renew, jnp.where(still, state.quiet + 1, 0), state.quiet)
@@ -218,7 +226,7 @@ class Monitor(eqx.Module):
             copy=tree_where(renew, model, state.copy),
             copied=tree_where(renew, State(belief), copied),
             bins=state.bins + 1,
-            nats=follow(state.nats, known(info.elbo)),
+            nats=follow(state.nats, finite(info.elbo)),
             over_walk=over_walk,
             over_copy=follow(state.over_copy, over_copy),
             gain=jnp.where(renew, 0, gain),
@@ -229,110 +237,105 @@ class Monitor(eqx.Module):
             changes=state.changes + changed,
             last_change=jnp.where(changed, state.bins - since, state.last_change),
         )
-        told = (changed, since, new.changes, new.last_change)
-        return new, MonitorInfo(new.nats, over_walk, new.over_copy, evidence, *told)
-
-    def _walk(
-        self,
-        state: MonitorState,
-        model: Model,
-        y: Observation,
-        mask: Mask | None,
-        begins: Bool[Array, ""],
-        key: Key | None,
-    ) -> tuple[State, Scalar]:
-        dim = model.family.dim
-        walk = Linear(np.eye(dim), 1.0)
-        noise = eqx.tree_at(lambda n: n.log_std, walk.noise, 0.5 * jnp.log(state.step_square))
-        walk = eqx.tree_at(lambda w: w.noise, walk, noise)
-        under = eqx.tree_at(lambda m: m.dynamics, model, walk)
-        before = tree_where(begins, self.filter.init(under), state.walk)
-        found, said = self.filter.step(under, before, y, mask, key)
-        return found, said.elbo
+        change = (changed, since, new.changes, new.last_change)
+        return new, MonitorInfo(new.nats, over_walk, new.over_copy, evidence, *change)
 
 
 def same_box(copy: Dynamics, dynamics: Dynamics) -> Dynamics:
-    """A copy of dynamics, with their knowledge of where states have been, if they have any."""
+    """Return the copy with the box of visited states of other dynamics, if both have one."""
 
     def box(of: Dynamics) -> tuple[Array, ...]:
         own = of.undriven if isinstance(of, Driven) else of
         return (own.low, own.high) if isinstance(own, ResidualMLP) else ()
 
-    known = box(dynamics)
-    return eqx.tree_at(box, copy, known) if known and box(copy) else copy
+    visited = box(dynamics)
+    return eqx.tree_at(box, copy, visited) if visited and box(copy) else copy
 
 
-class Watched(NamedTuple):
-    """A learner and what watches it."""
+class MonitoredState(NamedTuple):
+    """States of a learner and of its monitor."""
 
     learner: LearnerState
     monitor: MonitorState
 
 
-def watch(
+def learner_state(state: LearnerState | MonitoredState) -> LearnerState:
+    """Return the state of the learner, monitored or not."""
+    return state.learner if isinstance(state, MonitoredState) else state
+
+
+def with_learner_state(
+    state: LearnerState | MonitoredState, learner: LearnerState
+) -> LearnerState | MonitoredState:
+    """Replace the state of the learner, monitored or not."""
+    return state._replace(learner=learner) if isinstance(state, MonitoredState) else learner
+
+
+def observe_monitored(
     learner: Learner,
     monitor: Monitor,
-    state: Watched,
+    state: MonitoredState,
     y: Observation,
     mask: Mask | None = None,
     u: Input | None = None,
     fresh: Bool[Array, ""] | bool = False,
-) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
-    """`observe_watched`, then learn."""
-    state, (info, told) = observe_watched(learner, monitor, state, y, mask, u, fresh)
-    known, learned = learner.learn(state.learner)
-    return state._replace(learner=known), (info, learned, told)
-
-
-def observe_watched(
-    learner: Learner,
-    monitor: Monitor,
-    state: Watched,
-    y: Observation,
-    mask: Mask | None = None,
-    u: Input | None = None,
-    fresh: Bool[Array, ""] | bool = False,
-) -> tuple[Watched, tuple[Info, MonitorInfo]]:
-    """Observe and look at the evidence; after a change forget what was before it."""
+) -> tuple[MonitoredState, tuple[Info, MonitorInfo]]:
+    """Observe and update the evidence; after a change forget the bins before it."""
     before = state.learner
     begins = jnp.asarray(fresh) | before.fresh
-    known, info = learner.observe(before, y, mask, u, begins)
-    bin = (info, y, mask, u, begins, before.bin_key)
-    seen, told = monitor.step(state.monitor, before.model, known.filter.belief, *bin)
+    after, info = learner.observe(before, y, mask, u, begins)
+    observed = ObservedBin(y, mask, u, begins)
+    monitored, evidence = monitor.step(
+        state.monitor, before.model, after.filter.belief, info, observed, before.bin_key
+    )
     # The evidence begins to gather some time after the change.
-    known = learner.relearn(known, told.since + told.since // 2, told.changed)
-    return Watched(known, seen), (info, told)
+    keep = evidence.since + evidence.since // 2
+    after = learner.relearn(after, keep, evidence.changed)
+    return MonitoredState(after, monitored), (info, evidence)
 
 
-def scan_watched(
+def step_monitored(
     learner: Learner,
     monitor: Monitor,
-    state: Watched,
+    state: MonitoredState,
+    y: Observation,
+    mask: Mask | None = None,
+    u: Input | None = None,
+    fresh: Bool[Array, ""] | bool = False,
+) -> tuple[MonitoredState, tuple[Info, LearnInfo, MonitorInfo]]:
+    """Call `observe_monitored`, then learn."""
+    state, (info, evidence) = observe_monitored(learner, monitor, state, y, mask, u, fresh)
+    after, learned = learner.learn(state.learner)
+    return state._replace(learner=after), (info, learned, evidence)
+
+
+def scan_monitored(
+    learner: Learner,
+    monitor: Monitor,
+    state: MonitoredState,
     ys: ArrayLike,
     masks: ArrayLike | None = None,
     us: ArrayLike | None = None,
     fresh: ArrayLike | None = None,
-) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
-    """`watch` bin after bin.
+) -> tuple[MonitoredState, tuple[Info, LearnInfo, MonitorInfo]]:
+    """Call `step_monitored` bin after bin.
 
     Args:
         learner: The learner.
         monitor: The monitor.
-        state: Where to go on from: `Watched(learner.init(model), monitor.init(model))` at first.
+        state: State before the first bin: at first `MonitoredState(learner.init(model),
+            monitor.init(model))`.
         ys: Observations, (bins, channels).
         masks: True where observed.
         us: Inputs, (bins, inputs).
         fresh: True where a trial begins, (bins,).
     """
-    model = state.learner.model
-    observed, seen = read_observations(model, ys, masks)
-    inputs = read_inputs(model, us, len(observed))
-    marks = read_fresh(fresh, len(observed))
-    return _scan(learner, monitor, state, (observed, seen, inputs, marks))
+    bins = read_bins(state.learner.model, ys, masks, us, fresh)
+    return _scan(learner, monitor, state, bins)
 
 
 @jax.jit
 def _scan(
-    learner: Learner, monitor: Monitor, state: Watched, bins: tuple
-) -> tuple[Watched, tuple[Info, LearnInfo, MonitorInfo]]:
-    return lax.scan(lambda state, bin: watch(learner, monitor, state, *bin), state, bins)
+    learner: Learner, monitor: Monitor, state: MonitoredState, bins: tuple
+) -> tuple[MonitoredState, tuple[Info, LearnInfo, MonitorInfo]]:
+    return lax.scan(lambda state, bin: step_monitored(learner, monitor, state, *bin), state, bins)

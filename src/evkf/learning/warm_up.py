@@ -1,8 +1,8 @@
-"""A first readout from the first bins of a recording about which nothing is known.
+"""A first readout from the first bins of a recording, of which nothing is known.
 
 Principal components of smoothed, transformed observations give states of unit variance; the readout
-is then fitted to what was observed at those states. It fixes the coordinates of the latent space,
-which learning keeps.
+is then fitted to the observations at those states. It fixes the coordinates of the latent space,
+which learning keeps. `evkf.EVKF` and the reproduced experiments begin with it.
 """
 
 import equinox as eqx
@@ -33,13 +33,13 @@ KINDS = {
 }
 
 ENOUGH = 2.5
-"""Events that a smoothing window should hold on average."""
+"""Events in a smoothing window, on average."""
 
 GAUSSIAN_WIDTH = 2.0
 """Width of the window for continuous signals, in bins."""
 
 STEPS, RATE, RIDGE = 300, 0.05, 1e-2
-"""Of the fit of the readout: gradient steps, learning rate, and penalty on weights."""
+"""Gradient steps, learning rate, and penalty on weights, in fitting the readout."""
 
 
 def warm_up(
@@ -58,8 +58,8 @@ def warm_up(
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
         bin_width: Width of a bin.
         masks: True where observed, (bins, channels); all when left out. A channel that never was
-            is taken to be like the average one, and to read no latent.
-        fresh: True where a trial begins, (bins,); nothing is smoothed across.
+            observed gets the mean of all, and weights of zero.
+        fresh: True where a trial begins, (bins,); smoothing does not cross it.
 
     Returns:
         The likelihood with C, b and, where it has one, its dispersion or noise.
@@ -68,8 +68,8 @@ def warm_up(
         >>> import numpy as np
         >>> wave = np.sin(np.arange(200) / 10)[:, None]
         >>> ys = np.random.default_rng(0).poisson(np.exp(wave * np.ones(20)))
-        >>> found = warm_up(ys, 1, "poisson")
-        >>> found.C.shape
+        >>> readout = warm_up(ys, 1, "poisson")
+        >>> readout.C.shape
         (20, 1)
     """
     check_choice(likelihood, KINDS, "likelihood")
@@ -87,10 +87,14 @@ def warm_up(
     marks[0] = True
     if likelihood == "gaussian":
         return _gaussian(observed, seen, marks, latents, bin_width)
-    smooth = _smooth(observed, seen, marks, _width(observed, seen))
+    # The width at which a Gaussian window holds `ENOUGH` events on average.
+    mean = float(_channel_means(observed, seen).mean())
+    width = ENOUGH / max(mean, 1e-6) / (2 * np.sqrt(np.pi))
+    width = float(np.clip(width, 1.0, max(num_bins / 20, 1.0)))
+    smooth = _smooth(observed, seen, marks, width)
     low = 0.1 / num_bins
     smooth = np.clip(smooth, low, 1 - low if likelihood == "bernoulli" else None)
-    levels = _logit(smooth) if likelihood == "bernoulli" else np.log(smooth)
+    levels = np.log(smooth) - (np.log1p(-smooth) if likelihood == "bernoulli" else 0)
     offset = levels.mean(axis=0)
     states, weights = _components(levels - offset, latents)
     start = KINDS[likelihood](weights, offset - np.log(bin_width), bin_width=bin_width)
@@ -106,7 +110,7 @@ def fit_readout(
     masks: ArrayLike | None = None,
     bin_width: float = 1.0,
 ) -> Poisson | NegativeBinomial:
-    """The readout of counts at states that are known.
+    """Fit the readout of counts at given states.
 
     Args:
         kind: "poisson" or "negative_binomial".
@@ -119,8 +123,8 @@ def fit_readout(
         >>> import numpy as np
         >>> states = np.random.default_rng(0).normal(size=(2000, 1))
         >>> ys = np.random.default_rng(1).poisson(np.exp(0.5 * states + 1))
-        >>> found = fit_readout("poisson", states, ys)
-        >>> bool(abs(found.C[0, 0] - 0.5) < 0.05 and abs(found.b[0] - 1) < 0.05)
+        >>> readout = fit_readout("poisson", states, ys)
+        >>> bool(abs(readout.C[0, 0] - 0.5) < 0.05 and abs(readout.b[0] - 1) < 0.05)
         True
     """
     if kind not in ("poisson", "negative_binomial"):
@@ -135,7 +139,7 @@ def fit_readout(
 
 
 def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
-    """Observations, zero where there are none, and where there are."""
+    """Return observations, zero where masked, and masks."""
     if np.ndim(ys) != 2:
         raise InputError(f"observations with {np.ndim(ys)} axes", "ys", "pass (bins, channels)")
     channels = np.shape(ys)[1]
@@ -147,7 +151,7 @@ def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.n
 def _gaussian(
     ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, latents: int, bin_width: float
 ) -> Gaussian:
-    """In units of every channel's own spread; at given states the readout is a regression."""
+    """Fit the readout of continuous signals: a ridge regression, in units of each one's spread."""
     mean = _channel_means(ys, masks)
     off = np.where(masks, ys - mean, 0)
     spread = np.sqrt(_channel_means(off**2, masks))
@@ -167,21 +171,14 @@ def _gaussian(
 
 
 def _channel_means(ys: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Of what was observed; of a channel that never was, that of all."""
+    """Return the mean of every channel; the mean of all for one that was never observed."""
     count = masks.sum(axis=0)
     means = np.where(masks, ys, 0).sum(axis=0) / np.maximum(count, 1)
     return np.where(count > 0, means, means[count > 0].mean())
 
 
-def _width(ys: np.ndarray, masks: np.ndarray) -> float:
-    """The width at which a Gaussian window holds `ENOUGH` events on average."""
-    mean = float(_channel_means(ys, masks).mean())
-    width = ENOUGH / max(mean, 1e-6) / (2 * np.sqrt(np.pi))
-    return float(np.clip(width, 1.0, max(len(ys) / 20, 1.0)))
-
-
 def _smooth(ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, width: float) -> np.ndarray:
-    """Smoothed in time within trials, weighted by what was observed."""
+    """Smooth in time within trials; masked entries have no weight."""
     # One pseudo-bin at the channel's mean keeps silence from having no logarithm.
     share = 0.5 / (2 * np.sqrt(np.pi) * width)
     mean, smoothed = _channel_means(ys, masks), np.empty(ys.shape)
@@ -194,14 +191,8 @@ def _smooth(ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, width: float) 
     return smoothed
 
 
-def _logit(p: np.ndarray) -> np.ndarray:
-    return np.log(p) - np.log1p(-p)
-
-
 def _components(levels: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
-    """States of unit variance and the weights that read them; the sign makes weights sum up
-    positive.
-    """
+    """Return states of unit variance and their weights, with signs that make weights add up > 0."""
     left, scale, right = np.linalg.svd(levels, full_matrices=False)
     sign = np.where(right[:latents].sum(axis=1) < 0, -1.0, 1.0)
     root = np.sqrt(len(levels))

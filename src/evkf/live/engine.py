@@ -86,7 +86,7 @@ class Engine:
     def __init__(self, learner: Learner, start: Model, key: Key | None = None, horizon: int = 0):
         begin = time.perf_counter()
         self.learner = learner
-        self._live = CompiledLearner(learner, start, key, outlook=True, horizon=horizon)
+        self._live = CompiledLearner(learner, start, key, nowcast=True, horizon=horizon)
         self.num_channels = start.likelihood.num_channels
         self.num_inputs, self.num_latents = start.dynamics.num_inputs, start.family.dim
         self._take_up(self.state)
@@ -103,13 +103,13 @@ class Engine:
         fresh: bool = False,
     ) -> Latent:
         """Filter a bin."""
-        said = self._live.read(self._live.observe(y, mask, u, fresh))
+        result = self._live.read(self._live.observe(y, mask, u, fresh))
         self.bins += 1
         if u is not None:
             self._input = u
-        info, ahead = said.info, said.outlook
-        assert ahead is not None
-        mean, cov, rate = (np.asarray(part) for part in ahead)
+        info, nowcast = result.info, result.nowcast
+        assert nowcast is not None
+        mean, cov, rate = (np.asarray(part) for part in nowcast)
         foretold = self._live.forecast(self._held_input())
         return Latent(mean, cov, rate, float(info.elbo), int(info.status), *foretold)
 

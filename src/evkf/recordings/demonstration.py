@@ -123,24 +123,24 @@ def stream(
     learner = Learner(parts=("dynamics", "noise", "readout"), ring=max(64, min(4096, len(counts))))
     live = CompiledLearner(learner, start)
     compile_s = time.perf_counter() - begin
-    said, seconds, learn_seconds, early = [], [], [], start
+    results, seconds, learn_seconds, early = [], [], [], start
     begin = time.perf_counter() - first * BIN_WIDTH
     for t, y in enumerate(counts):
         if realtime:
             time.sleep(max(0.0, begin + (t + 1) * BIN_WIDTH - time.perf_counter()))
         before = time.perf_counter()
-        said.append(jax.device_get(live.observe(y)))
+        result = jax.device_get(live.observe(y))
         between = time.perf_counter()
         jax.block_until_ready(live.learn())
         seconds.append(between - before)
         learn_seconds.append(time.perf_counter() - between)
+        results.append(live.read(result))
         if t == first:
             early = live.state.model
         if on_bin is not None:
-            on_bin(t, seconds[-1], np.asarray(live.belief(said[-1]).mean))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *said)
-    belief, info = jax.vmap(live.belief)(stacked), jax.vmap(live.info)(stacked)
-    mean, cov, info = jax.tree.map(np.asarray, (belief.mean, belief.cov, info))
+            on_bin(t, seconds[-1], results[-1].belief.mean)
+    belief, info = jax.tree.map(lambda *x: np.stack(x), *(each[:2] for each in results))
+    mean, cov = belief
     times = (np.array(seconds), np.array(learn_seconds))
     return Estimate(mean, cov, info, *times, compile_s, early, live.state.model)
 

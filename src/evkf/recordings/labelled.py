@@ -2,20 +2,11 @@
 
 from typing import Any
 
-import numpy as np
-
+from evkf.analysis.estimates import Estimates
+from evkf.analysis.estimates import to_xarray as estimates_to_xarray
 from evkf.data import Recording
 from evkf.errors import InputError
-from evkf.estimators.trials import AXES, import_xarray
 from evkf.recordings.units import Inferred
-
-UNITS = {
-    "mean": "a.u.",
-    "cov": "a.u.^2",
-    "rates": "Hz",
-    "predicted": "spikes per bin",
-    "elbo": "nats",
-}
 
 
 def to_xarray(recording: Recording, found: Inferred, signals: bool = False) -> Any:
@@ -42,23 +33,12 @@ def to_xarray(recording: Recording, found: Inferred, signals: bool = False) -> A
     if found.rates.shape != recording.counts.shape:
         what = f"rates of shape {found.rates.shape}"
         raise InputError(what, "found", f"pass what was found of {recording.source}")
-    axes = {
-        "mean": AXES["mean"],
-        "cov": AXES["cov"],
-        "rates": ("bin", "unit"),
-        "predicted": ("bin", "unit"),
-        "elbo": ("bin",),
-    }
-    units = UNITS | ({"rates": "a.u.", "predicted": "a.u."} if signals else {})
-    latents = np.array([f"z{k}" for k in range(found.mean.shape[1])])
-    return import_xarray().Dataset(
-        {name: (axes[name], getattr(found, name), {"units": unit}) for name, unit in units.items()},
-        {
-            "time": ("bin", recording.times, {"units": "s"}),
-            "trial": ("bin", recording.trial_of_bin),
-            "unit": recording.units["id"],
-            "latent": latents,
-            "other_latent": latents,
-        },
-        {"bin_width": recording.bin_width, "source": recording.source},
+    estimates = Estimates(
+        **found._asdict(),
+        times=recording.times,
+        trial=recording.trial_of_bin,
+        units=recording.units["id"],
+        signals=signals,
     )
+    about = {"bin_width": recording.bin_width, "source": recording.source}
+    return estimates_to_xarray(estimates, **about)

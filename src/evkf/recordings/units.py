@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from evkf.analysis.forecasting import expected_counts
 from evkf.data import Recording
 from evkf.data.storage import read_meta
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.estimators.evkf import EVKF
+from evkf.estimators.settings import Learning
 from evkf.estimators.trials import Trials, filter_trials, read_trials
 from evkf.filters import VariationalKalmanFilter
 from evkf.learning.warm_up import fit_readout
@@ -173,17 +173,10 @@ def fit_recording(
         (200, 5)
     """
     passes = passes_for(recording) if passes is None else passes
-    estimator = EVKF(
-        latents=latents,
-        likelihood=likelihood,
-        dynamics=dynamics,
-        bin_width=recording.bin_width,
-        hidden=hidden,
-        learn=learn,
-        warm_up=max(recording.num_bins, latents + 1),
-        passes=passes,
-        seed=seed,
-    )
+    warm_up = max(recording.num_bins, latents + 1)
+    learning = Learning(hidden=hidden, parts=learn, warm_up=warm_up, passes=passes)
+    width = recording.bin_width
+    estimator = EVKF(latents, likelihood, dynamics, width, learning=learning, seed=seed)
     told = None if progress is None else lambda done: progress(done, passes)
     trials, masks = recording.split(recording.counts), recording.split(recording.masks)
     estimator.fit(trials, masks=masks, progress=told)
@@ -218,11 +211,11 @@ def infer(
 
 def infer_trials(model: UnitModel, trials: Trials) -> Inferred:
     """The same of what `read_trials` gave, which may be trials of several recordings."""
-    found = filter_trials(model.filter, model.model, trials, jax.random.key(0))
-    beliefs = jax.tree.map(jnp.asarray, found.belief)
-    now, ahead, _ = expected_counts(model.filter, model.model, beliefs, jnp.asarray(trials.fresh))
-    rates = np.asarray(now) / model.per_rate
-    return Inferred(found.mean, found.cov, rates, np.asarray(ahead), found.elbo)
+    key = jax.random.key(0)
+    found = filter_trials(model.filter, model.model, trials, key, per=model.per_rate)
+    assert found.rates is not None
+    assert found.predicted is not None
+    return Inferred(found.mean, found.cov, found.rates, found.predicted, found.elbo)
 
 
 def check_units(model: UnitModel, recording: Recording) -> None:

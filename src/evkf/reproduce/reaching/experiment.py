@@ -22,7 +22,7 @@ from evkf.analysis.forecasting import expected_observation
 from evkf.data import Recording, list_nwb, open_recording
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
-from evkf.learning import Learner, LearnerState, fit_states, warm_up
+from evkf.learning import Learner, LearnerState, StateFitting, fit_states, warm_up
 from evkf.model import Model
 from evkf.recordings.halves import Halves, Pair, halve, spikes
 from evkf.recordings.scoring import Progress, Score, baselines, evkf, fit_gpfa, make_rows
@@ -234,7 +234,7 @@ def on_gpfa_states(parts: Halves, model: UnitModel, effort: FitEffort, seed: int
         spikes(train),
         masks=masks,
         fresh=fresh,
-        steps=effort.steps,
+        settings=StateFitting(steps=effort.steps),
     )
     return evkf(parts, UnitModel(fitted, model.filter, names(train), train.bin_width), ON_GPFA)
 

@@ -1,4 +1,8 @@
-"""The ring of the last bins, from which windows are replayed: constant time and memory per bin."""
+"""The ring buffer of the last bins, and the windows drawn from it for replay.
+
+The learner pushes every bin, with the belief after it, and learns from windows of consecutive bins.
+Time and memory per bin are constant.
+"""
 
 from typing import NamedTuple
 
@@ -15,37 +19,37 @@ GOLDEN = 0x9E3779B9
 
 
 class Bins(NamedTuple):
-    """What is kept of a bin: what was seen, and what was believed afterwards."""
+    """A bin with the belief after it; several with a leading axis."""
 
     y: Observation
     mask: Mask
     u: Input
     fresh: Bool[Array, ""]
-    """Whether it was the first of a trial."""
+    """True for the first bin of a trial."""
     belief: Belief
 
 
 class Ring(NamedTuple):
-    """The last R bins, and how many were ever pushed."""
+    """The last R bins, and the number of bins ever pushed."""
 
     bins: Bins
     """With a leading axis of length R."""
     count: Count
     oldest: Count
-    """Bins with an index below are forgotten."""
+    """Index of the first bin in use; bins before it are forgotten."""
 
 
 class Window(NamedTuple):
-    """A stretch of consecutive bins, and the belief before them."""
+    """Consecutive bins, and the belief before them."""
 
     start: Belief
     bins: Bins
     slots: Int[Array, " W"]
-    """Where the ring holds the bins."""
+    """Positions of the bins in the ring."""
 
 
-def empty(model: Model, size: int) -> Ring:
-    """A ring without bins."""
+def make_ring(model: Model, size: int) -> Ring:
+    """Return a ring without bins."""
     dtype = jax.tree.leaves(model.prior)[0].dtype
     channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
     one = Bins(
@@ -68,36 +72,39 @@ def push(ring: Ring, bins: Bins) -> Ring:
     return Ring(stored, count, jnp.maximum(ring.oldest, count - size))
 
 
-def refresh(ring: Ring, drawn: Window, beliefs: Belief) -> Ring:
-    """Put the beliefs of replayed bins in place of older ones, for the windows to come."""
-    renewed = jax.tree.map(lambda all, new: all.at[drawn.slots].set(new), ring.bins.belief, beliefs)
+def refresh(ring: Ring, window: Window, beliefs: Belief) -> Ring:
+    """Replace the beliefs of replayed bins."""
+    renewed = jax.tree.map(
+        lambda all, new: all.at[window.slots].set(new), ring.bins.belief, beliefs
+    )
     return ring._replace(bins=ring.bins._replace(belief=renewed))
 
 
 def forget(ring: Ring, keep: Count | int) -> Ring:
-    """Use none but the last `keep` bins from now on."""
+    """Use only the last `keep` bins from now on."""
     return ring._replace(oldest=jnp.maximum(ring.oldest, ring.count - keep))
 
 
-def windows(
+def draw_windows(
     ring: Ring, step: Int[Array, ""], num: int, length: int
 ) -> tuple[Window, Bool[Array, ""]]:
-    """Windows spread evenly over the ring, with an offset that moves from step to step.
+    """Return windows spread evenly over the ring, with an offset that moves from step to step.
 
-    The offsets are multiples of the golden ratio: no random numbers, and every bin is visited as
-    evenly as can be.
+    The offsets are multiples of the golden ratio: no random numbers are needed, and all bins are
+    visited about equally often.
 
     Args:
         ring: The ring.
         step: How many times windows were drawn before.
-        num: How many windows.
+        num: Number of windows.
         length: Bins in a window.
 
     Returns:
-        Windows with a leading axis of `num`, and whether the ring holds enough bins for one.
+        Windows with a leading axis of `num`, and True if the ring holds enough bins for one.
     """
     size = ring.bins.fresh.shape[0]
-    # Before a trial nothing is known: its first bin, if it is the oldest, can begin a window.
+    # The belief before a trial is the prior: if the oldest bin is the first of a trial, a window
+    # can begin with it.
     first = ring.oldest - ring.bins.fresh[ring.oldest % size]
     choices = jnp.maximum(ring.count - first - length, 1)
     phase = (step.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
@@ -107,8 +114,8 @@ def windows(
     return _take(ring, index), ring.count - first > length
 
 
-def newest(ring: Ring) -> Window:
-    """The last bin as a window. Of the first bin ever, what is held before it is the prior."""
+def newest_window(ring: Ring) -> Window:
+    """Return the last bin as a window; the belief before the first bin ever is the prior."""
     size = ring.bins.fresh.shape[0]
     return _take(ring, (ring.count - jnp.asarray([[2, 1]], jnp.int32)) % size)
 

@@ -9,13 +9,13 @@ import pytest
 
 from evkf.dynamics import Linear
 from evkf.families import GaussianBelief
-from evkf.learning.replay import Bins, Ring, empty, forget, push, refresh, windows
+from evkf.learning.ring import Bins, Ring, draw_windows, forget, make_ring, push, refresh
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
 from tests.quick import quick_compilation  # noqa: F401
 
 SIZE, LENGTH, NUM = 12, 3, 4
-draw = jax.jit(windows, static_argnums=(2, 3))
+draw = jax.jit(draw_windows, static_argnums=(2, 3))
 
 
 def bin_of(index):
@@ -55,7 +55,7 @@ def indices(drawn):
 
 @pytest.mark.parametrize("num", [5, SIZE, 29])
 def test_holds_the_last_bins(model, num):
-    ring = add(empty(model, SIZE), num)
+    ring = add(make_ring(model, SIZE), num)
     held = np.arange(max(num - SIZE, 0), num)
     np.testing.assert_array_equal(ring.bins.y[held % SIZE, 0], held)
     np.testing.assert_array_equal(ring.bins.belief.mean[held % SIZE, 0], held)
@@ -65,7 +65,7 @@ def test_holds_the_last_bins(model, num):
 @pytest.mark.parametrize("num_windows", [1, 3, NUM])
 @pytest.mark.parametrize(("num", "keep"), [(LENGTH + 1, 99), (9, 99), (29, 99), (29, 6)])
 def test_windows_are_consecutive_bins_of_the_ring(model, num, keep, num_windows):
-    ring = forget(add(empty(model, SIZE), num), keep)
+    ring = forget(add(make_ring(model, SIZE), num), keep)
     held = np.arange(max(num - min(SIZE, keep), 0), num)
     for step in (0, 1, 7, 12345):
         drawn, enough = draw(ring, jnp.asarray(step), num_windows, LENGTH)
@@ -80,9 +80,9 @@ def test_windows_are_consecutive_bins_of_the_ring(model, num, keep, num_windows)
 
 @pytest.mark.parametrize("num_windows", [1, NUM])
 def test_windows_cover_the_ring_evenly(model, num_windows):
-    ring = add(empty(model, SIZE), 29)
+    ring = add(make_ring(model, SIZE), 29)
     steps = jnp.arange(400 // num_windows)
-    drawn, _ = jax.vmap(lambda step: windows(ring, step, num_windows, LENGTH))(steps)
+    drawn, _ = jax.vmap(lambda step: draw_windows(ring, step, num_windows, LENGTH))(steps)
     starts = np.asarray(drawn.start.mean).ravel().astype(int) - (29 - SIZE)
     visits = np.bincount(starts, minlength=SIZE - LENGTH)
     assert len(visits) == SIZE - LENGTH
@@ -95,15 +95,15 @@ def test_windows_cover_the_ring_evenly(model, num_windows):
 
 @pytest.mark.parametrize("num", [9, 27])
 def test_the_oldest_bin_is_replayed_if_a_trial_begins_there(model, num):
-    ring = add(empty(model, SIZE), num)
+    ring = add(make_ring(model, SIZE), num)
     steps = jnp.arange(100)
-    drawn, _ = jax.vmap(lambda step: windows(ring, step, 1, LENGTH))(steps)
+    drawn, _ = jax.vmap(lambda step: draw_windows(ring, step, 1, LENGTH))(steps)
     assert int(drawn.bins.y.min()) == int(ring.oldest)
     assert int(drawn.bins.y.max()) == num - 1
 
 
 def test_enough_bins_for_a_window(model):
-    ring = forget(add(empty(model, SIZE), 1), 0)
+    ring = forget(add(make_ring(model, SIZE), 1), 0)
     said = []
     for _ in range(LENGTH + 2):
         said.append(bool(draw(ring, jnp.asarray(0), NUM, LENGTH)[1]))
@@ -114,7 +114,7 @@ def test_enough_bins_for_a_window(model):
 
 
 def test_forgetting_keeps_the_last_and_never_brings_back(model):
-    ring = add(empty(model, SIZE), 29)
+    ring = add(make_ring(model, SIZE), 29)
     assert int(forget(ring, 4).oldest) == 25
     assert int(forget(forget(ring, 4), 8).oldest) == 25
     assert int(forget(ring, 100).oldest) == 29 - SIZE
@@ -122,7 +122,7 @@ def test_forgetting_keeps_the_last_and_never_brings_back(model):
 
 
 def test_refresh_writes_where_the_bins_are(model):
-    ring = add(empty(model, SIZE), 29)
+    ring = add(make_ring(model, SIZE), 29)
     drawn, _ = draw(ring, jnp.asarray(3), 2, LENGTH)
     beliefs = jax.tree.map(lambda leaf: leaf + 100, drawn.bins.belief)
     renewed = refresh(ring, drawn, beliefs)

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from evkf.dynamics import Linear
 from evkf.families import GaussianBelief
-from evkf.learning.window import replay
+from evkf.learning.window_filter import filter_window
 from evkf.likelihoods import Gaussian
 from evkf.model import Model
 from evkf.parameters import free, split
@@ -24,7 +24,7 @@ ALL = (*PARTS, "prior")
 
 @jax.jit
 def run(model, window):
-    return replay(FILTER, model, window, KEY)
+    return filter_window(FILTER, model, window, KEY)
 
 
 def with_beliefs(window, beliefs):
@@ -104,7 +104,7 @@ def gradient(build, window):
     @jax.jit
     @jax.grad
     def grad(flat, weights):
-        return weights @ replay(FILTER, build(flat), window, KEY)[0]
+        return weights @ filter_window(FILTER, build(flat), window, KEY)[0]
 
     return grad
 

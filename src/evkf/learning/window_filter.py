@@ -1,8 +1,9 @@
-"""The filter over a window of past bins, written so that it can be differentiated cheaply.
+"""The filter over a window of past bins, in a form that is cheap to differentiate.
 
-The filter's own update iterates until it has converged, which cannot be reversed. A replayed update
-starts from the belief that the ring holds for the bin, which is near the optimum, and takes one
-step of the same iteration; the ring then holds the result, so that replays converge together.
+The filter's own update iterates until it has converged, which has no cheap gradient. A replayed
+update starts from the belief that the ring holds for the bin, which is near the optimum, and takes
+one step of the same iteration; the ring then holds the result, so that updates converge over
+replays. `evkf.learning.losses` differentiates through it.
 """
 
 from collections.abc import Callable
@@ -23,27 +24,28 @@ from evkf.expectations.readout import has_independent_channels, observe, project
 from evkf.families import GaussianBelief, GaussianFamily, ProductFamily, Univariate
 from evkf.filters import State, VariationalKalmanFilter
 from evkf.filters.evkf.predict import push_forward
-from evkf.learning.replay import Bins, Window
+from evkf.learning.ring import Bins, Window
 from evkf.model import Model
 from evkf.numerics.linalg import cholesky, inverse_positive, tree_where, unpack
-from evkf.types import Belief, Input, Key, Mask, Matrix, Observation, Scalar, Vector
+from evkf.types import Belief, Key, Mask, Matrix, Observation, Scalar, Vector
 
 Ell = tuple[Scalar, Vector, Matrix]
 EllOf = Callable[[Vector, Matrix, Observation, Mask, Key], Ell]
 
 
 def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
-    """Value, gradient and expected Hessian of the expected log-likelihood in coordinates of z.
+    """Return a function for value, gradient and Hessian of the expected log-likelihood of a bin.
 
-    What does not depend on the bin is computed here, once for all replayed bins.
+    Gradient and Hessian are in coordinates of z. Terms that do not depend on the bin are computed
+    once, for all replayed bins.
     """
     if isinstance(likelihood, lik.Joint):
         parts = [state_ell(part, num_samples) for part in likelihood.parts]
 
         def total(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
             pieces = zip(parts, likelihood.split(y), likelihood.split(mask), strict=True)
-            found = [part(mean, cov, ys, seen, key) for part, ys, seen in pieces]
-            return jax.tree.map(lambda *terms: sum(terms), *found)
+            terms = [part(mean, cov, ys, seen, key) for part, ys, seen in pieces]
+            return jax.tree.map(lambda *each: sum(each), *terms)
 
         return total
     if has_independent_channels(likelihood):
@@ -76,7 +78,7 @@ _light = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
 
 
 class Anchor(NamedTuple):
-    """What an update needs to know of a bin, found at the belief the ring holds for it."""
+    """Expansion of a bin's expected log-likelihood at the belief that the ring holds for it."""
 
     point: Belief
     grad: Belief
@@ -85,26 +87,28 @@ class Anchor(NamedTuple):
     """Its expected Hessian; for other families the slope of the fixed point."""
 
 
-def replay(
+def filter_window(
     filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
 ) -> tuple[Float[Array, " W"], Belief]:
     """Predict and update bin after bin, differentiably.
 
-    Everything about the channels is done for all bins at once, before and after the recursion:
-    before, the expansion of the expected log-likelihood around the belief that the ring holds;
-    after, its value where the recursion has led.
+    Everything about the channels is computed for all bins at once, before and after the recursion:
+    before, the expansion of the expected log-likelihood at the beliefs that the ring holds; after,
+    its value at the new beliefs.
 
     Returns:
         The bounds $L_t$ and the beliefs.
     """
-    replay_one = _replay_gaussian if isinstance(model.family, GaussianFamily) else _replay_product
-    return replay_one(filter, model, window, key)
+    gaussian = isinstance(model.family, GaussianFamily)
+    filter_family = _filter_gaussian if gaussian else _filter_product
+    return filter_family(filter, model, window, key)
 
 
-def _replay_gaussian(
+def _filter_gaussian(
     filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
 ) -> tuple[Float[Array, " W"], GaussianBelief]:
     ell = state_ell(model.likelihood, filter.num_samples)
+    settings = (filter.rule, filter.num_samples, filter.correct is not False)
     predict_key, update_key = jax.random.split(key)
 
     def anchor(bins: Bins) -> Anchor:
@@ -115,16 +119,21 @@ def _replay_gaussian(
     def body(belief: GaussianBelief, bin: tuple[Anchor, Bins]) -> tuple:
         (point, grad, curv), bins = bin
         belief = tree_where(bins.fresh, model.prior, belief)
-        prior = _predict(filter, model, belief, bins.u, predict_key)
+        if isinstance(model.dynamics, GaussianDynamics):
+            prior = push_forward(model.dynamics, belief, bins.u, predict_key, *settings)[0]
+        else:
+            prior = filter.predict(model, State(belief), predict_key, bins.u).belief
         precision, log_det_prior = inverse_positive(prior.cov)
         if not model.likelihood.log_concave:
-            curv = _keep_definite(precision, curv)
+            # Leave out the curvature where the precision would become indefinite.
+            root = cholesky(lax.stop_gradient(precision - curv))
+            curv = jnp.where(jnp.all(jnp.isfinite(root)), curv, 0)
         cov, log_det = inverse_positive(precision - curv)
         mean = point.mean + cov @ (grad + precision @ (prior.mean - point.mean))
         shift = mean - prior.mean
         square = jnp.sum(precision * cov) + shift @ precision @ shift - len(mean)
-        found = GaussianBelief(mean, cov)
-        return found, (found, 0.5 * (square + log_det_prior + log_det))
+        belief = GaussianBelief(mean, cov)
+        return belief, (belief, 0.5 * (square + log_det_prior + log_det))
 
     def value(belief: GaussianBelief, bins: Bins) -> Scalar:
         return ell(belief.mean, belief.cov, bins.y, bins.mask, update_key)[0]
@@ -134,27 +143,12 @@ def _replay_gaussian(
     return jax.vmap(value)(beliefs, window.bins) - divergence, beliefs
 
 
-def _predict(
-    filter: VariationalKalmanFilter, model: Model, belief: GaussianBelief, u: Input, key: Key
-) -> GaussianBelief:
-    if not isinstance(model.dynamics, GaussianDynamics):
-        return filter.predict(model, State(belief), key, u).belief
-    correct = filter.correct is not False
-    settings = (filter.rule, filter.num_samples, correct)
-    return push_forward(model.dynamics, belief, u, key, *settings)[0]
-
-
-def _keep_definite(precision: Matrix, curv: Matrix) -> Matrix:
-    """Leave out the curvature where it would make the precision indefinite."""
-    root = cholesky(lax.stop_gradient(precision - curv))
-    return jnp.where(jnp.all(jnp.isfinite(root)), curv, 0)
-
-
-def _replay_product(
+def _filter_product(
     filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
 ) -> tuple[Float[Array, " W"], Belief]:
-    """One step of Newton's method on the fixed point $\\lambda = \\bar\\lambda + \\nabla_\\mu ELL$
-    with its slope held: at the optimum it has the derivative of the implicit function theorem.
+    r"""Take a Newton step on the fixed point $\lambda = \bar\lambda + \nabla_\mu ELL$.
+
+    Its slope is held: at the optimum the step has the derivative of the implicit function theorem.
     """
     family = model.family
     assert isinstance(family, Univariate | ProductFamily)
@@ -181,8 +175,8 @@ def _replay_product(
         prior = filter.predict(model, State(belief), predict_key, bins.u).belief
         step = jnp.linalg.solve(-slope, ravel_pytree(prior)[0] + pull)
         valid = family.valid(unravel(lax.stop_gradient(point + step)))
-        found = unravel(point + jnp.where(valid, step, 0))
-        return found, (found, family.kl(found, prior))
+        belief = unravel(point + jnp.where(valid, step, 0))
+        return belief, (belief, family.kl(belief, prior))
 
     anchors = jax.vmap(anchor)(window.bins)
     _, (beliefs, divergence) = lax.scan(_light(body), window.start, (anchors, window.bins))

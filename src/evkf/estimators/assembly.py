@@ -1,0 +1,206 @@
+"""The pieces of an `EVKF`: learner, monitor and model by its parameters, and offline training."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evkf.dynamics import Dynamics, ResidualMLP
+from evkf.errors import InputError
+from evkf.estimators.settings import Learning
+from evkf.estimators.trials import Trials
+from evkf.families import GaussianFamily
+from evkf.filters import State, VariationalKalmanFilter
+from evkf.filters.compiled import Packed
+from evkf.learning import (
+    CompiledLearner,
+    Learner,
+    LearnerState,
+    Monitor,
+    MonitoredState,
+    MonitorInfo,
+    Pretraining,
+    adam,
+    pretrain,
+    warm_up,
+)
+from evkf.learning.learner import RISE
+from evkf.learning.warm_up import KINDS
+from evkf.likelihoods import Likelihood
+from evkf.model import Model
+from evkf.numerics.checks import check_choice, check_whole
+from evkf.parameters import PARTS
+from evkf.types import Key, Scalar
+
+WINDOW, BATCH = 50, 16
+"""Most bins in a window, and windows in a gradient step, of several passes."""
+
+STEPS_OF_A_PASS, STEPS = 8, 500
+"""Least gradient steps of a pass, in short recordings, and of all passes together: a pass then
+visits bins more than once."""
+
+LAST = 0.05
+"""The rate that several passes end with, as a share of the first."""
+
+NOISE = 0.04
+"""Variance of the dynamics' noise to start from; states have a variance of about one."""
+
+
+class Assembly(NamedTuple):
+    """The fixed pieces of an `EVKF`, made from its parameters.
+
+    Attributes:
+        learner: The learner.
+        monitor: Computes the evidence for the dynamics, if asked for.
+        model: The model to start from; its readout is zero if it is still to be found.
+        key: Randomness.
+        settings: The parameters.
+        warm_up: Bins from which the readout is found; 0 if the likelihood is given.
+        trained: True once several passes have trained the model.
+    """
+
+    learner: Learner
+    monitor: Monitor | None
+    model: Model
+    key: Key
+    settings: dict[str, Any]
+    warm_up: int
+    trained: bool = False
+
+    def init(self, model: Model) -> LearnerState | MonitoredState:
+        """Return the state before the first bin."""
+        state = self.learner.init(model, self.key)
+        return state if self.monitor is None else MonitoredState(state, self.monitor.init(model))
+
+    def begin(self, trials: Trials) -> LearnerState | MonitoredState:
+        """Return the state before the first bin, with a readout from the first bins."""
+        if not self.warm_up:
+            return self.init(self.model)
+        ys, masks, _, fresh = (array[: self.warm_up] for array in trials[:4])
+        chosen = (self.settings[name] for name in ("latents", "likelihood", "bin_width"))
+        likelihood = warm_up(ys, *chosen, masks=masks, fresh=fresh)
+        return self.init(eqx.tree_at(lambda model: model.likelihood, self.model, likelihood))
+
+    def after_training(self) -> "Assembly":
+        """Return the pieces with the learning rate that follows several passes.
+
+        These have visited every bin many times, and a stream that follows must not undo that with
+        its last few bins.
+        """
+        steady = adam(LAST * self.settings["learning"].rate, floor=1.0)
+        return self._replace(learner=replace(self.learner, optimiser=steady), trained=True)
+
+
+@dataclass
+class FittedState:
+    """Everything that an `EVKF` has learned.
+
+    Attributes:
+        assembly: Its pieces.
+        kept: Bins of the warm-up.
+        warming: True until the warm-up is over.
+        state: State of the learner, where `live` does not hold it; None during the warm-up.
+        live: The compiled learner of a stream.
+        result: Result of its last bin.
+        elbo: Bound of the last bin that was not observed by `live`, if known.
+        evidence: Evidence after that bin.
+    """
+
+    assembly: Assembly
+    kept: list[Trials] = field(default_factory=list)
+    warming: bool = False
+    state: LearnerState | MonitoredState | None = None
+    live: CompiledLearner | None = None
+    result: Packed | None = None
+    elbo: Scalar | None = None
+    evidence: MonitorInfo | None = None
+
+
+def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly:
+    """Make the pieces of an `EVKF` from its parameters, which `evkf.EVKF` describes.
+
+    Args:
+        settings: Parameters of its constructor.
+        neurons: Neurons of a bin.
+        inputs: Length of the input of a bin.
+
+    Example:
+        >>> settings = dict(latents=2, likelihood="poisson", dynamics="mlp", bin_width=0.01, seed=0)
+        >>> assemble(settings | {"learning": Learning(hidden=8)}, neurons=20, inputs=0).warm_up
+        400
+    """
+    settings = dict(settings)
+    latents, likelihood, dynamics = (settings[k] for k in ("latents", "likelihood", "dynamics"))
+    learning = settings["learning"]
+    if not isinstance(learning, Learning):
+        raise InputError(f"learning = {learning!r}", "learning", "pass evkf.Learning(...)")
+    check_whole(latents, 1, "latents")
+    check_whole(settings["seed"], 0, "seed")
+    check_whole(learning.warm_up, latents + 1, "warm_up")
+    start_key, key = jax.random.split(jax.random.key(settings["seed"]))
+
+    if isinstance(dynamics, str):
+        if dynamics != "mlp":
+            raise InputError(f"unknown dynamics {dynamics!r}", "dynamics", "pass 'mlp'")
+        dynamics = ResidualMLP(latents, NOISE, start_key, learning.hidden, inputs)
+    assert isinstance(dynamics, Dynamics)
+    if (dynamics.dim, dynamics.num_inputs) != (latents, inputs):
+        raise InputError(
+            f"dynamics of {dynamics.dim} latents and {dynamics.num_inputs} inputs for "
+            f"latents={latents} and {inputs} inputs",
+            "dynamics",
+            f"pass latents={dynamics.dim}, and {dynamics.num_inputs} inputs with every bin",
+        )
+    found = isinstance(likelihood, str)
+    if found:
+        check_choice(likelihood, KINDS, "likelihood")
+        if latents > neurons:
+            raise InputError(f"{latents} latents of {neurons} neurons", "latents", "pass fewer")
+        zero = np.zeros((neurons, latents))
+        likelihood = KINDS[likelihood](zero, bin_width=settings["bin_width"])
+    assert isinstance(likelihood, Likelihood)
+
+    parts = learning.parts
+    if parts is None:
+        parts = PARTS if found else ("dynamics", "noise", "prior")
+        if not isinstance(dynamics.family, GaussianFamily):
+            parts = [part for part in parts if part != "prior"]
+    if isinstance(parts, str):
+        raise InputError(f"parts = {parts!r}", "parts", f"pass a list, such as [{parts!r}]")
+    learner = Learner(
+        # In gaps beliefs are wide, and a tangent at their mean predicts nothing.
+        VariationalKalmanFilter(rule="moment_matching"),
+        learning.loss,
+        parts,
+        optimiser=adam(learning.rate, warm_up=RISE),
+        steps=learning.steps,
+        ring=learning.ring,
+    )
+    monitor = Monitor(learner.filter) if learning.watch else None
+    num_bins = learning.warm_up if found else 0
+    return Assembly(learner, monitor, Model(dynamics, likelihood), key, settings, num_bins)
+
+
+def train_offline(
+    assembly: Assembly,
+    start: LearnerState,
+    trials: Trials,
+    progress: Callable[[int], None] | None,
+) -> LearnerState:
+    """Train in several passes; return the state at the end of the recording."""
+    learning, num = assembly.settings["learning"], len(trials.fresh)
+    passes = learning.passes
+    window = max(min(WINDOW, max(trials.lengths), num // STEPS_OF_A_PASS), 1)
+    batch = int(np.clip(num // (STEPS_OF_A_PASS * window), 1, BATCH))
+    steps = max(math.ceil(num / (batch * window)), math.ceil(STEPS / passes))
+    optimiser = adam(learning.rate, decay=passes * steps, floor=LAST)
+    settings = Pretraining(passes, batch, window, steps, optimiser)
+    bins = trials[:4]
+    trained = pretrain(assembly.learner, start, *bins, settings=settings, progress=progress)
+    newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
+    return trained._replace(filter=State(newest.belief), fresh=jnp.asarray(False))
