@@ -230,8 +230,12 @@ class EVKF(TransformerMixin, BaseEstimator):
 
     def _begin(self, X: Any, inputs: Any) -> FittedState:
         """Return the state of an estimator that has seen nothing, for data of these widths."""
+        neurons = count_columns(X)
+        if not neurons:
+            what = f"0 feature(s) (shape={np.shape(X)}) while a minimum of 1 is required"
+            raise InputError(what, "X", "pass one neuron or more")
         num_inputs = 0 if inputs is None else count_columns(inputs, "inputs", "inputs")
-        assembly = assemble(self.get_params(deep=False), count_columns(X), num_inputs)
+        assembly = assemble(self.get_params(deep=False), neurons, num_inputs)
         if assembly.warm_up:
             return FittedState(assembly, warming=True)
         return FittedState(assembly, state=assembly.init(assembly.model))

@@ -60,11 +60,13 @@ def count_columns(X: Any, name: str = "X", columns: str = "neurons") -> int:
         >>> count_columns([np.zeros((3, 2)), np.zeros((4, 2))])
         2
     """
-    first = X[0] if _is_list(X) else X
-    if np.ndim(first) != 2:
+    if hasattr(X, "toarray"):
+        raise InputError(f"a sparse {name}", name, f"pass {name}.toarray()")
+    shape = np.asarray(X[0] if _is_list(X) else X).shape
+    if len(shape) != 2:
         remedy = f"pass (bins, {columns}), or a list of such trials"
-        raise InputError(f"{name} with {np.ndim(first)} axes", name, remedy)
-    return np.shape(first)[1]
+        raise InputError(f"{name} with {len(shape)} axes", name, remedy)
+    return shape[1]
 
 
 def _is_list(X: Any) -> bool:
