@@ -10,7 +10,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from evkf import EVKF, Model, simulate
+from evkf import EVKF, Learning, Model, simulate
 from evkf.analysis.metrics import affine_map, affine_r2
 from evkf.analysis.phase import grid, limit_cycle, velocity_field
 from evkf.dynamics import VanDerPol
@@ -40,7 +40,7 @@ print(f"{len(counts)} bins, {counts.mean() / BIN:.0f} spikes per second and neur
 # readout from the first bins, then filters every bin and learns from it: dynamics, noise, readout.
 # `watch=True` measures how much the dynamics improve prediction.
 
-model = EVKF(latents=2, bin_width=BIN, warm_up=200, watch=True)
+model = EVKF(latents=2, bin_width=BIN, learning=Learning(warm_up=200, watch=True))
 model.fit(counts[:LEARNED])
 gain = float(model.evidence_.over_walk)
 print(f"the dynamics gain {gain:.3f} nats per bin over a random walk")
