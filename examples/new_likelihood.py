@@ -141,4 +141,4 @@ with plt.rc_context(STYLE):
 # - Log densities without a linear readout, families and dynamics of your own:
 #   [extending](../docs/extending.md).
 # - Learn its parameters too: pass the model to `evkf.Learner`, or the likelihood to
-#   `EVKF(likelihood=..., learning=Learning(parts=["dynamics", "noise", "readout", "observation"]))`.
+#   `EVKF(likelihood=..., learning=Learning(parts=[...]))`, with "readout" and "observation".

@@ -27,9 +27,11 @@ from evkf.learning import (
     Pretraining,
     adam,
     pretrain,
+    scan_monitored,
     warm_up,
 )
 from evkf.learning.learner import RISE
+from evkf.learning.monitor import learner_state, with_learner_state
 from evkf.learning.warm_up import KINDS
 from evkf.likelihoods import Likelihood
 from evkf.model import Model
@@ -49,6 +51,15 @@ LAST = 0.05
 
 NOISE = 0.04
 """Variance of the dynamics' noise to start from; states have a variance of about one."""
+
+
+class NotFitted(InputError, AttributeError):
+    """An estimator that has not seen enough bins was asked for a result.
+
+    Example:
+        >>> issubclass(NotFitted, ValueError), issubclass(NotFitted, AttributeError)
+        (True, True)
+    """
 
 
 class Assembly(NamedTuple):
@@ -120,6 +131,22 @@ class FittedState:
     elbo: Scalar | None = None
     evidence: MonitorInfo | None = None
 
+    @property
+    def missing(self) -> int:
+        """Bins still to come until the warm-up is over."""
+        kept = sum(len(part.fresh) for part in self.kept)
+        return self.assembly.warm_up - kept if self.warming else 0
+
+    @property
+    def current(self) -> LearnerState | MonitoredState:
+        """The present state of the learner."""
+        if self.warming:
+            what = f"{self.missing} bins are missing until there is a first readout"
+            raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
+        state = self.state if self.live is None else self.live.state
+        assert state is not None
+        return state
+
 
 def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly:
     """Make the pieces of an `EVKF` from its parameters, which `evkf.EVKF` describes.
@@ -186,21 +213,44 @@ def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly
     return Assembly(learner, monitor, Model(dynamics, likelihood), key, settings, num_bins)
 
 
-def train_offline(
-    assembly: Assembly,
-    start: LearnerState,
-    trials: Trials,
-    progress: Callable[[int], None] | None,
-) -> LearnerState:
-    """Train in several passes; return the state at the end of the recording."""
-    learning, num = assembly.settings["learning"], len(trials.fresh)
-    passes = learning.passes
+def learn_recording(
+    assembly: Assembly, trials: Trials, progress: Callable[[int], None] | None = None
+) -> FittedState:
+    """Learn from a recording: bin by bin in one pass, in windows from all over it in several.
+
+    Args:
+        assembly: The pieces of an `EVKF`.
+        trials: The recording.
+        progress: Called after every pass with the number of passes done.
+    """
+    learning, num, bins = assembly.settings["learning"], len(trials.fresh), trials[:4]
+    passes, monitor = learning.passes, assembly.monitor
+    check_whole(passes, 1, "passes")
+    if passes == 1:
+        state, evidence = assembly.begin(trials), None
+        if isinstance(state, MonitoredState):
+            assert monitor is not None
+            state, trace = scan_monitored(assembly.learner, monitor, state, *bins)
+            info, _, evidence = trace
+            evidence = jax.tree.map(lambda leaf: leaf[-1], evidence)
+        else:
+            state, trace = assembly.learner.scan(state, *bins)
+            info = trace.info
+        jax.block_until_ready(state)
+        if progress is not None:
+            progress(1)
+        return FittedState(assembly, state=state, elbo=info.elbo[-1], evidence=evidence)
+
+    assembly = assembly.after_training()
+    start = assembly.begin(trials)
     window = max(min(WINDOW, max(trials.lengths), num // STEPS_OF_A_PASS), 1)
     batch = int(np.clip(num // (STEPS_OF_A_PASS * window), 1, BATCH))
     steps = max(math.ceil(num / (batch * window)), math.ceil(STEPS / passes))
     optimiser = adam(learning.rate, decay=passes * steps, floor=LAST)
     settings = Pretraining(passes, batch, window, steps, optimiser)
-    bins = trials[:4]
-    trained = pretrain(assembly.learner, start, *bins, settings=settings, progress=progress)
-    newest = jax.tree.map(lambda leaf: leaf[trained.ring.count - 1], trained.ring.bins)
-    return trained._replace(filter=State(newest.belief), fresh=jnp.asarray(False))
+    before = learner_state(start)
+    after = pretrain(assembly.learner, before, *bins, settings=settings, progress=progress)
+    # A stream that follows goes on where the recording ends.
+    newest = jax.tree.map(lambda leaf: leaf[after.ring.count - 1], after.ring.bins)
+    after = after._replace(filter=State(newest.belief), fresh=jnp.asarray(False))
+    return FittedState(assembly, state=with_learner_state(start, after))

@@ -8,7 +8,6 @@ and storage. Everything that it learns is done by `evkf.learning.CompiledLearner
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, Self
 
 import jax
@@ -22,7 +21,7 @@ from evkf.analysis.estimates import Estimates
 from evkf.analysis.forecasting import Forecast, forecast
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.estimators.assembly import FittedState, assemble, train_offline
+from evkf.estimators.assembly import FittedState, NotFitted, assemble, learn_recording
 from evkf.estimators.saved import load_fitted, save_fitted
 from evkf.estimators.settings import Learning
 from evkf.estimators.trials import (
@@ -39,10 +38,8 @@ from evkf.learning import (
     CompiledLearner,
     Learner,
     LearnerState,
-    MonitoredState,
     MonitorInfo,
     Nowcast,
-    scan_monitored,
 )
 from evkf.learning.compiled import compute_nowcast
 from evkf.learning.monitor import learner_state, with_learner_state
@@ -51,15 +48,6 @@ from evkf.model import Model
 from evkf.numerics.checks import check_choice, check_whole, read_array
 
 DEFAULT_LEARNING = Learning()
-
-
-class NotFitted(InputError, AttributeError):
-    """An estimator that has not seen enough bins was asked for a result.
-
-    Example:
-        >>> issubclass(NotFitted, ValueError), issubclass(NotFitted, AttributeError)
-        (True, True)
-    """
 
 
 class EVKF(TransformerMixin, BaseEstimator):
@@ -151,32 +139,9 @@ class EVKF(TransformerMixin, BaseEstimator):
             inputs: (bins, inputs); a list for a list.
             progress: Called after every pass with the number of passes done.
         """
-        fitted = self._begin(X, inputs)
-        assembly, passes = fitted.assembly, fitted.assembly.settings["learning"].passes
-        check_whole(passes, 1, "passes")
+        assembly = self._begin(X, inputs).assembly
         trials = read_trials(assembly.model, X, masks, inputs)
-        if passes > 1:
-            assembly = assembly.after_training()
-        learner, state = assembly.learner, assembly.begin(trials)
-        bins = trials[:4]
-        elbo = evidence = None
-        if passes > 1:
-            trained = train_offline(assembly, learner_state(state), trials, progress)
-            state = with_learner_state(state, trained)
-        else:
-            if isinstance(state, MonitoredState):
-                assert assembly.monitor is not None
-                scanned = scan_monitored(learner, assembly.monitor, state, *bins)
-                state, (info, _, monitored) = scanned
-                evidence = jax.tree.map(lambda leaf: leaf[-1], monitored)
-            else:
-                state, trace = learner.scan(state, *bins)
-                info = trace.info
-            elbo = info.elbo[-1]
-            jax.block_until_ready(state)
-            if progress is not None:
-                progress(1)
-        self._fitted = FittedState(assembly, state=state, elbo=elbo, evidence=evidence)
+        self._fitted = learn_recording(assembly, trials, progress)
         return self
 
     def partial_fit(self, X: Any, y: None = None, *, masks: Any = None, inputs: Any = None) -> Self:
@@ -253,7 +218,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         live = fitted.live or self._compile(fitted)
         if fitted.warming:
             kept = [*fitted.kept, trials]
-            if sum(len(part.fresh) for part in kept) < fitted.assembly.warm_up:
+            if fitted.missing > len(trials.fresh):
                 fitted.kept, self._fitted = kept, fitted
                 return
             trials = join(kept)
@@ -315,12 +280,11 @@ class EVKF(TransformerMixin, BaseEstimator):
 
         It measures how well bins are predicted from those before them.
         """
-        trials = self._read(X, masks, inputs)
-        seen = trials.masks.any(axis=1)
+        given = self._arguments(X, masks, inputs)
+        seen = given[2].masks.any(axis=1)
         if not seen.any():
             raise InputError("no observed bins", "masks", "pass one or more")
-        elbo = filter_trials(*self._filter, trials, self._key, rates=False).elbo
-        return float(np.mean(elbo[seen]))
+        return float(np.mean(filter_trials(*given, rates=False).elbo[seen]))
 
     def forecast(
         self,
@@ -344,15 +308,15 @@ class EVKF(TransformerMixin, BaseEstimator):
             A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin) and more.
         """
         if X is None:
-            belief = self.state_.filter.belief
+            filter, model, belief = self.learner_.filter, self.model_, self.state_.filter.belief
         else:
-            trials = self._read(X, masks, inputs)
+            filter, model, trials, key = self._arguments(X, masks, inputs)
             if trials.many:
                 raise InputError("a list of trials", "X", "look ahead from one at a time")
-            trace = scan_trials(*self._filter, trials, self._key)
+            trace = scan_trials(filter, model, trials, key)
             last = len(trials.fresh) - 1
             belief = jax.tree.map(lambda leaf: jnp.asarray(leaf[last]), trace.belief)
-        ahead = forecast(*self._filter, belief, horizon, inputs_ahead)
+        ahead = forecast(filter, model, belief, horizon, inputs_ahead)
         return Forecast(*jax.tree.map(np.array, tuple(ahead)))
 
     def forecast_one(self, inputs: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
@@ -413,10 +377,7 @@ class EVKF(TransformerMixin, BaseEstimator):
     @property
     def bins_missing_(self) -> int:
         """Bins still to come until there is a first readout; 0 once learning has begun."""
-        fitted = self._begun
-        if not fitted.warming:
-            return 0
-        return fitted.assembly.warm_up - sum(len(part.fresh) for part in fitted.kept)
+        return self._begun.missing
 
     @property
     def learner_(self) -> Learner:
@@ -426,7 +387,7 @@ class EVKF(TransformerMixin, BaseEstimator):
     @property
     def state_(self) -> LearnerState:
         """State of the learner; there is none until the warm-up is done."""
-        return learner_state(self._state)
+        return learner_state(self._begun.current)
 
     @property
     def model_(self) -> Model:
@@ -466,7 +427,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         if self._fitted is not None:
             remedy = "use save and load, or sklearn.base.clone for one that is not fitted"
             raise InputError("a fitted EVKF to be copied or pickled", "EVKF", remedy)
-        return super().__getstate__()
+        return dict(vars(self))
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._fitted is not None and not self._fitted.warming
@@ -482,27 +443,10 @@ class EVKF(TransformerMixin, BaseEstimator):
             raise NotFitted("not fitted yet", "EVKF", "call fit, partial_fit or learn_one first")
         return self._fitted
 
-    @property
-    def _state(self) -> LearnerState | MonitoredState:
-        fitted = self._begun
-        if fitted.warming:
-            what = f"{self.bins_missing_} bins are missing until there is a first readout"
-            raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
-        state = fitted.state if fitted.live is None else fitted.live.state
-        assert state is not None
-        return state
-
-    @property
-    def _filter(self) -> tuple[Any, Model]:
-        return self.learner_.filter, self.model_
-
-    @property
-    def _key(self) -> Any:
-        return self._begun.assembly.key
-
     def _change(self, change: Callable[[LearnerState], LearnerState]) -> Self:
         """Change the state of the learner."""
-        state, fitted = self._state, self._begun
+        fitted = self._begun
+        state = fitted.current
         changed = with_learner_state(state, change(learner_state(state)))
         if fitted.live is None:
             fitted.state = changed
@@ -522,18 +466,20 @@ class EVKF(TransformerMixin, BaseEstimator):
             return fitted.live.nowcast(u)
         return _compiled_nowcast(self.learner_, self.state_, u)
 
-    def _read(self, X: Any, masks: Any, inputs: Any) -> Trials:
-        return read_trials(self.model_, X, masks, inputs)
+    def _arguments(self, X: Any, masks: Any, inputs: Any) -> tuple[Any, Model, Trials, Any]:
+        """Return filter, model, checked trials and key."""
+        model, assembly = self.model_, self._begun.assembly
+        return assembly.learner.filter, model, read_trials(model, X, masks, inputs), assembly.key
 
     def _infer(
         self, X: Any, masks: Any, inputs: Any, given: str = "past", rates: bool = True
     ) -> Any:
         check_choice(given, ("past", "all"), "given")
-        trials, (filter, model) = self._read(X, masks, inputs), self._filter
+        filter, model, trials, key = self._arguments(X, masks, inputs)
         signals = isinstance(model.likelihood, Gaussian | StudentT)
         per = 1.0 if signals else float(self._begun.assembly.settings["bin_width"])
-        infer_trials = partial(filter_trials if given == "past" else smooth_trials, filter, model)
-        estimates = infer_trials(trials, self._key, rates=rates, per=per)
+        infer_trials = filter_trials if given == "past" else smooth_trials
+        estimates = infer_trials(filter, model, trials, key, rates=rates, per=per)
         return trials.split(estimates._replace(signals=signals))
 
 

@@ -1,5 +1,6 @@
 """`EVKF` in a file: its parameters, and everything that it has learned."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 from evkf.data.storage import load_tree, read_meta, save_tree
 from evkf.dynamics import Dynamics
 from evkf.errors import InputError
-from evkf.estimators.assembly import Assembly, FittedState, assemble
+from evkf.estimators.assembly import FittedState, assemble
 from evkf.estimators.settings import Learning
 from evkf.estimators.trials import Trials, join
 from evkf.likelihoods import Likelihood
@@ -38,20 +39,19 @@ def save_fitted(path: str | os.PathLike, fitted: FittedState, note: dict[str, An
     given = {k: v for k, v in settings.items() if isinstance(v, Likelihood | Dynamics)}
     params = {k: v for k, v in settings.items() if k not in given}
     params["learning"] = asdict(settings["learning"])
-    kept = join(fitted.kept)[:4] if fitted.kept else None
-    if fitted.warming:
-        tree = {"kept": kept or _no_bins(assembly, 0)}
-    else:
-        tree = {"state": fitted.state if fitted.live is None else fitted.live.state}
+    tree: dict[str, Any] = {"kept": join(fitted.kept)[:4]} if fitted.kept else {}
+    if not fitted.warming:
+        tree = {"state": fitted.current}
     meta = {
         "estimator": KIND,
         "format": FORMAT,
-        "params": _plain(params),
+        # Tuples and NumPy's numbers as JSON has them.
+        "params": json.loads(json.dumps(params, default=np.generic.item)),
         "given": {name: _kind(value) for name, value in given.items()},
         "neurons": assembly.model.likelihood.num_channels,
         "inputs": assembly.model.dynamics.num_inputs,
         "warming": fitted.warming,
-        "kept": len(kept[0]) if kept else 0,
+        "kept": sum(len(part.fresh) for part in fitted.kept),
         "trained": assembly.trained,
         "note": note or {},
     }
@@ -77,7 +77,7 @@ def load_fitted(path: str | os.PathLike, given: Mapping[str, Any]) -> FittedStat
     for name in ("likelihood", "dynamics"):
         saved, passed = meta["given"].get(name), like.get(name)
         kind = None if passed is None else _kind(passed)
-        if _without_suffix(saved) != _without_suffix(kind):
+        if saved != kind:
             what = f"saved with {saved} as {name}, loaded with {kind}"
             remedy = f"pass {name}={saved}; its numbers come from the file"
             if saved is None:
@@ -86,55 +86,41 @@ def load_fitted(path: str | os.PathLike, given: Mapping[str, Any]) -> FittedStat
                 remedy += f". Commands cannot: they load models whose {name} was chosen by name"
             raise InputError(what, str(path), remedy)
 
-    params = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["params"].items()}
+    params: dict[str, Any] = dict(meta["params"])
     if written == 1:
         inputs, warming = params.pop("num_inputs"), meta["kept"] > 0
         learning = {"parts": params.pop("learn")}
         learning |= {f.name: params.pop(f.name) for f in fields(Learning) if f.name in params}
     else:
         inputs, warming, learning = meta["inputs"], meta["warming"], params["learning"]
-    learning = {k: tuple(v) if isinstance(v, list) else v for k, v in learning.items()}
-    params["learning"] = Learning(**learning)
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in learning.items()}
+    params["learning"] = Learning(**plain)
 
     assembly = assemble(params | like, meta["neurons"], inputs)
-    if warming:
-        blank: dict[str, Any] = {"kept": _no_bins(assembly, meta["kept"])}
-    else:
-        blank = {"state": assembly.init(assembly.model)}
+    blank: dict[str, Any] = {}
+    if not warming:
+        blank["state"] = assembly.init(assembly.model)
+    elif meta["kept"]:
+        widths = (meta["neurons"], float), (meta["neurons"], bool), (inputs, float)
+        arrays = [np.zeros((meta["kept"], size), jnp.result_type(kind)) for size, kind in widths]
+        blank["kept"] = (*arrays, np.zeros(meta["kept"], bool))
     tree, _ = load_tree(path, {"given": like, **blank})
     assembly = assemble(params | tree["given"], meta["neurons"], inputs)
     if meta["trained"]:
         assembly = assembly.after_training()
     if not warming:
         return FittedState(assembly, state=tree["state"])
-    ys, masks, us, fresh = tree["kept"]
-    return FittedState(assembly, [Trials(ys, masks, us, fresh, (len(ys),), False)], warming=True)
-
-
-def _no_bins(assembly: Assembly, num: int) -> tuple[np.ndarray, ...]:
-    """Return the arrays of so many bins of a warm-up."""
-    dtype, model = jnp.result_type(float), assembly.model
-    channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
-    widths = ((channels,), dtype), ((channels,), bool), ((inputs,), dtype), ((), bool)
-    return tuple(np.zeros((num, *shape), kind) for shape, kind in widths)
+    kept = []
+    if meta["kept"]:
+        ys, masks, us, fresh = tree["kept"]
+        kept = [Trials(ys, masks, us, fresh, (meta["kept"],), False)]
+    return FittedState(assembly, kept, warming=True)
 
 
 def _kind(value: Likelihood | Dynamics) -> str:
-    """Describe an object but for its numbers; the weak types of Python's numbers do not count."""
+    """Describe an object but for its numbers, in the words of version 1."""
+    # The weak types of Python's numbers make no difference.
     arrays, rest = eqx.partition(value, eqx.is_array)
     strong = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), arrays)
-    return repr(eqx.combine(strong, rest))
-
-
-def _without_suffix(kind: str | None) -> str | None:
-    """Shorten names such as GammaFamily, which version 1 wrote as Gamma."""
-    return None if kind is None else re.sub(r"Family\b", "", kind)
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter as JSON has it."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    # GammaFamily was called Gamma.
+    return re.sub(r"Family\b", "", repr(eqx.combine(strong, rest)))

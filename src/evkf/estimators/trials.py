@@ -223,17 +223,13 @@ def fill_up(trials: Trials) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
         [(128, 1), (128, 1), (128, 0), (128,)]
     """
     num = len(trials.fresh)
-    added = _filled_length(num) - num
+    added = max(SHORTEST, 1 << (num - 1).bit_length()) - num
     ys, masks, us, fresh = (
         np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
         for array in trials[:4]
     )
     fresh[num:] = True
     return ys, masks, us, fresh
-
-
-def _filled_length(num: int) -> int:
-    return max(SHORTEST, 1 << (num - 1).bit_length())
 
 
 def scan_trials(
@@ -272,8 +268,8 @@ def scan_trials(
         many, long = (MANY, LONG) if jax.default_backend() == "cpu" else (2, 0)
         enough = len(trials.lengths) >= many and len(trials.fresh) >= long
         side_by_side = independent and enough and side_by_side_pays(model)
+    ys, masks, us, fresh = fill_up(trials)
     if not side_by_side:
-        ys, masks, us, fresh = fill_up(trials)
         options = {"key": key, "fresh": fresh, "predictions": predictions}
         return scan_filter(filter, model, ys, masks, us, **options)[1]
     num, ends = len(trials.fresh), np.cumsum(trials.lengths)
@@ -282,7 +278,7 @@ def scan_trials(
     # The same randomness as end to end.
     keys, firsts = jnp.broadcast_to(key, (len(ends), *key.shape)), ends - trials.lengths
     scanned = scan_checked(filter, model, sessions, firsts, keys=keys, predictions=predictions)
-    rows = np.minimum(np.arange(_filled_length(num)), num - 1)
+    rows = np.minimum(np.arange(len(fresh)), num - 1)
     return jax.tree.map(
         lambda *leaves: np.concatenate(leaves)[rows], *(trace for _, trace in scanned)
     )

@@ -6,7 +6,7 @@ in the time that is left of a bin. Paper: alg:evkf.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -71,7 +71,7 @@ def adam(
     check_positive(rate=rate, decay=decay, clip=clip)
     fall = optax.cosine_decay_schedule(rate, decay, floor)
 
-    def schedule(step: ArrayLike) -> Array:
+    def schedule(step: Any) -> Array:
         return jnp.asarray(fall(step)) * jnp.minimum(1, (jnp.asarray(step) + 1) / max(warm_up, 1))
 
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))

@@ -165,7 +165,7 @@ def _observe(learner: Learner, state: LearnerState, bins: Recording) -> LearnerS
 
 @partial(jax.jit, static_argnames="steps")
 def _pass(learner: Learner, state: LearnerState, bins: Recording, steps: int) -> LearnerState:
-    def replay(state: LearnerState, _: None) -> tuple[LearnerState, None]:
+    def replay(state: LearnerState, _: object) -> tuple[LearnerState, None]:
         windows, _ = draw_windows(state.ring, state.steps, learner.num_windows, learner.window)
         return learner.replay_step(state, windows)[0], None
 

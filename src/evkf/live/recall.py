@@ -11,7 +11,7 @@ from evkf.live.engine import Engine, Latent
 from evkf.live.frames import Decoder, Frame
 from evkf.live.order import LARGEST_GAP
 from evkf.live.ports import Due
-from evkf.live.records import Bin, Kind, Learning, Lost, Step, decode
+from evkf.live.records import Bin, Kind, LearnRecord, Lost, Step, decode
 from evkf.live.segments import HOLE, Record, end_of, read
 
 Keep = Callable[[int, Frame | None, Latent], None]
@@ -152,10 +152,10 @@ class Player:
         if found is None or found.encode() != said.encode():
             self._tell(f"bin {said.seq}: {_what(found, said)}")
 
-    def _learn(self, said: Learning) -> None:
+    def _learn(self, said: LearnRecord) -> None:
         found = self.engine.learn()
         self._learned += 1
-        again = Learning(self.engine.bins, found, said.key)
+        again = LearnRecord(self.engine.bins, found, said.key)
         if again.encode() != said.encode():
             self._tell(f"learning after {said.bin} bins: other steps or windows")
 

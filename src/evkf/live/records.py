@@ -116,7 +116,7 @@ class Step(NamedTuple):
         return Step(seq, status, elbo, numbers[:num], numbers[num:], checksum)
 
 
-class Learning(NamedTuple):
+class LearnRecord(NamedTuple):
     """A decision to learn, and what came of it."""
 
     bin: int
@@ -132,12 +132,12 @@ class Learning(NamedTuple):
         return head + self.key.astype("<u4").tobytes() + windows.astype("<i4").tobytes()
 
     @staticmethod
-    def decode(payload: bytes) -> "Learning":
+    def decode(payload: bytes) -> "LearnRecord":
         """From what was kept."""
         bin, steps, skipped, num_key, num = _LEARN.unpack_from(payload)
         key = np.frombuffer(payload, "<u4", num_key, _LEARN.size)
         windows = np.frombuffer(payload, "<i4", num, _LEARN.size + key.nbytes)
-        return Learning(bin, Learned(steps, windows, bool(skipped)), key)
+        return LearnRecord(bin, Learned(steps, windows, bool(skipped)), key)
 
 
 class Refused(NamedTuple):
@@ -183,7 +183,7 @@ _DECODERS = {
     Kind.BIN: Bin.decode,
     Kind.LOST: Lost.decode,
     Kind.STEP: Step.decode,
-    Kind.LEARN: Learning.decode,
+    Kind.LEARN: LearnRecord.decode,
     Kind.REFUSED: Refused.decode,
 }
 

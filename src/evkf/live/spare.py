@@ -7,7 +7,7 @@ from evkf.live.engine import Costs, Engine
 from evkf.live.journal import Journal
 from evkf.live.loop import Loop
 from evkf.live.ports import Due, Saver
-from evkf.live.records import Kind, Learning
+from evkf.live.records import Kind, LearnRecord
 from evkf.live.slack import Budget
 
 TIDY_NS = 5_000_000_000
@@ -85,7 +85,7 @@ class Spare:
     def _learn(self, now: int) -> None:
         learned = self._engine.learn()
         self._learning.spent(self._clock() - now)
-        kept = Learning(self._engine.bins, learned, self._key)
+        kept = LearnRecord(self._engine.bins, learned, self._key)
         self._journal.append(Kind.LEARN, kept.encode())
         self.learned += 1
         self.has_learned = True
