@@ -229,7 +229,16 @@ def limit_cycle(
     whole, first = int(period), int(times[0]) + 1
     points = run[max_bins // 2 :][first : first + whole + 1]
     jacobians = np.asarray(_jacobians(flow, jnp.asarray(points), u), float)
-    multipliers = _multipliers(jacobians, period - whole)
+    # Floquet multipliers: eigenvalues of the Jacobian of one turn, with a share of the last bin.
+    turn = np.eye(jacobians.shape[-1])
+    for jacobian in jacobians[:-1]:
+        turn = jacobian @ turn
+    share = period - whole
+    turn = (1 - share) * turn + share * jacobians[-1] @ turn
+    values = np.linalg.eigvals(turn).astype(complex)
+    trivial = np.argmin(np.abs(values - 1))
+    others = np.delete(values, trivial)
+    multipliers = np.concatenate([values[[trivial]], others[np.argsort(-np.abs(others))]])
     stable = bool(np.all(np.abs(multipliers[1:]) < 1))
     return LimitCycle(period, points[: round(period)], multipliers, stable)
 
@@ -253,18 +262,6 @@ def _find_returns(
         if np.max(miss) <= tolerance:
             return before + share, turns
     return before + share, None
-
-
-def _multipliers(jacobians: Float[np.ndarray, "n L L"], share: float) -> np.ndarray:
-    """Return the eigenvalues of the Jacobian of a turn; of its last bin only a share counts."""
-    product = np.eye(jacobians.shape[-1])
-    for jacobian in jacobians[:-1]:
-        product = jacobian @ product
-    product = (1 - share) * product + share * jacobians[-1] @ product
-    values = np.linalg.eigvals(product).astype(complex)
-    trivial = np.argmin(np.abs(values - 1))
-    others = np.delete(values, trivial)
-    return np.concatenate([values[[trivial]], others[np.argsort(-np.abs(others))]])
 
 
 def _search(

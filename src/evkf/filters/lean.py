@@ -138,7 +138,7 @@ def _step(
 
     # Prediction: cubature for the mean, the tangent for the covariance.
     root, _ = _by_rows(_cholesky, rows, dim)
-    columns = _triangle(root, dim)
+    columns = _square(root, dim) * np.tril(np.ones((dim, dim), root.dtype))[:, :, None]
     u = jnp.zeros(0, mean.dtype)
     move = jax.vmap(lambda z: dynamics.mean(z, u), 1, 1)
     reach = math.sqrt(dim) * columns
@@ -182,8 +182,13 @@ def _step(
         precision = prior - pairs.T @ curvature
         cov, entropy = _by_rows(_inverse, precision, dim)
         step = _times(cov, force, dim)
-        # Gain left here, to second order.
-        gain = 0.5 * jnp.sum(force * step, axis=0) + 0.25 * _drift(here.cov, precision, dim)
+        # Gain left here, to second order; the covariance contributes tr((PJ - I)^2).
+        product = jnp.sum(
+            _square(here.cov, dim)[:, :, None] * _square(precision, dim)[None], axis=1
+        )
+        product = product - jnp.eye(dim, dtype=product.dtype)[:, :, None]
+        mismatch = jnp.sum(product * product.transpose(1, 0, 2), axis=(0, 1))
+        gain = 0.5 * jnp.sum(force * step, axis=0) + 0.25 * mismatch
         decay = jnp.clip(gain / jnp.maximum(here.gain, 1e-30), 0, 1)
         residual = jnp.sqrt(2 * gain * decay / dim)
         return LeanPoint(
@@ -234,20 +239,8 @@ def _square(rows: Rows, dim: int) -> Float[Array, "L L B"]:
     return rows[index.ravel()].reshape(dim, dim, -1)
 
 
-def _triangle(rows: Rows, dim: int) -> Float[Array, "L L B"]:
-    return _square(rows, dim) * np.tril(np.ones((dim, dim), rows.dtype))[:, :, None]
-
-
 def _times(rows: Rows, vectors: Many, dim: int) -> Many:
     return jnp.sum(_square(rows, dim) * vectors, axis=1)
-
-
-def _drift(cov: Rows, precision: Rows, dim: int) -> Float[Array, " B"]:
-    r"""Return $\text{tr}((P J - I)^2)$, the distance of a covariance from an inverse precision."""
-    left, right = _square(cov, dim), _square(precision, dim)
-    product = jnp.sum(left[:, :, None] * right[None], axis=1)
-    product = product - jnp.eye(dim, dtype=cov.dtype)[:, :, None]
-    return jnp.sum(product * product.transpose(1, 0, 2), axis=(0, 1))
 
 
 def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Each]:

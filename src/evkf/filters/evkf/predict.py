@@ -80,7 +80,15 @@ def predict(
         new = GaussianBelief(mean, cov)
     elif isinstance(model.family, LowRankGaussianFamily):
         new, cross = push_low_rank(model.dynamics, belief, u, rule, correct)
-        new, capped = _cap_low_rank(new, max_std)
+        std = jnp.sqrt(new.diagonal + jnp.sum(new.factor**2, axis=1))
+        shrink = jnp.where(std > max_std, max_std / std, 1)
+        capped = jnp.any(std > max_std) | jnp.any(jnp.abs(new.mean) > max_std)
+        finite = jnp.isfinite(std)
+        new = LowRankBelief(
+            jnp.clip(new.mean, -max_std, max_std),
+            jnp.where(finite, new.diagonal * shrink**2, max_std**2),
+            jnp.where(finite[:, None], new.factor * shrink[:, None], 0),
+        )
     else:
         new, cross, capped = _general(model, belief, u, key, rule, num_samples, correct, max_std)
     if isinstance(new, GaussianBelief):
@@ -172,17 +180,6 @@ def push_low_rank(
         moved = jax.vmap(jax.linearize(lambda z: dynamics.mean(z, u), mean)[1])(rows)
     own = noise.var() + jnp.sum(moved[rank:] ** 2, axis=0)
     return LowRankBelief(new, own, moved[:rank].T), cross
-
-
-def _cap_low_rank(belief: LowRankBelief, max_std: float) -> tuple[LowRankBelief, Bool[Array, ""]]:
-    mean, diagonal, factor = belief
-    std = jnp.sqrt(diagonal + jnp.sum(factor**2, axis=1))
-    shrink = jnp.where(std > max_std, max_std / std, 1)
-    capped = jnp.any(std > max_std) | jnp.any(jnp.abs(mean) > max_std)
-    finite = jnp.isfinite(std)
-    factor = jnp.where(finite[:, None], factor * shrink[:, None], 0)
-    diagonal = jnp.where(finite, diagonal * shrink**2, max_std**2)
-    return LowRankBelief(jnp.clip(mean, -max_std, max_std), diagonal, factor), capped
 
 
 def _general(

@@ -224,7 +224,11 @@ def cvi_update(
         toward = _extrapolate(here.gap, here.steps, here.changes, weight, direct)
         nat = here.nat + rate * toward
         if not log_concave:
-            nat = _into_cone(nat, here.cov, rate * toward)
+            # J + S + S J^-1 S / 2 is always positive definite; taken where J + S is not.
+            definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
+            bent = unpack(rate * toward[dim:], dim)
+            more = jnp.where(definite, 0, 0.5 * pack(bent @ here.cov @ bent))
+            nat = jnp.concatenate([nat[:dim], nat[dim:] + more])
         at = _moments(nat, dim)
         value, grad, curv = ell.evaluate(at)
         moved = grad - unpack(curv, dim) @ at.mean
@@ -309,12 +313,3 @@ def _extrapolate(
         shares = inverse.T @ (inverse @ along)
     shares = jnp.where(direct & jnp.isfinite(total(shares)), shares, 0)
     return gap - shares @ (steps + changes)
-
-
-def _into_cone(nat: Packed, cov: Matrix, step: Packed) -> Packed:
-    r"""Add $\tfrac12 S J^{-1} S$ to $J + S$ where that is not positive definite; the sum is."""
-    dim = len(cov)
-    definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
-    bent = unpack(step[dim:], dim)
-    more = jnp.where(definite, 0, 0.5 * pack(bent @ cov @ bent))
-    return jnp.concatenate([nat[:dim], nat[dim:] + more])

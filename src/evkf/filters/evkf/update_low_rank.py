@@ -21,7 +21,7 @@ from evkf.expectations.readout import has_independent_channels, observe
 from evkf.families.low_rank import Inverse, LowRankBelief, divergence, inverse, readout_var
 from evkf.filters.evkf.results import AdditiveCross, Limits, Prediction, Updated
 from evkf.likelihoods import Joint, Likelihood
-from evkf.likelihoods.base import Channels, Site
+from evkf.likelihoods.base import Channels
 from evkf.model import Model
 from evkf.types import Mask, Observation, Scalar, Vector
 
@@ -165,7 +165,12 @@ def maximise_bound(
     ) -> tuple[Scalar, Information]:
         v = readout_var(C, belief.diagonal, loads)
         a = readout + b
-        data = _information(C, observed.start(a, v)[0] if first else observed.expect(a, v), loads)
+        site = observed.start(a, v)[0] if first else observed.expect(a, v)
+        weights = jnp.maximum(-site.curvature, 0)
+        columns = jnp.concatenate([site.slope[:, None], weights[:, None] * loads], axis=1)
+        back = columns.T @ C
+        diagonal = jnp.sum(weights[:, None] * C * C, axis=0)
+        data = Information(jnp.sum(site.value), back[0], diagonal, back[1:].T, weights)
         return data.value - divergence(belief, prediction.mean, before), data
 
     def point(
@@ -267,12 +272,3 @@ def _newton(
     whole = grad @ along
     start = (jnp.zeros_like(grad), jnp.zeros_like(weights), grad, along, whole, 0)
     return lax.while_loop(keep_going, body, start)[:2]
-
-
-def _information(C: Readout, site: Site, loads: Loads) -> Information:
-    """Sum over the observed channels."""
-    weights = jnp.maximum(-site.curvature, 0)
-    columns = jnp.concatenate([site.slope[:, None], weights[:, None] * loads], axis=1)
-    back = columns.T @ C
-    diagonal = jnp.sum(weights[:, None] * C * C, axis=0)
-    return Information(jnp.sum(site.value), back[0], diagonal, back[1:].T, weights)

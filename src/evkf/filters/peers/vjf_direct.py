@@ -156,7 +156,15 @@ def _bound(
     belief = single_step.from_free(model.family, free)
     zs = model.family.sample(belief, key, num_samples)
     fit = jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, data.y, data.mask)
-    prior = jax.vmap(_log_conditional, (None, 0, 0))(model, given, zs)
+
+    def log_transition(conditional: PyTree, z: Vector) -> Scalar:
+        if not isinstance(model.dynamics, GaussianDynamics):
+            return model.family.log_prob(conditional, z)
+        noise = model.dynamics.noise
+        white = noise.whiten(z - conditional)
+        return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
+
+    prior = jax.vmap(log_transition)(given, zs)
     return jnp.mean(fit + prior) + model.family.entropy(belief)
 
 
@@ -164,12 +172,3 @@ def _conditional(model: Model, z: Vector, u: Input) -> PyTree:
     """Return $p(z_t|z_{t-1} = z)$: its mean for Gaussian noise, else its natural parameters."""
     dynamics = model.dynamics
     return dynamics.mean(z, u) if isinstance(dynamics, GaussianDynamics) else model.transition(z, u)
-
-
-def _log_conditional(model: Model, given: PyTree, z: Vector) -> Scalar:
-    r"""Return $\log p(z_t = z|z_{t-1})$."""
-    if not isinstance(model.dynamics, GaussianDynamics):
-        return model.family.log_prob(given, z)
-    noise = model.dynamics.noise
-    white = noise.whiten(z - given)
-    return -0.5 * (white @ white + len(z) * math.log(2 * math.pi)) - noise.log_det_root()
