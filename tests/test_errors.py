@@ -447,7 +447,7 @@ STEPS = {
     ),
     "a compiled input too many": (
         lambda: compiled(u=np.ones(1)),
-        "input that is not wanted",
+        "an input for dynamics without inputs",
         "u",
         "leave it out",
     ),
@@ -477,7 +477,7 @@ STEPS = {
         ),
         "LowRankGaussianFamily",
         "solver",
-        "leave solver out",
+        "use 'auto'",
     ),
     "low rank without Gaussian noise": (
         lambda: step(
