@@ -39,7 +39,7 @@ from evkf.cli.console import (
     result_files,
     write_results,
 )
-from evkf.data.installed import versions
+from evkf.data.files import versions
 from evkf.errors import EvkfError, InputError
 from evkf.numerics.jax_config import low_latency
 from evkf.reproduce.runner import device

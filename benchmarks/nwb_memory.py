@@ -74,8 +74,7 @@ def stream(path: Path) -> dict[str, Any]:
     from evkf.filters import VariationalKalmanFilter
     from evkf.likelihoods import Poisson
     from evkf.model import Model
-    from evkf.recordings.sessions import filter_to_hdf5
-    from evkf.recordings.units import UnitModel
+    from evkf.recordings.units import UnitModel, filter_to_hdf5
 
     C = np.random.default_rng(0).normal(size=(UNITS, LATENTS)) / 10
     likelihood = Poisson(C, np.full(UNITS, np.log(RATE)), bin_width=BIN_WIDTH)
@@ -92,7 +91,8 @@ def stream(path: Path) -> dict[str, Any]:
             settled = peak()
 
     begin = time.perf_counter()
-    bins, _ = filter_to_hdf5(out, model, stream_recording(path, BIN_WIDTH, CHUNK), progress=use)
+    chunks = stream_recording(path, bin_width=BIN_WIDTH, chunk_bins=CHUNK)
+    bins, _ = filter_to_hdf5(out, model, chunks, progress=use)
     seconds = time.perf_counter() - begin
     with h5py.File(out) as file:
         stored: Any = file["rates"]

@@ -55,11 +55,9 @@ assert tree["a"][2] == 2 and meta["note"] == 1
 """,
     "xarray": RECORDING
     + """
-from evkf.recordings.labelled import to_xarray
-from evkf.recordings.units import Inferred
-ones = np.ones((20, 3))
-found = Inferred(np.zeros((20, 2)), np.zeros((20, 2, 2)), ones, ones, np.zeros(20))
-assert to_xarray(recording, found).rates.shape == (20, 3)
+from evkf.analysis.estimates import Estimates, to_xarray
+found = Estimates(np.zeros((20, 2)), np.zeros((20, 2, 2)), np.zeros(20), np.ones((20, 3)))
+assert to_xarray(found).rates.shape == (20, 3)
 """,
     "hdf5": RECORDING
     + """
@@ -98,7 +96,7 @@ assert sender.unacknowledged == 1
 sender.close()
 """,
     "lsl": """
-from evkf.data.installed import need
+from evkf.data.files import need
 need("Lab Streaming Layer", "lsl", "pylsl")
 import pylsl
 from evkf.rigs.lsl_out import channels

@@ -14,7 +14,7 @@ import numpy as np
 
 from evkf.analysis.decoding import decode_ridge, r2
 from evkf.analysis.spike_metrics import bits_per_spike
-from evkf.data import Results, open_recording, read_results, recording_to_nwb, write_nwb
+from evkf.data import open_recording, read_estimates, recording_to_nwb, write_nwb
 from evkf.plotting.recordings import latent_paths, raster
 from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH
 from evkf.recordings.simulation import simulate_recording
@@ -68,13 +68,11 @@ print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on h
 # ## Write it back
 #
 # A copy of the file gets a processing module with latents, covariances and rates, which any
-# NWB reader can show; `read_results` gives arrays.
+# NWB reader can show; `read_estimates` returns them.
 
 everything = infer(model, recording)
-results = Results(everything.mean, everything.cov, everything.rates, everything.elbo,
-                  {"counts": everything.predicted})  # fmt: skip
-write_nwb(folder / "latents.nwb", recording, results)
-print("stored:", read_results(folder / "latents.nwb").latent_mean.shape)
+write_nwb(folder / "latents.nwb", recording, everything)
+print("stored:", read_estimates(folder / "latents.nwb").mean.shape)
 
 # ## Look at it
 

@@ -65,8 +65,10 @@ class Model(eqx.Module):
         _check_family(self.family, dynamics)
         check_likelihood(likelihood, dynamics.dim)
         if prior is None:
-            prior = _standard(self.family)
-        self.prior = _check_prior(self.family, prior)
+            dtype = jnp.result_type(float)
+            self.prior = jax.tree.map(lambda x: jnp.asarray(x, dtype), _standard(self.family))
+        else:
+            self.prior = _check_prior(self.family, prior)
 
     def transition(self, z: Vector, u: Input) -> Belief:
         r"""$p_\theta(z_t | z_{t-1} = z)$ in the family of the belief."""

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from evkf.analysis.estimates import Estimates
 from evkf.cli.app import main
-from evkf.cli.journal import _write_nwb
+from evkf.cli.journal import _write
 from evkf.cli.live_options import AHEAD
 from evkf.cli.running import _end
 from evkf.cli.wiring import listening
-from evkf.data import Recording
-from evkf.data.nwb_write import Mark, read_results
+from evkf.data import Annotations, Mark, Recording, read_annotations, read_estimates
 from evkf.errors import InputError
 from evkf.live.export import Exported, _Kept, recall_recording
 from evkf.live.guard import Output, State, Word
@@ -29,7 +29,6 @@ from evkf.live.ports import Report
 from evkf.live.records import Bin, Kind, encode_words
 from evkf.live.segments import Record, frame, frame_header, segment_path
 from evkf.live.zeromq import ZmqSink
-from evkf.recordings.units import Inferred
 from tests.cli.test_app import invoke
 from tests.quick import quick_environment
 
@@ -202,7 +201,7 @@ def test_without_its_extra_a_command_names_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ):
-    monkeypatch.setattr("evkf.data.installed.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("evkf.data.files.importlib.util.find_spec", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         main([arg.format(tmp_path) for arg in args])
     assert ended.value.code == 2
@@ -337,9 +336,7 @@ def test_a_process_that_does_not_end_is_killed_and_told_of(
 
 
 RECORDING = Recording(np.ones((4, 3), int), bin_width=0.01)
-FOUND = Inferred(
-    np.zeros((4, 2)), np.zeros((4, 2, 2)), np.ones((4, 3)), np.ones((4, 3)), np.ones(4)
-)
+FOUND = Estimates(np.zeros((4, 2)), np.zeros((4, 2, 2)), np.ones(4), predicted=np.ones((4, 3)))
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -348,8 +345,9 @@ def test_an_export_knows_when_the_session_began_and_what_was_marked(tmp_path: Pa
     marks = (Mark(0.01, "stimulus on"), Mark(0.03, "größer"))
     for said, due in ((began, began), (None, "2000-01-01T00:00:00+00:00")):
         when = None if said is None else datetime.fromisoformat(said)
-        made = Exported(RECORDING, FOUND, sent, marks, when)
-        _write_nwb(tmp_path / "out.nwb", made, counts, force=True)
+        found = FOUND._replace(signals=not counts)
+        made = Exported(RECORDING, found, Annotations(None, sent, marks, when))
+        _write(tmp_path / "out.nwb", made, counts, force=True)
         with h5py.File(tmp_path / "out.nwb") as file:
             found = file["session_start_time"].asstr()[()]
             unknown = "not known" in file["session_description"].asstr()[()]
@@ -357,9 +355,11 @@ def test_an_export_knows_when_the_session_began_and_what_was_marked(tmp_path: Pa
         assert "before the bin was seen" in rates
         assert datetime.fromisoformat(found) == datetime.fromisoformat(due)
         assert unknown == (said is None)
-        results = read_results(tmp_path / "out.nwb")
-        assert results.marks == marks
-        np.testing.assert_array_equal(results.source_times, sent)
+        notes, stored = (read(tmp_path / "out.nwb") for read in (read_annotations, read_estimates))
+        assert (notes.marks, notes.began) == (marks, when)
+        np.testing.assert_array_equal(notes.source_times, sent)
+        assert (stored.rates, stored.signals) == (None, not counts)
+        np.testing.assert_allclose(stored.predicted, FOUND.predicted)
 
 
 def record(kind: Kind, payload: bytes) -> Record:
@@ -413,7 +413,7 @@ def test_options_are_listed_under_headings():
 def test_a_missing_package_is_told_of_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("evkf.data.installed.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("evkf.data.files.importlib.util.find_spec", lambda name: None)
     places = None, None, None, False
     for plan, extra in (
         (Plan("lsl", 0.01, stream="s"), "lsl"),

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from evkf.cli.options import Reading, parse_query
+from evkf.cli.console import (
+    ReadingOptions,
+    cut_of_trials,
+    note_trials,
+    read_noting,
+    read_settings,
+)
+from evkf.data import Reading, Recording
 from evkf.errors import InputError
 from evkf.recordings.units import UnitModel
 from tests.data.nwb_files import session
@@ -14,16 +21,22 @@ from tests.data.nwb_files import session
 SILENT, LOUD = Console(quiet=True), Console()
 
 
+def read(options: ReadingOptions, path: Path, **settings) -> Recording:
+    return read_noting(SILENT, path, read_settings(options, **settings))
+
+
 def test_units_and_trials_of_an_nwb_file(tmp_path):
     path = session(tmp_path / "a.nwb")
-    chosen = Reading(0.1, "start_time", units=["quality=good"], trials=["target=a", "target=b"])
-    assert chosen.read(SILENT, path).units["id"].tolist() == [10, 11]
-    one = Reading(0.1, "start_time", units=["id=12", "id=10"], trials=["target=b", "id=3"])
-    recording = one.read(SILENT, path)
+    chosen = ReadingOptions(
+        0.1, "start_time", units=["quality=good"], trials=["target=a", "target=b"]
+    )
+    assert read(chosen, path).units["id"].tolist() == [10, 11]
+    units, trials = ["id=12", "id=10"], ["target=b", "id=3"]
+    recording = read(ReadingOptions(0.1, "start_time", units=units, trials=trials), path)
     assert recording.units["id"].tolist() == [10, 12]
     assert recording.trials["id"].tolist() == [3]
     with pytest.raises(InputError, match="choose among bad, good"):
-        Reading(0.1, units=["quality=best"]).read(SILENT, path)
+        read(ReadingOptions(0.1, units=["quality=best"]), path)
 
 
 def test_clusters_of_a_kilosort_folder(tmp_path):
@@ -32,9 +45,9 @@ def test_clusters_of_a_kilosort_folder(tmp_path):
     np.save(tmp_path / "spike_times.npy", np.array([1, 30, 35], np.uint64))
     np.save(tmp_path / "spike_clusters.npy", np.array([3, 3, 5], np.int32))
     for group, ids in ((None, [3]), (["mua"], [5]), (["mua", "good"], [3, 5])):
-        assert Reading(group=group).read(SILENT, tmp_path).units["id"].tolist() == ids
+        assert read(ReadingOptions(group=group), tmp_path).units["id"].tolist() == ids
     with pytest.raises(InputError, match="units, for a path that is not an NWB file"):
-        Reading(units=["id=3"]).read(SILENT, tmp_path)
+        read(ReadingOptions(units=["id=3"]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +59,9 @@ def test_clusters_of_a_kilosort_folder(tmp_path):
     ],
 )
 def test_trials_made_in_another_way_are_noted(capsys, here, remedy):
-    fitted = Reading(align="start_time", window=(-0.1, 0.5)).remembered(Path("a.nwb"))
+    fitted = cut_of_trials(Reading(align="start_time", window=(-0.1, 0.5)), Path("a.nwb"))
     model = UnitModel(*[None] * 2, ("0",), 0.02, fitted=fitted)  # pyright: ignore[reportArgumentType]
-    here.note_trials(LOUD, model, Path("b.nwb"))
+    note_trials(LOUD, here, model, Path("b.nwb"))
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == (remedy is not None)
@@ -61,7 +74,7 @@ def test_trials_made_in_another_way_are_noted(capsys, here, remedy):
         (LOUD, None, "b.nwb"),
         (LOUD, fitted, "b.npz"),
     ):
-        here.note_trials(say, model._replace(fitted=known), Path(file))
+        note_trials(say, here, model._replace(fitted=known), Path(file))
     assert capsys.readouterr().err == ""
 
 
@@ -70,25 +83,25 @@ def test_a_model_of_whole_sessions_or_trials_says_so(capsys):
         (Reading(), "the whole session; for the same, leave out --align"),
         (Reading(align="go"), "from go to stop_time; for the same, pass --align go without"),
     ):
-        fitted = before.remembered(Path("a.nwb"))
+        fitted = cut_of_trials(before, Path("a.nwb"))
         model = UnitModel(*[None] * 2, ("0",), 0.02, fitted=fitted)  # pyright: ignore[reportArgumentType]
-        Reading(align="go", window=(0.0, 1.0)).note_trials(LOUD, model, Path("b.nwb"))
+        note_trials(LOUD, Reading(align="go", window=(0.0, 1.0)), model, Path("b.nwb"))
         assert says in capsys.readouterr().err
 
 
 def test_signals_are_read_where_they_are_expected(tmp_path):
     np.savez(tmp_path / "a.npz", counts=np.full((4, 2), -0.5), bin_width=0.02)
     with pytest.raises(InputError, match=r"a count of -0\.5"):
-        Reading().read(SILENT, tmp_path / "a.npz")
-    assert Reading().read(SILENT, tmp_path / "a.npz", signals=True).counts[0, 0] == -0.5
+        read(ReadingOptions(), tmp_path / "a.npz")
+    assert read(ReadingOptions(), tmp_path / "a.npz", signals=True).counts[0, 0] == -0.5
 
 
 def test_the_width_of_the_model_is_taken_where_none_is_given():
-    assert Reading.of({"bin_width": None, "quiet": True}, 0.05) == Reading(0.05)
-    assert Reading.of({"bin_width": 0.1, "align": "go"}, 0.05) == Reading(0.1, "go")
+    assert read_settings(ReadingOptions(), 0.05) == Reading(0.05)
+    assert read_settings(ReadingOptions(0.1, "go"), 0.05) == Reading(0.1, "go")
 
 
 @pytest.mark.parametrize("given", ["quality", "=good", "quality="])
 def test_what_is_no_choice(given):
     with pytest.raises(InputError, match="COLUMN=VALUE"):
-        parse_query([given], "--units")
+        read_settings(ReadingOptions(units=[given]))

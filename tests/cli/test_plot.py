@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import kstest
 
 from evkf.analysis.decoding import integrate
+from evkf.analysis.estimates import Estimates
 from evkf.analysis.spike_metrics import dispersion, dispersion_hint
 from evkf.cli.plot import KINDS, _check_plane, _raster, _reaches, judge
 from evkf.data import Recording, Series
@@ -15,9 +16,8 @@ from evkf.filters import VariationalKalmanFilter
 from evkf.likelihoods import Bernoulli, NegativeBinomial, Poisson
 from evkf.model import Model, simulate
 from evkf.plotting.colours import by_condition
-from evkf.recordings.sessions import infer_in_chunks
-from evkf.recordings.splits import held_out
-from evkf.recordings.units import Inferred, UnitModel
+from evkf.recordings.halves import held_out
+from evkf.recordings.units import UnitModel, infer
 from tests.quick import quick_compilation  # noqa: F401
 
 N, BINS, WIDTH = 20, 3000, 0.02
@@ -31,7 +31,7 @@ MODELS = {
 }
 
 
-def recorded(true: str, name: str) -> tuple[UnitModel, Recording, Inferred]:
+def recorded(true: str, name: str) -> tuple[UnitModel, Recording, Estimates]:
     """A recording of one model, and what another makes of it."""
     behind, used = (
         Model(Linear(ROTATION, noise=np.full(2, 0.1)), MODELS[each]) for each in (true, name)
@@ -39,7 +39,7 @@ def recorded(true: str, name: str) -> tuple[UnitModel, Recording, Inferred]:
     counts = np.asarray(simulate(behind, jax.random.key(1), BINS)[1]).astype(int)
     model = UnitModel(used, VariationalKalmanFilter(), tuple(map(str, range(N))), WIDTH)
     recording = Recording(counts, WIDTH)
-    return model, recording, infer_in_chunks(model, recording, variance=True)
+    return model, recording, infer(model, recording, variance=True)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -78,7 +78,7 @@ def test_a_position_is_not_summed_up_once_more(about, title, unit):
     recording = Recording(
         np.ones((80, 3), int), WIDTH, (10,) * 8, behaviour={"hand": hand}, series=said
     )
-    found = Inferred(*[hand @ rng.normal(size=(2, 2))] * 5)
+    found = Estimates(*[hand @ rng.normal(size=(2, 2))] * 5)
     colours = by_condition(labels, 8)
     ax = _reaches(recording, found, labels, colours, "hand")
     named, share = ax.get_title(loc="left").split("\n")
@@ -124,7 +124,7 @@ def test_a_silent_unit_is_not_counted():
 )
 def test_the_raster_is_in_the_time_of_the_rates(align, start, label):
     recording = Recording(np.ones((20, 3), int), WIDTH, (10, 10), np.array([7.0, 9.0]))
-    found = Inferred(*[np.ones((20, 3))] * 5)
+    found = Estimates(*[np.ones((20, 3))] * 5)
     ax = _raster(recording, found, align, -0.2)
     assert ax.get_xlabel() == label
     assert ax.get_xlim() == pytest.approx((start, start + 10 * WIDTH))

@@ -16,12 +16,11 @@ import pytest
 
 from evkf.cli.app import main
 from evkf.cli.filter import read_map
-from evkf.data import open_recording, read_nwb, read_results
+from evkf.data import open_recording, read_estimates, read_nwb
 from evkf.errors import InputError
 from evkf.recordings.dimension import Difference, Suggestion
-from evkf.recordings.halves import halve
+from evkf.recordings.halves import halve, held_out
 from evkf.recordings.scoring import evkf as evkf_row
-from evkf.recordings.splits import held_out
 from evkf.recordings.units import UnitModel, infer, trials_seen
 from tests.bad_recordings import (
     before_the_session,
@@ -103,14 +102,13 @@ def test_filtered_nwb_is_what_infer_gives_and_the_source_is_untouched(place, tmp
     model_file, out = place / "model.safetensors", tmp_path / "out.nwb"
     run("filter", source, "--model", model_file, "--out", out, *ALIGNED)
     recording = read_nwb(source, 0.02, "start_time")
-    found, stored = infer(UnitModel.load(model_file), recording), read_results(out)
-    assert stored.predictions is not None
+    found, stored = infer(UnitModel.load(model_file), recording), read_estimates(out)
     for got, want in (
-        (stored.latent_mean, found.mean),
-        (stored.latent_cov, found.cov),
+        (stored.mean, found.mean),
+        (stored.cov, found.cov),
         (stored.rates, found.rates),
         (stored.elbo, found.elbo),
-        (stored.predictions["counts"], found.predicted),
+        (stored.predicted, found.predicted),
     ):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(stored.times, recording.times)
@@ -184,7 +182,7 @@ def test_in_place_only_on_request(place, tmp_path):
     assert "--in-place" in refused.err
     assert invoke("filter", source, *model).code == 2
     run("filter", source, *model, "--in-place")
-    assert read_results(source).elbo.shape == (180,)
+    assert read_estimates(source).elbo.shape == (180,)
     there = digest(source)
     again = invoke("filter", source, *model, "--in-place")
     assert (again.code, digest(source)) == (2, there)
@@ -330,8 +328,9 @@ def test_signals_have_no_rates_in_hz(tmp_path):
         run("filter", source, "--model", model, "--out", tmp_path / f"out.{end}")
     with np.load(tmp_path / "out.npz") as stored:
         assert abs(stored["rates"].mean() - values.mean()) < 3
-    results = read_results(tmp_path / "out.nwb")
-    assert (results.rates_unit, list(results.predictions or ())) == ("a.u.", ["signals"])
+    results = read_estimates(tmp_path / "out.nwb")
+    assert results.signals
+    assert results.predicted is not None
     for command in (("score",), ("plot", "--out", tmp_path / "figures")):
         result = invoke(*command, source, "--model", model)
         assert (result.code, result.err.count("\n")) == (2, 1)
@@ -550,13 +549,13 @@ def test_a_batch_is_each_file_alone(place, days, tmp_path):
     assert "3 recordings, 330 bins, on cpu" in result.err
     loaded = UnitModel.load(model[1])
     for day, target, row in zip(days, targets, told["files"], strict=True):
-        found = infer(loaded, open_recording(day, 0.02))
+        found = infer(loaded, open_recording(day, bin_width=0.02))
         np.testing.assert_allclose(row["elbo_per_bin"], found.elbo.mean(), rtol=1e-6)
         options = json.loads(target.with_name(f"{target.name}.config.json").read_text())["options"]
         assert (options["file"], options["out"]) == (str(day), str(target))
         if target.suffix == ".nwb":
-            stored = read_results(target)
-            got = stored.latent_mean, stored.rates
+            stored = read_estimates(target)
+            got = stored.mean, stored.rates
         else:
             got = (np.asarray(read_all(target)[name]) for name in ("latent_mean", "rates"))
         for array, want in zip(got, (found.mean, found.rates), strict=True):

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evkf.data import NwbWarning, Series, list_nwb, open_recording, read_nlb, read_nwb, stream_nwb
-from evkf.data import nwb_stream as streaming
+from evkf.data import (
+    NwbWarning,
+    Reading,
+    Series,
+    list_nwb,
+    open_recording,
+    read_nlb,
+    read_nwb,
+    stream_nwb,
+)
+from evkf.data import nwb as streaming
 from evkf.data.binning import bin_spikes, bin_trials, inside, merged, resample
 from evkf.errors import InputError
 from tests.data import nwb_files
@@ -86,7 +95,9 @@ def test_a_session_is_one_trial_with_masks_where_nothing_was_observed(path):
 
 def test_trials_are_aligned_and_rows_without_a_time_are_said_to_be_missing(path):
     with pytest.warns(NwbWarning, match="1 of 4 rows of the trials have no go_time"):
-        recording = read_nwb(path, 0.1, "go_time", (-0.5, 0.5), ["hand_vel", "Position/hand_pos"])
+        recording = read_nwb(
+            path, 0.1, "go_time", (-0.5, 0.5), behaviour=["hand_vel", "Position/hand_pos"]
+        )
     assert recording.lengths == (10, 10, 10)
     np.testing.assert_allclose(recording.start_times, [0.5, 4.5, 6.5])
     assert recording.trials["target"].tolist() == ["a", "a", "b"]
@@ -118,7 +129,7 @@ def test_columns_are_times_if_they_lie_within_their_trials(tmp_path):
         file.add_trial(start_time=3.0 * k, stop_time=3.0 * k + 2, **row)
     path = nwb_files.write(tmp_path / "a.nwb", file)
     with pytest.warns(NwbWarning, match="1 of 4 rows") as caught:
-        lick = open_recording(path, 0.1, "lick", (0.0, 0.5))
+        lick = open_recording(path, Reading(0.1, "lick", (0.0, 0.5)))
     assert caught[0].filename == __file__
     np.testing.assert_allclose(lick.start_times, [0.5, 3.5, 99.0])
     assert read_nwb(path, 0.1, "reward_time", (0.0, 0.5)).num_trials == 4
@@ -198,7 +209,7 @@ def test_behaviour_that_does_not_cover_the_bins_is_nan_and_said_to_be(path):
         recording = read_nwb(path, 0.1, behaviour=["short"])
     wrong = np.isnan(recording.behaviour["short"])
     assert np.array_equal(wrong, recording.times > 5.05)
-    early = read_nwb(path, 0.1, "start_time", (0, 1), ["holes"])
+    early = read_nwb(path, 0.1, "start_time", (0, 1), behaviour=["holes"])
     assert np.all(early.behaviour["holes"] == 1.0)
 
 

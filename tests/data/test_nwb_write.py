@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evkf.analysis.estimates import Estimates
 from evkf.data import (
+    Annotations,
     NwbWarning,
     Recording,
-    Results,
+    files,
     list_nwb,
+    read_annotations,
+    read_estimates,
     read_nwb,
-    read_results,
     recording_to_nwb,
     stream_nwb,
-    write_nwb,
 )
-from evkf.data import _nwb_make as making
+from evkf.data import write_nwb as write_estimates_and_notes
 from evkf.errors import InputError
 from evkf.recordings.units import check_units, fit_recording
 from tests.data import nwb_files
@@ -50,24 +52,38 @@ def simulated(seed=0, **changes) -> Recording:
     return Recording(**(given | changes))
 
 
-def made_up(recording: Recording, seed=0) -> Results:
+def made_up(recording: Recording, seed=0) -> Estimates:
     rng = np.random.default_rng(seed)
     num = recording.num_bins
-    return Results(
+    return Estimates(
         rng.normal(size=(num, 2)),
         rng.normal(size=(num, 2, 2)),
-        rng.uniform(1, 50, (num, recording.num_units)),
         rng.normal(size=num).astype(np.float32),
-        {"hand_vel": rng.normal(size=(num, 2))},
+        rng.uniform(1, 50, (num, recording.num_units)),
+        rng.uniform(0, 2, (num, recording.num_units)),
     )
 
 
-def same(got: Results, want: Results) -> None:
-    for name in ("latent_mean", "latent_cov", "rates", "elbo"):
+def decoded(recording: Recording, seed=0) -> Annotations:
+    rng = np.random.default_rng(seed)
+    return Annotations({"hand_vel": rng.normal(size=(recording.num_bins, 2))})
+
+
+def write_nwb(path: Path, recording: Recording, estimates: Estimates, **given) -> None:
+    """Write estimates with decoded behaviour."""
+    write_estimates_and_notes(path, recording, estimates, notes=decoded(recording), **given)
+
+
+def same(path: Path, recording: Recording, want: Estimates) -> None:
+    got, notes = read_estimates(path), read_annotations(path)
+    for name in ("mean", "cov", "rates", "predicted", "elbo"):
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
         assert getattr(got, name).dtype == getattr(want, name).dtype
-    assert got.predictions.keys() == want.predictions.keys()
-    np.testing.assert_array_equal(got.predictions["hand_vel"], want.predictions["hand_vel"])
+    assert notes.predictions is not None
+    assert list(notes.predictions) == ["hand_vel"]
+    np.testing.assert_array_equal(
+        notes.predictions["hand_vel"], decoded(recording).predictions["hand_vel"]
+    )
 
 
 def check_with_others(path: Path) -> None:
@@ -90,8 +106,8 @@ def test_results_are_added_to_a_copy_and_read_back(source, tmp_path):
     results = made_up(recording)
     path = tmp_path / "out.nwb"
     write_nwb(path, recording, results)
-    got = read_results(path)
-    same(got, results)
+    got = read_estimates(path)
+    same(path, recording, results)
     np.testing.assert_allclose(got.times, recording.times)
     assert got.trial is None  # of a session read as one
     assert np.flatnonzero(got.fresh).tolist() == [0]
@@ -115,7 +131,7 @@ def test_results_are_added_to_a_copy_and_read_back(source, tmp_path):
 def test_trials_with_gaps_have_time_stamps(source, tmp_path):
     recording = read_nwb(source, 0.1, "start_time", (0.5, 1.5))
     write_nwb(tmp_path / "out.nwb", recording, made_up(recording))
-    np.testing.assert_array_equal(read_results(tmp_path / "out.nwb").times, recording.times)
+    np.testing.assert_array_equal(read_estimates(tmp_path / "out.nwb").times, recording.times)
     with h5py.File(tmp_path / "out.nwb") as file:
         assert "starting_time" not in file["processing/evkf/elbo"]
     check_with_others(tmp_path / "out.nwb")
@@ -135,10 +151,10 @@ def test_results_are_cut_into_trials_again_where_time_stamps_step_back(
     with pytest.warns(NwbWarning, match=f"the start of {back} of 3 trials, {why}") as caught:
         write_nwb(path, recording, results)
     assert caught[0].filename == __file__
-    got = read_results(path)
+    got = read_estimates(path)
     assert got.trial[got.fresh].tolist() == trials
-    cut = np.split(got.latent_mean, np.flatnonzero(got.fresh)[1:])
-    for own, want in zip(cut, recording.split(results.latent_mean), strict=True):
+    cut = np.split(got.mean, np.flatnonzero(got.fresh)[1:])
+    for own, want in zip(cut, recording.split(results.mean), strict=True):
         np.testing.assert_array_equal(own, want)
     check_with_others(path)
 
@@ -148,14 +164,14 @@ def test_ids_of_trials_are_those_of_the_table_of_another_file(source, tmp_path):
     recording = read_nwb(source, 0.1, "start_time", trials=[1, 2])
     recording_to_nwb(other, recording)  # with ids 0 and 1
     write_nwb(out, recording, made_up(recording), into=other)
-    assert read_results(out).trial.tolist() == [0] * 20 + [1] * 20
+    assert read_estimates(out).trial.tolist() == [0] * 20 + [1] * 20
     # without ids of its own, and by when trials begin where windows do not
     bare = dataclasses.replace(recording, trials={})
     write_nwb(out, bare, made_up(recording), into=source, overwrite=True)
-    assert read_results(out).trial.tolist() == [1] * 20 + [2] * 20
+    assert read_estimates(out).trial.tolist() == [1] * 20 + [2] * 20
     moved = read_nwb(source, 0.1, "go_time", (0.0, 0.5), trials=[2, 3])
     write_nwb(out, moved, made_up(moved), into=source, overwrite=True)
-    assert read_results(out).trial.tolist() == [2] * 5 + [3] * 5
+    assert read_estimates(out).trial.tolist() == [2] * 5 + [3] * 5
 
 
 def test_no_ids_of_trials_are_written_where_another_file_has_none_such(source, tmp_path):
@@ -167,12 +183,12 @@ def test_no_ids_of_trials_are_written_where_another_file_has_none_such(source, t
     late = dataclasses.replace(named, start_times=recording.start_times + 0.3)
     for made, into in ((recording, other), (whole, source), (late, source)):
         write_nwb(out, made, made_up(made), into=into, overwrite=True)
-        got = read_results(out)
+        got = read_estimates(out)
         assert got.trial is None
         assert got.fresh.sum() == made.num_trials
     bare = nwb_files.write(tmp_path / "bare.nwb", nwb_files.empty())
     write_nwb(out, recording, made_up(recording), into=bare, overwrite=True)
-    assert read_results(out).trial is None
+    assert read_estimates(out).trial is None
 
 
 def test_the_source_itself_is_changed_only_on_request(source):
@@ -184,11 +200,11 @@ def test_the_source_itself_is_changed_only_on_request(source):
     source.chmod(0o640)
     write_nwb(source, recording, made_up(recording), overwrite=True)
     assert source.stat().st_mode & 0o777 == 0o640
-    same(read_results(source), made_up(recording))
+    same(source, recording, made_up(recording))
     with pytest.raises(InputError, match=r"results of an earlier run in session.nwb"):
         write_nwb(source.with_name("more.nwb"), recording, made_up(recording))
     write_nwb(source, recording, made_up(recording, 1), overwrite=True)
-    same(read_results(source), made_up(recording, 1))
+    same(source, recording, made_up(recording, 1))
     np.testing.assert_array_equal(read_nwb(source, 0.1).counts, recording.counts)
     assert os.listdir(source.parent) == ["session.nwb"]
 
@@ -199,7 +215,7 @@ def test_a_link_to_the_source_stays_one(source, tmp_path):
     link.symlink_to(source)
     write_nwb(link, recording, made_up(recording), overwrite=True)
     assert link.is_symlink()
-    same(read_results(source), made_up(recording))
+    same(source, recording, made_up(recording))
 
 
 @pytest.mark.parametrize("step", ["write", "validate", "errors", "replace"])
@@ -222,7 +238,7 @@ def test_a_failure_leaves_everything_as_it_was(source, tmp_path, monkeypatch, st
     elif step == "errors":
         monkeypatch.setattr(pynwb, "validate", lambda path: ["processing/evkf: wrong"])
     else:
-        monkeypatch.setattr(making.os, "replace", fail)
+        monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises((OSError, InputError), match=r"no space|errors of the NWB schema"):
         write_nwb(out, recording, made_up(recording), overwrite=True)
     assert source.read_bytes() == before
@@ -236,14 +252,14 @@ def test_errors_that_a_source_had_before_do_not_keep_results_out(source, tmp_pat
     recording = read_nwb(source, 0.1)
     monkeypatch.setattr(pynwb, "validate", lambda path: ["units: of an older schema"])
     write_nwb(tmp_path / "out.nwb", recording, made_up(recording))
-    same(read_results(tmp_path / "out.nwb"), made_up(recording))
+    same(tmp_path / "out.nwb", recording, made_up(recording))
 
 
 def test_a_recording_from_elsewhere_gets_a_new_file_that_others_accept(tmp_path):
     recording = simulated()
     write_nwb(tmp_path / "new.nwb", recording, made_up(recording))
-    same(read_results(tmp_path / "new.nwb"), made_up(recording))
-    assert read_results(tmp_path / "new.nwb").trial.tolist() == [0] * 10 + [1] * 30 + [2] * 20
+    same(tmp_path / "new.nwb", recording, made_up(recording))
+    assert read_estimates(tmp_path / "new.nwb").trial.tolist() == [0] * 10 + [1] * 30 + [2] * 20
     check_with_others(tmp_path / "new.nwb")
     with h5py.File(tmp_path / "new.nwb") as file:
         assert file["intervals/trials/target"].asstr()[...].tolist() == ["up", "down", "up"]
@@ -252,11 +268,15 @@ def test_a_recording_from_elsewhere_gets_a_new_file_that_others_accept(tmp_path)
 def test_what_does_not_fit_is_refused_before_anything_is_written(source, tmp_path):
     recording = read_nwb(source, 0.1)
     good, out = made_up(recording), tmp_path / "out.nwb"
-    for name in ("latent_mean", "latent_cov", "rates", "elbo"):
-        with pytest.raises(InputError, match=f"results.{name}"):
+    for name in ("mean", "cov", "rates", "predicted", "elbo"):
+        with pytest.raises(InputError, match=f"estimates.{name}"):
             write_nwb(out, recording, good._replace(**{name: getattr(good, name)[:-1]}))
-    with pytest.raises(InputError, match="pass 100 rows"):
-        write_nwb(out, recording, good._replace(predictions={"a": np.zeros(3)}))
+    for notes, says in (
+        (Annotations({"a": np.zeros(3)}), "pass 100 rows"),
+        (Annotations(None, np.zeros(3)), r"notes.source_times\): pass shape \(100,\)"),
+    ):
+        with pytest.raises(InputError, match=says):
+            write_estimates_and_notes(out, recording, good, notes=notes)
     with pytest.raises(InputError, match=r"end it in .nwb"):
         write_nwb(tmp_path / "out.h5", recording, good)
     with pytest.raises(InputError, match="make it first"):
@@ -264,7 +284,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(source, tmp_pat
     with pytest.raises(InputError, match="no such file"):
         write_nwb(out, recording, good, into=tmp_path / "gone.nwb")
     with pytest.raises(InputError, match="no latent_mean of evkf"):
-        read_results(source)
+        read_estimates(source)
     assert os.listdir(tmp_path) == ["data"]
 
 
@@ -296,14 +316,14 @@ def test_a_recording_is_what_it_was_after_a_round_trip(tmp_path, seed):
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.001, 0.01, 0.02, 1 / 3]))
 def test_spikes_are_found_in_the_bins_they_were_placed_in(seed, width):
     from evkf.data.binning import bin_spikes
-    from evkf.data.nwb_write import _place
+    from evkf.data.nwb_write import _place_spikes
 
     rng = np.random.default_rng(seed)
     start = rng.uniform(0, 1e5)
     counts = rng.poisson(rng.uniform(0, 5), 50)
     begins = start + width * np.arange(50)
     for source in (None, rng):
-        times = _place(begins, counts, width, source)
+        times = _place_spikes(begins, counts, width, source)
         np.testing.assert_array_equal(bin_spikes([times], start, width, 50)[:, 0], counts)
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from evkf.data import Recording, read_nwb, recording_to_nwb, write_arrays
-from evkf.data.describe import describe
-from evkf.data.open import open_recording, stream_recording
+from evkf.data import Reading, Recording, read_nwb, recording_to_nwb, write_arrays
+from evkf.data.open import describe, open_recording, stream_recording
 from evkf.errors import InputError
 from tests.data.nwb_files import session
 
@@ -63,9 +62,11 @@ def test_nwb_and_its_chunks(tmp_path):
     path = session(tmp_path / "a.nwb")
     whole = open_recording(path)
     np.testing.assert_array_equal(whole.counts, read_nwb(path, 0.02).counts)
-    aligned = open_recording(path, 0.05, "start_time", (0.0, 1.0), ["hand_vel"], min_rate=1.0)
+    aligned = open_recording(
+        path, Reading(0.05, "start_time", (0.0, 1.0), ["hand_vel"]), min_rate=1.0
+    )
     assert (aligned.lengths, aligned.num_units) == ((20,) * 4, 2)
-    chunks = list(stream_recording(path, 0.02, chunk_bins=200))
+    chunks = list(stream_recording(path, bin_width=0.02, chunk_bins=200))
     np.testing.assert_array_equal(np.concatenate([c.counts for c in chunks]), whole.counts)
     assert {c.trials["trial"].tolist()[0] for c in chunks} == {0}
     found = describe(path)

@@ -79,7 +79,7 @@ def test_bits_survive(path):
 
 def test_the_package_reads_what_is_written_and_its_own_files_are_read(path):
     header, arrays = storage._read_file(path)
-    named = {name: np.asarray(leaf) for name, leaf in storage._named(tree()).items()}
+    named = {name: np.asarray(leaf) for name, leaf in storage._leaves_by_path(tree()).items()}
     found = load(path.read_bytes())
     assert found.keys() == named.keys()
     for name, array in named.items():

@@ -128,7 +128,7 @@ def test_rates_are_aligned_to_the_event():
     rates = np.concatenate(
         [np.arange(n) >= round(e / WIDTH) for n, e in zip(LENGTHS, events, strict=True)]
     )
-    args = 5.0 * rates, LENGTHS, ["a"] * 3, WIDTH, events, "onset"
+    args = 5.0 * rates, LENGTHS, ["a"] * 3, WIDTH, figures.Event(events, "onset")
     ax = drawn(figures.aligned_rates(figures.new_axes(), *args))
     times, mean = ax.lines[-1].get_data()
     there = np.isfinite(mean)
@@ -138,13 +138,13 @@ def test_rates_are_aligned_to_the_event():
     assert ax.get_xlabel() == "time from onset (s)"
     assert ax.get_legend() is None
     with pytest.raises(InputError, match="events"):
-        figures.aligned_rates(figures.new_axes(), *args[:4], events[:2])
+        figures.aligned_rates(figures.new_axes(), *args[:4], figures.Event(events[:2]))
 
 
 def test_averages_of_spikes_are_drawn_beside_those_of_rates():
     events, labels = np.full(3, 2 * WIDTH), ["a", "b", "a"]
     spikes = np.where(np.arange(30) == 22, np.nan, COUNTS[:, 0] / WIDTH)
-    args = np.ones(30), LENGTHS, labels, WIDTH, events
+    args = np.ones(30), LENGTHS, labels, WIDTH, figures.Event(events)
     ax = drawn(figures.aligned_rates(figures.new_axes(), *args, spikes=spikes))
     first, second = (line for line in ax.lines[1:] if line.is_dashed())
     times, mean = first.get_data()

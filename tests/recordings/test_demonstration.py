@@ -19,8 +19,8 @@ def single_precision() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def recording() -> demo.Recording:
-    return demo.record(num_bins=800, num_neurons=100, seed=1)
+def recording() -> demo.DemoRecording:
+    return demo.simulate_neurons(num_bins=800, num_neurons=100, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +30,18 @@ def bins() -> list[tuple[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def estimate(recording: demo.Recording, bins: list[tuple[int, float]]) -> demo.Estimate:
+def estimate(recording: demo.DemoRecording, bins: list[tuple[int, float]]) -> demo.DemoEstimates:
     return demo.stream(
         recording.counts, 0, True, lambda t, *_: bins.append((t, time.perf_counter()))
     )
 
 
 @pytest.fixture(scope="module")
-def summary(recording: demo.Recording, estimate: demo.Estimate) -> dict:
+def summary(recording: demo.DemoRecording, estimate: demo.DemoEstimates) -> dict:
     return demo.summarise(recording, estimate)
 
 
-def test_readout_follows_the_protocol(recording: demo.Recording):
+def test_readout_follows_the_protocol(recording: demo.DemoRecording):
     likelihood = recording.model.likelihood
     np.testing.assert_allclose(np.linalg.norm(likelihood.C, axis=1), 3**-0.5, rtol=1e-6)
     rates = np.exp(likelihood.b)
@@ -51,7 +51,7 @@ def test_readout_follows_the_protocol(recording: demo.Recording):
     assert recording.counts.shape == (800, 100)
 
 
-def test_estimate_is_near_the_truth_and_calibrated(recording: demo.Recording, summary: dict):
+def test_estimate_is_near_the_truth_and_calibrated(recording: demo.DemoRecording, summary: dict):
     assert demo.sound(summary)
     assert summary["r2"] > 0.95
     assert summary["rmse"] < 0.4
@@ -61,13 +61,13 @@ def test_estimate_is_near_the_truth_and_calibrated(recording: demo.Recording, su
     assert f"{summary['rmse']:.3f}" in demo.describe(summary)
 
 
-def test_dynamics_are_learned(summary: dict, estimate: demo.Estimate):
+def test_dynamics_are_learned(summary: dict, estimate: demo.DemoEstimates):
     assert summary["forecast_rmse"]["end"] < summary["forecast_rmse"]["start"]
     walk = estimate.early.dynamics.noise.var()
     assert np.all(estimate.late.dynamics.noise.var() < walk)
 
 
-def test_alignment_is_affine(recording: demo.Recording, estimate: demo.Estimate):
+def test_alignment_is_affine(recording: demo.DemoRecording, estimate: demo.DemoEstimates):
     aligned = demo.align(recording, estimate)
     np.testing.assert_allclose(aligned.mean, estimate.mean @ aligned.weight + aligned.offset)
     scale = aligned.weight.T @ estimate.cov[7] @ aligned.weight
@@ -106,7 +106,9 @@ class _Sink:
     def flush(self) -> None: ...
 
 
-def test_figure_has_a_panel_for_everything(recording: demo.Recording, estimate: demo.Estimate):
+def test_figure_has_a_panel_for_everything(
+    recording: demo.DemoRecording, estimate: demo.DemoEstimates
+):
     figure = demo.draw(recording, estimate)
     titles = {axes.get_title(loc="left") for axes in figure.axes}
     assert {

@@ -9,7 +9,7 @@ from evkf.data import Recording
 from evkf.errors import InputError
 from evkf.recordings import dimension
 from evkf.recordings.dimension import as_good, suggest_latents
-from evkf.recordings.splits import held_out, in_blocks
+from evkf.recordings.halves import held_out, in_blocks
 
 
 class Found:

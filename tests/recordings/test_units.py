@@ -1,17 +1,20 @@
 """Models that know their units: fitted, stored, refused, mapped."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 
 from evkf.analysis.spike_metrics import bits_per_spike
-from evkf.cli.options import load_model
+from evkf.cli.console import load_model
 from evkf.data import Recording
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
-from evkf.recordings.units import UnitModel, fit_recording, infer, map_units
+from evkf.recordings.mapping import map_units
+from evkf.recordings.units import UnitModel, fit_recording, infer
 from tests.quick import quick_compilation  # noqa: F401
 
 N = 30
@@ -61,8 +64,12 @@ def test_units_that_are_hidden_are_told_from_the_others(whole, fitted):
 def test_what_was_stored_infers_the_same(whole, fitted, tmp_path):
     fitted.save(tmp_path / "model.safetensors")
     loaded = UnitModel.load(tmp_path / "model.safetensors")
-    assert (loaded.units, loaded.bin_width) == (fitted.units, 0.02)
-    np.testing.assert_array_equal(infer(loaded, whole).mean, infer(fitted, whole).mean)
+    quick = UnitModel.load(tmp_path / "model.safetensors", learner=False)
+    assert quick.estimator is None
+    for each in (loaded, quick):
+        assert (each.units, each.bin_width, each.fitted) == (fitted.units, 0.02, fitted.fitted)
+        assert each.filter == fitted.filter
+        np.testing.assert_array_equal(infer(each, whole).mean, infer(fitted, whole).mean)
 
 
 def test_other_units_and_bins_are_refused(whole, fitted):
@@ -122,7 +129,7 @@ def test_a_likelihood_of_ones_own_is_named_again_to_load(whole, tmp_path):
     own.save(path)
     same = UnitModel.load(path, likelihood=Noisy(np.zeros((N, 2))))
     np.testing.assert_array_equal(infer(same, whole).mean, infer(own, whole).mean)
-    for load in (UnitModel.load, load_model):
+    for load in (UnitModel.load, load_model, partial(load_model, learner=False)):
         with pytest.raises(InputError, match=r"pass likelihood=Noisy\(.*Commands cannot") as caught:
             load(path)
     assert "own.safetensors" in str(caught.value)

@@ -14,7 +14,7 @@ import pylsl
 import pytest
 from rig_peers import WAIT_S, gateway
 
-from evkf.data.installed import need
+from evkf.data.files import need
 from evkf.errors import InputError
 from evkf.live.answers import Estimate, Flags
 from evkf.live.frames import Frame, encode

@@ -1,4 +1,4 @@
-"""The command that shows what the library does."""
+"""The command `evkf demo`: a live session on simulated neurons, or the same without a session."""
 
 import contextlib
 import secrets
@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +23,14 @@ from evkf.cli.console import (
     check_free,
     console,
     emit,
+    expanded,
     json_target,
     write_json,
 )
 from evkf.cli.live_options import AHEAD
 from evkf.cli.running import run_new
 from evkf.cli.showcase import session_beside_truth
-from evkf.data.files import replacing
-from evkf.data.installed import versions
+from evkf.data.files import replacing, versions
 from evkf.errors import InputError
 from evkf.live.plan import PLAN, Plan, new_folder
 from evkf.numerics.jax_config import low_latency
@@ -37,26 +38,29 @@ from evkf.recordings import demonstration as demo
 from evkf.web.process import check_installed
 
 SECONDS, BIN_WIDTH = 120.0, 0.01
-"""Of the session."""
+"""Length and bin width of the session."""
 
 BINS = 4000
-"""Of the run without one."""
+"""Bins of the run without a session."""
 
 HOST, PORT = "127.0.0.1", 8765
 SESSION = "session"
 """Folder of the session."""
 
 END_S = 20.0
-"""Seconds that the page has to end in good order when it is interrupted."""
+"""Seconds for the page to end when it is interrupted."""
 
 
-def run_demo(
-    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo"),
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of the simulated neurons and of the run."""
+
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo")
     seconds: Annotated[
         float, typer.Option(min=1, help="Seconds, without --offline; its bins are 10 ms wide.")
-    ] = SECONDS,
-    neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150,
-    seed: Seed = 1,
+    ] = SECONDS
+    neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 150
+    seed: Seed = 1
     keep: Annotated[
         bool | None,
         typer.Option(
@@ -64,18 +68,18 @@ def run_demo(
             help="Keep the page up until Ctrl-C.",
             show_default="in a terminal",
         ),
-    ] = None,
+    ] = None
     offline: Annotated[
         bool,
         typer.Option(
             "--offline",
-            help="No session and no page; nothing is known but spikes, not the readout.",
+            help="No session and no page; the readout is learned from the spikes as well.",
         ),
-    ] = False,
-    bins: Annotated[int, typer.Option(min=64, help="Bins of 5 ms, with --offline.")] = BINS,
+    ] = False
+    bins: Annotated[int, typer.Option(min=64, help="Bins of 5 ms, with --offline.")] = BINS
     float64: Annotated[
         bool, typer.Option("--float64", help="With --offline: compute in double precision.")
-    ] = False,
+    ] = False
     realtime: Annotated[
         bool | None,
         typer.Option(
@@ -83,7 +87,12 @@ def run_demo(
             help="With --offline: feed one bin every 5 ms, or as fast as possible.",
             show_default="real time in a terminal, else fast",
         ),
-    ] = None,
+    ] = None
+
+
+@expanded
+def run_demo(
+    demonstration: DemoOptions,
     force: Force = False,
     quiet: Quiet = False,
     json_file: Json = None,
@@ -104,25 +113,32 @@ def run_demo(
 
     Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
     """
+    out, neurons, seed = demonstration.out, demonstration.neurons, demonstration.seed
+    keep, realtime, seconds = demonstration.keep, demonstration.realtime, demonstration.seconds
+    bins, float64 = demonstration.bins, demonstration.float64
     files = {name: out / name for name in ("demo.png", "demo.svg", "summary.json", "config.json")}
     say = console(quiet, json_file)
     check_free([*files.values(), *json_target(json_file, *files.values())], force)
     options = {"neurons": neurons, "seed": seed, "out": str(out)}
     after = None
-    if offline:
+    if demonstration.offline:
         realtime = say.is_terminal and not quiet if realtime is None else realtime
         options |= {"bins": bins, "dtype": "float64" if float64 else "float32"}
         options |= {"realtime": realtime}
         with jax.enable_x64(float64):
-            recording, estimate = _stream(bins, neurons, seed, realtime, say)
+            say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
+            recording = demo.simulate_neurons(bins, neurons, seed)
+            say.print("finding a readout from the first bins, compiling")
+            with demo.Ticker(say, bins) as ticker:
+                estimate = demo.stream(recording.counts, seed, realtime, ticker)
             summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
     else:
         folder, web = _free_folder(out, force), _web(say)
         options |= {"seconds": seconds, "bin_width": BIN_WIDTH}
-        told = _session(folder, seconds, neurons, seed, web, say)
+        timing = _run_session(folder, seconds, neurons, seed, web, say)
         recording, estimate = session_beside_truth(folder)
         summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
-        summary["timing"] |= told
+        summary["timing"] |= timing
         after = folder, web
     write_json(
         files["config.json"], {"command": "demo", "options": options, "versions": versions()}
@@ -139,20 +155,8 @@ def run_demo(
         _stay(*after, quiet)
 
 
-def _stream(
-    bins: int, neurons: int, seed: int, realtime: bool, say: Console
-) -> tuple[demo.Recording, demo.Estimate]:
-    """Without a session: everything in this process."""
-    say.print(f"simulating {neurons} neurons, {bins} bins of {1e3 * demo.BIN_WIDTH:g} ms")
-    recording = demo.record(bins, neurons, seed)
-    say.print("finding a readout from the first bins, compiling")
-    with demo.Ticker(say, bins) as ticker:
-        estimate = demo.stream(recording.counts, seed, realtime, ticker)
-    return recording, estimate
-
-
 def _free_folder(out: Path, force: bool) -> Path:
-    """The folder of the session; one of an earlier run is removed if that is allowed."""
+    """Return the folder of the session; one of an earlier run is removed if forced."""
     folder = out / SESSION
     if folder.exists() and any(folder.iterdir()):
         if not force or not (folder / PLAN).exists():
@@ -162,7 +166,7 @@ def _free_folder(out: Path, force: bool) -> Path:
 
 
 def _web(say: Console) -> str:
-    """Where the page is to be; nowhere without the packages that it needs."""
+    """Return the address of the page; empty without the packages that it needs."""
     try:
         check_installed()
     except InputError as error:
@@ -176,8 +180,10 @@ def _web(say: Console) -> str:
     return ""
 
 
-def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, say: Console) -> dict:
-    """Run a session to its end; how long bins took in it."""
+def _run_session(
+    folder: Path, seconds: float, neurons: int, seed: int, web: str, say: Console
+) -> dict:
+    """Run a session to its end; return the timing of its bins."""
     low_latency()
     bins = round(seconds / BIN_WIDTH)
     plan = Plan(
@@ -192,7 +198,7 @@ def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, sa
     )
     report = run_new(new_folder(folder), plan, say, overload=True)
     if report.bins < bins:
-        # It was told to end: what was learned by then is not what is to be shown.
+        # interrupted: the models learned by then are not those to be shown
         raise KeyboardInterrupt
     median, high = (each / 1e3 for each in report.latency_ns[:2])
     estimate = {"median_us": median, "p99_us": high}
@@ -201,7 +207,7 @@ def _session(folder: Path, seconds: float, neurons: int, seed: int, web: str, sa
 
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:
-    """Show the session where it was, until Ctrl-C; an interrupt of the terminal is for both."""
+    """Show the session at the same address until Ctrl-C, which reaches both processes."""
     command = [sys.executable, "-m", "evkf", "view", str(folder), "--web", web]
     process = subprocess.Popen([*command, *(["--quiet"] if quiet else [])])
     try:

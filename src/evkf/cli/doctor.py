@@ -17,8 +17,9 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
+    load_model,
+    result,
 )
-from evkf.cli.options import load_model, result
 from evkf.errors import InputError
 from evkf.live.engine import Engine
 from evkf.live.machine import MOST, measure_hiccups, real_time, reckon, rehearse

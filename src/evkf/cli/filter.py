@@ -1,102 +1,91 @@
-"""The command that filters a recording, and how its results are written."""
+"""The command that filters recordings, one or several, and writes their estimates."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from evkf.cli.batch import FORMATS, alone, filter_batch, summary, write_found
+from evkf.analysis.estimates import Estimates
 from evkf.cli.console import (
-    Config,
-    Force,
-    Json,
-    Quiet,
+    Files,
+    ModelFile,
+    ModelReadingOptions,
+    Run,
+    check_ending,
     check_free,
     claim,
     config_file,
     console,
-    emit,
+    counted,
+    expanded,
+    flatten,
     json_target,
-    write_config,
-)
-from evkf.cli.console import progress_bar as bar
-from evkf.cli.options import (
-    Align,
-    Files,
-    Group,
-    LeaveOut,
-    MinRate,
-    ModelFile,
-    ModelWidth,
-    Reading,
-    Trials,
-    Units,
-    Window,
-    check_ending,
     load_model,
+    note_trials,
     noting,
-    parse_query,
+    progress_bar,
+    read_noting,
+    read_settings,
     result,
+    write_json,
 )
-from evkf.data import Recording
-from evkf.data.arrays import HDF5
-from evkf.data.files import check_file, unreadable
-from evkf.data.nwb_write import check_source, check_unfiltered
+from evkf.data.files import HDF5, check_file, unreadable
+from evkf.data.nwb_write import check_source, check_unfiltered, write_nwb
 from evkf.data.open import stream_recording
+from evkf.data.recording import Reading, Recording
 from evkf.errors import InputError
-from evkf.recordings.sessions import filter_to_hdf5, infer_in_chunks
-from evkf.recordings.units import check_units, map_units
+from evkf.recordings.units import check_units, filter_to_hdf5, infer, infer_many
+
+FORMATS = ("nwb", "npz", "h5")
 
 
-def run_filter(
-    files: Files,
-    model_file: ModelFile,
+@dataclass(frozen=True)
+class FilterOptions:
+    """Options of what is written, where, and for which units."""
+
     out: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Ends in .nwb, .npz or .h5; with --batch, a folder."),
-    ] = None,
+    ] = None
     batch: Annotated[
         bool, typer.Option("--batch", help="Filter several files at once, into the folder OUT.")
-    ] = False,
+    ] = False
     format: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"What --batch writes: {', '.join(FORMATS)}.",
+            help=f"Format of the files of --batch: {', '.join(FORMATS)}.",
             show_default="the file's own; npz for CSV and Kilosort",
         ),
-    ] = None,
+    ] = None
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Add the results to the NWB file itself.")
-    ] = False,
+    ] = False
     unit_map: Annotated[
         Path | None,
-        typer.Option(metavar="MAP.csv", help="Columns unit,model_unit: which units are the same."),
-    ] = None,
-    bin_width: ModelWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    group: Group = None,
-    units: Units = None,
-    trials: Trials = None,
-    leave_out: LeaveOut = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+        typer.Option(metavar="MAP.csv", help="Columns unit,model_unit: units that are the same."),
+    ] = None
+
+
+@expanded
+def run_filter(
+    files: Files,
+    model_file: ModelFile,
+    target: FilterOptions,
+    reading: ModelReadingOptions,
+    run: Run,
 ) -> None:
     """Infer latents, rates and one-step predictions of every bin; nothing is learned.
 
     To .nwb: a copy of the source with a processing module "evkf", or a new file. To .h5 from an
     NWB session or an .h5 file: chunk by chunk, however long it is, unless --align, --trials,
-    --min-rate or --unit-map ask for all of it. The options are written beside OUT, to
-    OUT.config.json. With --batch, files are read, checked and filtered all together, and each is
+    --min-rate or --unit-map need the whole. The options are written beside OUT, to
+    OUT.config.json. With --batch, all files are read, checked and filtered together, and each is
     written to OUT under its own name.
 
     \b
@@ -106,125 +95,204 @@ def run_filter(
       evkf filter day2.nwb --model model.safetensors --unit-map same.csv --out day2.npz
       evkf filter day1.nwb day2.nwb day3.nwb --model model.safetensors --batch --out latents
     """
-    options = dict(locals())
-    if batch:
-        filter_batch(files, model_file, _folder(out, in_place, unit_map), options)
+    options = flatten(locals())
+    if target.batch:
+        _filter_batch(files, model_file, target, reading, run, options)
         return
-    file = _only(files, format)
-    target = _target(file, out, in_place)
-    overwrite = force or in_place
-    if in_place and not force:
+    file, out = files[0], _output_file(files, target)
+    overwrite = run.force or target.in_place
+    if target.in_place and not run.force:
         check_unfiltered(file)
-    outputs = [target, config_file(target)]
-    check_free([target], overwrite)
-    # The configuration of an earlier run stands beside results that would be replaced.
-    check_free([outputs[1], *json_target(json_file, file, model_file, *outputs)], force)
-    say = console(quiet, json_file)
-    model = load_model(model_file)
-    reading = Reading.of(options, model.bin_width)
-    grows = target.suffix in HDF5 and unit_map is None
-    chunks = _chunks(file, reading, model.signals) if grows else None
+    outputs = [out, config_file(out)]
+    check_free([out], overwrite)
+    # the configuration of an earlier run stands beside results that would be replaced
+    written = json_target(run.json_file, file, model_file, *outputs)
+    check_free([outputs[1], *written], run.force)
+    say = console(run.quiet, run.json_file)
+    model = load_model(model_file, learner=False)
+    settings = read_settings(reading, model.bin_width, signals=model.signals)
+    grows = out.suffix in HDF5 and target.unit_map is None
+    chunks = _open_chunks(file, settings) if grows else None
     if chunks is not None:
         begin = list(islice(chunks, 1))  # a bad file is refused before a folder is made
         for chunk in begin:
             check_units(model, chunk)
-        reading.note_trials(say, model, file)
+        note_trials(say, settings, model, file)
         claim(outputs, overwrite)
-        seen: set[int] = set()
-        with bar(say, "filtering") as tell:
-            told = _count(tell, seen)
-            bins, total = filter_to_hdf5(target, model, chain(begin, chunks), force, told)
-        trials_read = len(seen)
+        numbers: set[int] = set()
+        done = 0
+        with progress_bar(say, "filtering") as tell:
+
+            def report(chunk: Recording) -> None:
+                nonlocal done
+                done += chunk.num_bins
+                numbers.update(chunk.trials["trial"].tolist())
+                tell(done, None)
+
+            bins, total = filter_to_hdf5(out, model, chain(begin, chunks), run.force, report)
+        num_trials = len(numbers)
     else:
-        recording = reading.read(say, file, model.signals)
-        if unit_map is not None:
-            model = map_units(model, recording, read_map(unit_map))
-        if target.suffix == ".nwb":
-            check_source(target, recording, overwrite)
+        recording = read_noting(say, file, settings)
+        if target.unit_map is not None:
+            from evkf.recordings.mapping import map_units
+
+            model = map_units(model, recording, read_map(target.unit_map))
+        if out.suffix == ".nwb":
+            check_source(out, recording, overwrite)
         check_units(model, recording)
-        reading.note_trials(say, model, file)
-        with bar(say, "filtering") as tell:
-            found = infer_in_chunks(model, recording, tell)
+        note_trials(say, settings, model, file)
+        with progress_bar(say, "filtering") as tell:
+            estimates = infer(model, recording, progress=tell)
         claim(outputs, overwrite)
         with noting(say):
-            write_found(target, recording, found, overwrite, model.signals)
-        bins, total = recording.num_bins, float(found.elbo.sum())
-        trials_read = recording.num_trials
-    options = alone(options, file) | {"out": target, "bin_width": reading.bin_width}
-    resolved = result("filter", options)
-    write_config(target, resolved)
-    size = summary(trials_read, model.model.dynamics.dim, bins, total / bins)
-    say.print(f"{size}: {target}")
-    emit(json_file, resolved | {"bins": bins, "elbo_per_bin": total / bins})
+            _write(out, recording, estimates, overwrite)
+        bins, total = recording.num_bins, float(estimates.elbo.sum())
+        num_trials = recording.num_trials
+    own = {"file": file} | {name: x for name, x in options.items() if name != "files"}
+    resolved = result("filter", own | {"out": out, "bin_width": settings.bin_width})
+    write_json(outputs[1], resolved)
+    size = summarise_run(num_trials, model.model.dynamics.dim, bins, total / bins)
+    say.print(f"{size}: {out}")
+    run.emit(resolved | {"bins": bins, "elbo_per_bin": total / bins})
 
 
-def _folder(out: Path | None, in_place: bool, unit_map: Path | None) -> Path:
-    """Where results of several files go; what they cannot share is refused."""
-    if out is None or in_place:
-        raise InputError("no folder", "evkf filter --batch", "pass --out FOLDER, not --in-place")
-    if unit_map is not None:
-        what, remedy = "--unit-map with --batch", "filter files of other units one by one"
-        raise InputError(what, "evkf filter", remedy)
-    return out
+def _filter_batch(
+    files: Sequence[Path],
+    model_file: Path,
+    target: FilterOptions,
+    reading: ModelReadingOptions,
+    run: Run,
+    options: dict[str, Any],
+) -> None:
+    """Filter files with one model; all of them are read and checked before any is written."""
+    import jax
+
+    outs = _output_files(files, target)
+    outputs = [path for out in outs for path in (out, config_file(out))]
+    say = run.start(outputs, *files, model_file)
+    model = load_model(model_file, learner=False)
+    settings = read_settings(reading, model.bin_width, signals=model.signals)
+    recordings: list[Recording] = []
+    with progress_bar(say, "reading") as tell:
+        for file, out in zip(files, outs, strict=True):
+            recording = read_noting(say, file, settings)
+            check_units(model, recording)
+            if out.suffix == ".nwb":
+                check_source(out, recording, run.force)
+            recordings.append(recording)
+            tell(len(recordings), len(files))
+    for file in files:
+        note_trials(say, settings, model, file)
+    with progress_bar(say, "filtering") as tell:
+        results = infer_many(model, recordings, progress=tell)
+    claim(outputs, run.force)
+    options = options | {"bin_width": settings.bin_width}
+    rows = []
+    for file, out, recording, estimates in zip(files, outs, recordings, results, strict=True):
+        with noting(say):
+            _write(out, recording, estimates, run.force)
+        own = {"file": file} | {name: x for name, x in options.items() if name != "files"}
+        write_json(config_file(out), result("filter", own | {"out": out}))
+        bins, mean = recording.num_bins, float(estimates.elbo.mean())
+        rows.append({"file": str(file), "out": str(out), "bins": bins, "elbo_per_bin": mean})
+        size = summarise_run(recording.num_trials, estimates.mean.shape[1], bins, mean)
+        say.print(f"{file}: {size}: {out}")
+    device = jax.devices()[0].device_kind
+    bins = sum(row["bins"] for row in rows)
+    say.print(f"{counted(len(rows), 'recording')}, {bins} bins, on {device}")
+    run.emit(result("filter", options, files=rows, bins=bins, device=device))
 
 
-def _only(files: Sequence[Path], format: str | None) -> Path:
+def summarise_run(trials: int, latents: int, bins: int, elbo: float) -> str:
+    """Return the size of a filtered recording, and its mean bound, in words.
+
+    Example:
+        >>> summarise_run(40, 2, 1600, -29.1)
+        '40 trials, 2 latents, 1600 bins, -29.1000 nats per bin'
+    """
+    sizes = counted(trials, "trial"), counted(latents, "latent"), counted(bins, "bin")
+    return f"{', '.join(sizes)}, {elbo:.4f} nats per bin"
+
+
+def _write(out: Path, recording: Recording, estimates: Estimates, overwrite: bool) -> None:
+    """Write estimates in the format that the name ends in."""
+    if out.suffix == ".nwb":
+        write_nwb(out, recording, estimates, overwrite=overwrite)
+    else:
+        from evkf.data.estimates import write_estimates
+
+        write_estimates(out, recording, estimates, overwrite=overwrite)
+
+
+def _output_file(files: Sequence[Path], target: FilterOptions) -> Path:
+    """Return the file to write, checked."""
+    file, out, in_place = files[0], target.out, target.in_place
     if len(files) > 1:
         raise InputError(f"{len(files)} files", "evkf filter", "pass --batch and --out FOLDER")
-    if format is not None:
+    if target.format is not None:
         remedy = "end --out in the format, or pass --batch"
         raise InputError("--format without --batch", "evkf filter", remedy)
-    return files[0]
-
-
-def _target(file: Path, out: Path | None, in_place: bool) -> Path:
     if in_place == (out is not None):
         what = "--out with --in-place" if in_place else "neither --out nor --in-place"
         raise InputError(what, "evkf filter", "pass one of them: where to write the results")
-    target = file if out is None else out
-    check_ending(target, (".nwb",) if in_place else (".nwb", ".npz", *HDF5))
+    out = file if out is None else out
+    check_ending(out, (".nwb",) if in_place else (".nwb", ".npz", *HDF5))
     if in_place:
         check_file(file)
-    elif target.resolve() == file.resolve():
+    elif out.resolve() == file.resolve():
         remedy = "name another; --in-place adds to an NWB file"
-        raise InputError("the source as output", str(target), remedy)
-    return target
+        raise InputError("the source as output", str(out), remedy)
+    return out
 
 
-def _chunks(file: Path, reading: Reading, signals: bool) -> Iterator[Recording] | None:
-    """The file in chunks, if it can be read so."""
-    if not reading.streams or file.suffix not in (".nwb", *HDF5):
+def _output_files(files: Sequence[Path], target: FilterOptions) -> list[Path]:
+    """Return the files to write in a folder, one for each and named after it."""
+    folder, format = target.out, target.format
+    if folder is None or target.in_place:
+        raise InputError("no folder", "evkf filter --batch", "pass --out FOLDER, not --in-place")
+    if target.unit_map is not None:
+        what, remedy = "--unit-map with --batch", "filter files of other units one by one"
+        raise InputError(what, "evkf filter", remedy)
+    if format is not None and format not in FORMATS:
+        raise InputError(repr(format), "--format", f"choose among {', '.join(FORMATS)}")
+    if folder.suffix in (".nwb", ".npz", *HDF5) and not folder.is_dir():
+        raise InputError("a file", f"--out {folder}", "name a folder; --format chooses the format")
+    sources = {file.resolve() for file in files}
+    outs: dict[Path, Path] = {}
+    for file in files:
+        name = file.resolve().name if file.is_dir() else file.stem
+        ending = file.suffix.removeprefix(".")
+        own = "h5" if file.suffix in HDF5 else ending if ending in FORMATS else "npz"
+        out = folder / f"{name}.{format or own}"
+        if out in outs:
+            what = f"{outs[out]} and {file}, which would both be written to {out}"
+            raise InputError(what, "evkf filter --batch", "rename one, or filter it alone")
+        if out.resolve() in sources:
+            raise InputError("a source as output", str(out), "name another folder")
+        check_ending(out, [f".{each}" for each in FORMATS])
+        outs[out] = file
+    return list(outs)
+
+
+def _open_chunks(file: Path, reading: Reading) -> Iterator[Recording] | None:
+    """Return the file in chunks, if it can be read so."""
+    whole = reading.align, reading.window, reading.groups, reading.trials
+    if reading.min_rate > 0 or any(x is not None for x in whole):
         return None
-    units = parse_query(reading.units, "--units")
-    stream = partial(stream_recording, file, reading.bin_width, units=units, signals=signals)
-    stream = partial(stream, leave_out=reading.leave_out or ())
+    if file.suffix not in (".nwb", *HDF5):
+        return None
     if file.suffix in HDF5:
         try:
-            with closing(stream(chunk_bins=1)) as chunks:
+            with closing(stream_recording(file, reading, chunk_bins=1)) as chunks:
                 next(chunks)
         except InputError:
-            # other bins, or trials side by side: what is wrong with the file is said on reading it
+            # other bins, or trials side by side: errors of the file are raised on reading it
             return None
-    return stream()
-
-
-def _count(
-    tell: Callable[[int, int | None], None], trials: set[int]
-) -> Callable[[Recording], None]:
-    """Tell of bins, and keep the numbers of the trials that were seen."""
-    done = 0
-
-    def count(chunk: Recording) -> None:
-        nonlocal done
-        done += chunk.num_bins
-        trials.update(chunk.trials["trial"].tolist())
-        tell(done, None)
-
-    return count
+    return stream_recording(file, reading)
 
 
 def read_map(file: Path) -> dict[str, str]:
-    """Units of a recording to those of a model, from a CSV file."""
+    """Return units of a recording to those of a model, from a CSV file."""
     check_file(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
@@ -241,10 +309,8 @@ def read_map(file: Path) -> dict[str, str]:
         if not row:
             continue
         if len(row) != 2 or not all(row) or row[0] in same:
-            what, remedy = (
-                " to ".join(map(repr, row)),
-                "name every unit once, with one of the model",
-            )
-            raise InputError(f"unit {what}", f"{file}: line {line}", remedy)
+            what = f"unit {' to '.join(map(repr, row))}"
+            remedy = "name every unit once, with one of the model"
+            raise InputError(what, f"{file}: line {line}", remedy)
         same[row[0]] = row[1]
     return same

@@ -1,5 +1,6 @@
-"""The command that fits a model to a recording."""
+"""The command `evkf fit`, which fits a model to a recording."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,83 +8,70 @@ import numpy as np
 import typer
 
 from evkf.cli.console import (
-    Config,
-    Force,
-    Json,
-    Quiet,
+    File,
+    ReadingOptions,
+    Run,
     Seed,
-    check_free,
+    check_ending,
     claim,
     config_file,
-    console,
     counted,
-    emit,
-    json_target,
+    cut_of_trials,
+    describe_trials,
+    expanded,
+    flatten,
     note,
-    write_config,
-)
-from evkf.cli.console import progress_bar as bar
-from evkf.cli.options import (
-    Align,
-    BinWidth,
-    File,
-    Group,
-    LeaveOut,
-    MinRate,
-    Reading,
-    Trials,
-    Units,
-    Window,
-    check_ending,
+    progress_bar,
+    read_noting,
+    read_settings,
     result,
+    write_json,
 )
 from evkf.errors import InputError
 from evkf.learning.warm_up import KINDS
 from evkf.numerics.checks import first_of
 from evkf.recordings.dimension import Difference, possible_latents, suggest_latents
-from evkf.recordings.splits import halved
+from evkf.recordings.halves import halved
 from evkf.recordings.units import fit_recording, passes_for
 
 LIKELIHOODS = tuple(KINDS)
 
 
-def fit(
-    file: File,
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")],
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of the model, and of learning it."""
+
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")]
     latents: Annotated[
         int | None, typer.Option(min=1, help="Latent dimensions.", show_default="suggested")
-    ] = None,
+    ] = None
     likelihood: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of {', '.join(LIKELIHOODS)}.")
-    ] = "poisson",
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the dynamics.")] = 64,
+    ] = "poisson"
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the dynamics.")] = 64
     passes: Annotated[
         int | None,
-        typer.Option(min=1, help="Times to go through the recording.", show_default="by its size"),
-    ] = None,
+        typer.Option(min=1, help="Passes over the recording.", show_default="by its size"),
+    ] = None
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Leave out the held-out trials of `evkf score`.")
-    ] = False,
-    bin_width: BinWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    group: Group = None,
-    units: Units = None,
-    trials: Trials = None,
-    leave_out: LeaveOut = None,
+    ] = False
+
+
+@expanded
+def fit(
+    file: File,
+    learning: FitOptions,
+    reading: ReadingOptions,
+    *,
     seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    run: Run,
 ) -> None:
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
     Without --latents, numbers of latent dimensions are fitted to four fifths of the trials, with
     fewer passes, and scored on the others; the smallest within one standard error of the best is
-    taken. The options behind the
-    model are written beside it, to MODEL.config.json.
+    taken. The options are written beside the model, to MODEL.config.json.
 
     \b
     Examples:
@@ -92,18 +80,19 @@ def fit(
       evkf fit counts.npz --out model.safetensors --latents 8 --likelihood negative_binomial
       evkf fit day1.nwb --config fit.toml
     """
-    options = dict(locals())
+    options = flatten(locals())
+    out, latents, likelihood = learning.out, learning.latents, learning.likelihood
+    hidden, passes = learning.hidden, learning.passes
     check_ending(out, (".safetensors",))
     if likelihood not in LIKELIHOODS:
         remedy = f"choose among {', '.join(LIKELIHOODS)}"
         raise InputError(f"unknown likelihood {likelihood!r}", "--likelihood", remedy)
     outputs = [out, config_file(out)]
-    check_free([*outputs, *json_target(json_file, file, *outputs)], force)
-    say = console(quiet, json_file)
-    reading = Reading.of(options)
-    recording = reading.read(say, file, signals=likelihood == "gaussian")
+    say = run.start(outputs, file)
+    settings = read_settings(reading, signals=likelihood == "gaussian")
+    recording = read_noting(say, file, settings)
     silent = recording.units["id"][~recording.observed.any(axis=0)]
-    if held_out:
+    if learning.held_out:
         blocks, judged = halved(recording)
         recording = blocks.take(np.flatnonzero(~judged))
     if len(silent) and likelihood != "gaussian":
@@ -133,7 +122,7 @@ def fit(
         near = "" if latents == best else f", within one standard error of the best, {best}"
         say.print(f"taking {latents} latents{near}")
     passes = passes_for(recording) if passes is None else passes
-    with bar(say, "fitting") as tell:
+    with progress_bar(say, "fitting") as tell:
         model = fit_recording(
             recording,
             latents,
@@ -145,14 +134,14 @@ def fit(
         )
     found = {"latents": latents, "passes": passes, "bin_width": recording.bin_width}
     resolved = result("fit", options | found)
-    claim(outputs, force)
-    model._replace(fitted={**(model.fitted or {}), **reading.remembered(file)}).save(out)
-    write_config(out, resolved)
+    claim(outputs, run.force)
+    model._replace(fitted={**(model.fitted or {}), **cut_of_trials(settings, file)}).save(out)
+    write_json(outputs[1], resolved)
     size = f"{counted(recording.num_units, 'unit')}, {counted(recording.num_trials, 'trial')}, "
     size += f"{counted(recording.num_bins, 'bin')} of {recording.bin_width * 1e3:g} ms"
-    if window is not None:
-        size += f", {reading.trials_are}"
+    if settings.window is not None:
+        size += f", {describe_trials(settings.align, settings.window)}"
     say.print(f"{counted(latents, 'latent')} of {size}: {out}")
     tried_scores = {str(k): x for k, x in scores.items()}
     tried_behind = {str(k): short._asdict() for k, short in behind.items()}
-    emit(json_file, resolved | {"scores": tried_scores, "behind": tried_behind})
+    run.emit(resolved | {"scores": tried_scores, "behind": tried_behind})

@@ -4,16 +4,17 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from evkf.cli.console import (
     FELL_SHORT,
     Config,
+    Folder,
     Force,
     ForceJson,
     Json,
     Quiet,
+    check_ending,
     check_free,
     claim,
     console,
@@ -22,17 +23,14 @@ from evkf.cli.console import (
     json_target,
     note,
     progress_bar,
+    result,
 )
-from evkf.cli.options import Folder, check_ending, result
-from evkf.data import recording_to_nwb
-from evkf.data.estimates import write_estimates
-from evkf.data.nwb_write import Results, write_nwb
+from evkf.data import recording_to_nwb, write_estimates, write_nwb
 from evkf.errors import InputError
 from evkf.live.export import Exported, recall_recording
 from evkf.live.plan import Plan, keep_compiled, parts
 from evkf.live.run import replay as replay_session
 from evkf.numerics.jax_config import low_latency
-from evkf.recordings.sessions import to_estimates
 
 
 def replay(
@@ -116,14 +114,7 @@ def export(
         exported = recall_recording(folder, plan, made, progress)
     recording = exported.recording
     claim([target], force)
-    if target.suffix == ".nwb":
-        _write_nwb(target, exported, made.counts, force)
-    else:
-        arrays = to_estimates(recording, recording.fresh, exported.found)
-        arrays["source_times"] = exported.source_times
-        arrays["mark_times"] = np.array([mark.time for mark in exported.marks])
-        arrays["mark_texts"] = np.array([mark.text for mark in exported.marks], "U")
-        write_estimates(target, recording, arrays, force)
+    _write(target, exported, made.counts, force)
     bins, lost = recording.num_bins, int((~recording.masks).all(axis=1).sum())
     say.print(
         f"{bins} bins, {lost} of them lost or wholly masked, "
@@ -132,22 +123,12 @@ def export(
     emit(json_file, result("export", options, bins=bins, lost=lost, written=str(target)))
 
 
-def _write_nwb(target: Path, made: Exported, counts: bool, force: bool) -> None:
-    recording, found, began = made.recording, made.found, made.began
-    results = Results(
-        found.mean,
-        found.cov,
-        found.rates,
-        found.elbo,
-        source_times=made.source_times,
-        rates_when="before the bin was seen",
-        marks=made.marks,
-    )
-    if not counts:
-        results = results._replace(rates_unit="a.u.")
-        write_nwb(target, recording, results, overwrite=force, began=began)
+def _write(target: Path, made: Exported, counts: bool, force: bool) -> None:
+    recording, estimates, notes = made
+    if target.suffix != ".nwb" or not counts:
+        write_estimates(target, recording, estimates, notes=notes, overwrite=force)
         return
     with tempfile.TemporaryDirectory(dir=target.parent) as beside:
         spikes = Path(beside) / "spikes.nwb"
-        recording_to_nwb(spikes, recording, began=began)
-        write_nwb(target, recording, results, into=spikes, overwrite=force)
+        recording_to_nwb(spikes, recording, began=notes.began)
+        write_nwb(target, recording, estimates, notes=notes, into=spikes, overwrite=force)

@@ -10,6 +10,7 @@ from rich.console import Console
 from evkf.cli import live_options as asked
 from evkf.cli.console import (
     Config,
+    Folder,
     ForceJson,
     Json,
     Quiet,
@@ -18,8 +19,9 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
+    load_model,
+    result,
 )
-from evkf.cli.options import Folder, load_model, result
 from evkf.cli.running import run, run_new, serving, tell_costs, told
 from evkf.cli.stimulation import (
     Amplitude,

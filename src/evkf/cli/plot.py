@@ -1,4 +1,4 @@
-"""The command that judges a model on a recording in figures."""
+"""The command `evkf plot`: figures of a recording and of a model's estimates of it."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -9,36 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evkf.analysis.decoding import decode_ridge, integrate, r2
+from evkf.analysis.estimates import Estimates
 from evkf.analysis.spike_metrics import Dispersion, dispersion, dispersion_hint, pit
 from evkf.cli.console import (
-    Config,
-    Force,
-    Json,
-    Quiet,
-    Seed,
-    check_free,
-    claim,
-    console,
-    emit,
-    json_target,
-)
-from evkf.cli.console import progress_bar as bar
-from evkf.cli.options import (
-    Align,
     Behaviour,
     Condition,
     File,
-    Group,
-    LeaveOut,
-    MinRate,
     ModelFile,
-    ModelWidth,
-    Reading,
-    Trials,
-    Units,
-    Window,
-    check_spikes,
-    load_model,
+    ModelReadingOptions,
+    Run,
+    Seed,
+    claim,
+    expanded,
+    flatten,
+    note_trials,
+    open_to_judge,
+    progress_bar,
     result,
 )
 from evkf.data import Recording, Series
@@ -50,6 +36,7 @@ from evkf.plotting.colours import Colours
 from evkf.plotting.recordings import (
     PATHS,
     RATES,
+    Event,
     aligned_rates,
     by_condition,
     calibration,
@@ -61,39 +48,30 @@ from evkf.plotting.recordings import (
     raster,
     reaches,
 )
-from evkf.recordings.sessions import infer_in_chunks
-from evkf.recordings.splits import held_out, in_blocks
-from evkf.recordings.units import Inferred, UnitModel, check_units
+from evkf.recordings.halves import held_out, in_blocks
+from evkf.recordings.units import UnitModel, infer
 
 SHOWN = 500
-"""Bins that a raster shows at most."""
+"""Most bins of a raster."""
 KINDS: dict[type, str] = {
     Poisson: "Poisson",
     NegativeBinomial: "negative binomial",
     Bernoulli: "Bernoulli",
 }
-"""Observations that are judged, in words."""
+"""Likelihoods whose predictions are judged, in words."""
 
 
+@expanded
 def plot(
     file: File,
     model_file: ModelFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")],
     condition: Condition = None,
     behaviour: Behaviour = None,
-    bin_width: ModelWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    group: Group = None,
-    units: Units = None,
-    trials: Trials = None,
-    leave_out: LeaveOut = None,
+    *,
+    reading: ModelReadingOptions,
     seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    run: Run,
 ) -> None:
     """Draw what a model makes of a recording, each figure as PNG and SVG.
 
@@ -106,65 +84,66 @@ def plot(
       evkf plot day2.nwb --model model.safetensors --out figures
       evkf plot day2.npz --model model.safetensors --out figures --condition target
     """
-    options = dict(locals())
+    options = flatten(locals())
     names = ["raster", "latents", "calibration", "dispersion"]
     names += ["rates"] * (condition is not None) + ["reaches"] * (behaviour is not None)
     files = [out / f"{name}{end}" for name in names for end in (".png", ".svg")]
-    check_free([*files, *json_target(json_file, file, model_file, *files)], force)
-    say = console(quiet, json_file)
-    model = load_model(model_file)
-    check_spikes(model, model_file)
-    reading = Reading.of(options, model.bin_width)
-    recording = reading.read(say, file)
-    check_units(model, recording)
-    labels = _labels(recording, condition)
+    say = run.start(files, file, model_file)
+    model, recording, settings = open_to_judge(say, file, model_file, reading, behaviour)
+    labels = np.zeros(recording.num_trials, int)
+    if condition is not None:
+        check_known("column", condition, recording.trials, f"{recording.source}: trials")
+        labels = recording.trials[condition]
     colours = by_condition(labels, recording.num_trials)
-    reading.note_trials(say, model, file)
+    note_trials(say, settings, model, file)
     if behaviour is not None:
         _check_plane(recording, behaviour)
-    with bar(say, "filtering") as tell:
-        found = infer_in_chunks(model, recording, tell, variance=True)
-    spread, values = judge(model, recording, found, seed)
+    with progress_bar(say, "filtering") as tell:
+        estimates = infer(model, recording, variance=True, progress=tell)
+    spread, values = judge(model, recording, estimates, seed)
     kind = KINDS[type(model.model.likelihood)]
     rates = np.nan_to_num(recording.rates())
-    begin = (window or (0.0, 0.0))[0]
+    pair = 0, min(1, estimates.mean.shape[1] - 1)
+    begin = (settings.window or (0.0, 0.0))[0]
     axes = [
-        _raster(recording, found, align, begin),
-        latent_paths(new_axes(), found.mean, recording.lengths, labels, _pair(found), colours),
+        _raster(recording, estimates, settings.align, begin),
+        latent_paths(new_axes(), estimates.mean, recording.lengths, labels, pair, colours),
         calibration(new_axes(), values),
         dispersion_check(new_axes(), spread, rates, kind, recording.units["id"]),
     ]
     if condition is not None:
-        event = ("trial start", 0.0) if align is None else (align, -begin)
-        axes.append(_aligned(recording, found, labels, colours, int(np.argmax(rates)), *event))
+        name, when = ("trial start", 0.0) if settings.align is None else (settings.align, -begin)
+        event = Event(np.full(recording.num_trials, when), name)
+        axes.append(_aligned(recording, estimates, labels, colours, int(np.argmax(rates)), event))
     if behaviour is not None:
-        axes.append(_reaches(recording, found, labels, colours, behaviour))
+        axes.append(_reaches(recording, estimates, labels, colours, behaviour))
     lines = {"latents": {}, "rates": RATES, "reaches": PATHS}
     for name, ax in zip(names, axes, strict=True):
         if name in lines:
             legend(ax, colours, condition, lines[name])
-    claim(files, force)
-    with bar(say, "drawing") as tell:
+    claim(files, run.force)
+    with progress_bar(say, "drawing") as tell:
         for done, (name, ax) in enumerate(zip(names, axes, strict=True), 1):
             for end in ("png", "svg"):
-                with replacing(out / f"{name}.{end}", overwrite=force) as part:
+                with replacing(out / f"{name}.{end}", overwrite=run.force) as part:
                     cast(Figure, ax.figure).savefig(part, format=end, dpi=200)
             tell(done, len(names))
     hint = dispersion_hint(spread, kind, recording.units["id"])
     say.print(f"{hint}\nwritten: {', '.join(map(str, files))}")
     written = [str(path) for path in files]
-    emit(json_file, result("plot", options | {"bin_width": reading.bin_width}, written=written))
+    run.emit(result("plot", options | {"bin_width": settings.bin_width}, written=written))
 
 
 def judge(
-    model: UnitModel, recording: Recording, found: Inferred, seed: int
+    model: UnitModel, recording: Recording, estimates: Estimates, seed: int
 ) -> tuple[Dispersion, np.ndarray]:
-    """Dispersion of units and calibration of counts, by the mean and variance predicted of them.
+    """Return the dispersion of units and the calibration of counts, by predicted mean and variance.
 
-    Units without spikes have no dispersion: there is nothing in them that could vary.
+    The dispersion of units without spikes is NaN.
     """
     counts, masks = recording.observed, recording.masks
-    mean, variance = found.predicted, found.variance
+    mean, variance = estimates.predicted, estimates.variance
+    assert mean is not None
     silent = counts.sum(axis=0) == 0
     spread = Dispersion(
         *(np.where(silent, np.nan, x) for x in dispersion(counts, mean, masks, variance))
@@ -174,23 +153,13 @@ def judge(
     return spread, pit(counts, mean, masks, variance, seed)
 
 
-def _labels(recording: Recording, condition: str | None) -> np.ndarray:
-    if condition is None:
-        return np.zeros(recording.num_trials, int)
-    check_known("column", condition, recording.trials, f"{recording.source}: trials")
-    return recording.trials[condition]
-
-
-def _pair(found: Inferred) -> tuple[int, int]:
-    return 0, min(1, found.mean.shape[1] - 1)
-
-
-def _raster(recording: Recording, found: Inferred, align: str | None, begin: float) -> Axes:
-    """The first trial, in time from what trials are aligned to, else in that of the session."""
+def _raster(recording: Recording, estimates: Estimates, align: str | None, begin: float) -> Axes:
+    """Draw the first trial, in time from the event it is aligned to, or of the session."""
+    assert estimates.rates is not None
     rows = slice(0, min(recording.lengths[0], SHOWN))
     start = float(recording.start_times[0]) if align is None else begin
     counts, width, ids = recording.observed[rows], recording.bin_width, recording.units["id"]
-    ax = raster(new_axes(6.5, 4.0), counts, found.rates[rows], width, start, ids, align)
+    ax = raster(new_axes(6.5, 4.0), counts, estimates.rates[rows], width, start, ids, align)
     if recording.num_trials > 1:
         trial = recording.trials.get("id", np.zeros(1, int))[0]
         _name(ax, f"Trial {trial}")
@@ -199,21 +168,19 @@ def _raster(recording: Recording, found: Inferred, align: str | None, begin: flo
 
 def _aligned(
     recording: Recording,
-    found: Inferred,
+    estimates: Estimates,
     labels: np.ndarray,
     colours: Colours,
     unit: int,
-    event: str,
-    when: float,
+    event: Event,
 ) -> Axes:
-    events = np.full(recording.num_trials, when)
+    assert estimates.rates is not None
     ax = aligned_rates(
         new_axes(),
-        found.rates[:, unit],
+        estimates.rates[:, unit],
         recording.lengths,
         labels,
         recording.bin_width,
-        events,
         event,
         colours,
         np.where(recording.masks, recording.counts, np.nan)[:, unit] / recording.bin_width,
@@ -223,7 +190,7 @@ def _aligned(
 
 
 def _name(ax: Axes, what: str) -> None:
-    """Say what the axes are of before what they show."""
+    """Put a name before the title."""
     title = ax.get_title("left")
     _entitle(ax, f"{what}: {title[0].lower()}{title[1:]}")
 
@@ -232,14 +199,9 @@ def _entitle(ax: Axes, title: str) -> None:
     ax.set_title(title, loc="left", size=9.5, weight="bold")
 
 
-def _name_of(behaviour: str) -> str:
-    """By which a recording has a series, whatever its path in the file."""
-    return behaviour.rpartition("/")[2]
-
-
 def _check_plane(recording: Recording, behaviour: str) -> None:
-    """Refuse, before anything is computed, behaviour that cannot be drawn as reaches."""
-    name = _name_of(behaviour)
+    """Raise an error for behaviour that cannot be drawn as reaches."""
+    name = behaviour.rpartition("/")[2]
     values, what = recording.behaviour[name], None
     if values.shape != (recording.num_bins, 2) or not np.isfinite(values).all():
         what = f"shape {values.shape}, or NaN"
@@ -251,10 +213,10 @@ def _check_plane(recording: Recording, behaviour: str) -> None:
 
 
 def _reaches(
-    recording: Recording, found: Inferred, labels: np.ndarray, colours: Colours, behaviour: str
+    recording: Recording, estimates: Estimates, labels: np.ndarray, colours: Colours, behaviour: str
 ) -> Axes:
-    """Of half of the trials, decoded by what the others taught."""
-    name = _name_of(behaviour)
+    """Draw reaches of half of the trials, by a decoder fitted to the others."""
+    name = behaviour.rpartition("/")[2]
     values, about = recording.behaviour[name], recording.series.get(name, Series())
     what = "trials" if recording.num_trials > 1 else "blocks"
     recording = in_blocks(recording)
@@ -262,7 +224,8 @@ def _reaches(
     held = held_out(recording.num_trials, 2)
     test = np.repeat(held, recording.lengths)
     groups = recording.trial_of_bin
-    decoded = decode_ridge(found.mean[~test], values[~test], groups[~test], found.mean[test])
+    mean = estimates.mean
+    decoded = decode_ridge(mean[~test], values[~test], groups[~test], mean[test])
     tested = recording.take(np.flatnonzero(held))
     lengths, width, own = tested.lengths, recording.bin_width, labels[held]
     true, unit, ax = values[test], about.of_path, new_axes()

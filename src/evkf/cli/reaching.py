@@ -8,6 +8,8 @@ import typer
 
 from evkf.cli.console import (
     FELL_SHORT,
+    Behaviour,
+    Condition,
     Config,
     Force,
     Json,
@@ -16,12 +18,12 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
+    noting,
     progress_bar,
     result_files,
     verdict,
     write_results,
 )
-from evkf.cli.options import Behaviour, Condition, noting
 from evkf.errors import InputError
 
 Data = Annotated[
@@ -64,7 +66,7 @@ def reaching(
     Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
     name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
     """
-    from evkf.data.installed import versions
+    from evkf.data.files import versions
     from evkf.reproduce.reaching import experiment
     from evkf.reproduce.reaching.figure import decode_reaches, draw
     from evkf.reproduce.reaching.report import report

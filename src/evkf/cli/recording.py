@@ -1,8 +1,9 @@
-"""Commands on recordings: look at one, make one, get one."""
+"""The commands `evkf info`, `simulate` and `data`: describe, make or fetch a recording."""
 
 import shlex
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,23 +12,22 @@ from rich.table import Table
 
 from evkf.cli.console import (
     FELL_SHORT,
-    Config,
-    Force,
-    ForceJson,
-    Json,
-    Quiet,
+    BinWidth,
+    File,
+    Group,
+    LeaveOut,
+    Run,
+    RunJson,
     Seed,
-    check_free,
+    check_ending,
     claim,
-    console,
     counted,
-    emit,
-    json_target,
+    expanded,
+    flatten,
+    result,
 )
-from evkf.cli.options import BinWidth, File, Group, LeaveOut, check_ending, result
-from evkf.data import recording_to_nwb, write_arrays
-from evkf.data.arrays import HDF5
-from evkf.data.describe import describe
+from evkf.data import describe, recording_to_nwb, write_arrays
+from evkf.data.files import HDF5
 from evkf.errors import InputError
 from evkf.numerics.checks import first_of
 from evkf.recordings.simulation import simulate_recording
@@ -35,15 +35,14 @@ from evkf.recordings.simulation import simulate_recording
 DANDI = {"mc_maze_large": ("000138", "MC_Maze_Large of the Neural Latents Benchmark")}
 
 
+@expanded
 def info(
     file: File,
     bin_width: BinWidth = None,
     group: Group = None,
     leave_out: LeaveOut = None,
-    force: ForceJson = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    *,
+    run: RunJson,
 ) -> None:
     """Say what is in a recording: units, duration, trials, behaviour, rates.
 
@@ -52,10 +51,10 @@ def info(
       evkf info day1.nwb
       evkf info counts.csv --bin-width 0.02 --json -
     """
-    options = dict(locals())
-    check_free(json_target(json_file, file), force)
-    found = describe(file, bin_width, group, leave_out or ())
-    say = console(quiet, json_file)
+    options = flatten(locals())
+    say = run.start((), file)
+    skipped = leave_out or ()
+    found = describe(file, bin_width=bin_width, groups=group, leave_out=skipped)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.items():
         if name == "rates":
@@ -68,9 +67,24 @@ def info(
             value = f"{value:g} s"
         table.add_row(name.replace("_", " "), str(value) or "none")
     say.print(table)
-    emit(json_file, result("info", options, **found))
+    run.emit(result("info", options, **found))
 
 
+@dataclass(frozen=True)
+class Simulation:
+    """Options of a simulated recording."""
+
+    neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 60
+    latents: Annotated[
+        int, typer.Option(min=2, help="2: Van der Pol oscillator; more: chaotic network.")
+    ] = 2
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 40
+    bins: Annotated[int, typer.Option(min=2, help="Bins of a trial.")] = 100
+    bin_width: Annotated[float, typer.Option(metavar="SECONDS", help="Width of a bin.")] = 0.02
+    seed: Seed = 0
+
+
+@expanded
 def simulate(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Ends in .nwb, .npz or .h5.")] = Path(
         "simulated.npz"
@@ -78,18 +92,9 @@ def simulate(
     nwb: Annotated[
         bool, typer.Option("--nwb", help="Write NWB: OUT gets the ending .nwb.")
     ] = False,
-    neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 60,
-    latents: Annotated[
-        int, typer.Option(min=2, help="2: Van der Pol oscillator; more: chaotic network.")
-    ] = 2,
-    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 40,
-    bins: Annotated[int, typer.Option(min=2, help="Bins of a trial.")] = 100,
-    bin_width: Annotated[float, typer.Option(metavar="SECONDS", help="Width of a bin.")] = 0.02,
-    seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    *,
+    simulation: Simulation,
+    run: Run,
 ) -> None:
     """Make a recording of Poisson neurons with trials, conditions and hand velocity.
 
@@ -98,32 +103,30 @@ def simulate(
       evkf simulate --out made.nwb
       evkf simulate --nwb --out made.nwb --neurons 100 --latents 8 --seed 3
     """
-    options = dict(locals())
+    options = flatten(locals())
     out = out.with_suffix(".nwb") if nwb else out
     check_ending(out, (".nwb", ".npz", *HDF5))
-    if not 0 < bin_width < float("inf"):
-        raise InputError(f"{bin_width} s", "--bin-width", "pass seconds above zero")
-    check_free([out, *json_target(json_file, out)], force)
-    recording = simulate_recording(neurons, latents, trials, bins, bin_width, seed)
-    claim([out], force)
+    if not 0 < simulation.bin_width < float("inf"):
+        raise InputError(f"{simulation.bin_width} s", "--bin-width", "pass seconds above zero")
+    say = run.start([out])
+    recording = simulate_recording(**vars(simulation))
+    claim([out], run.force)
     if out.suffix == ".nwb":
-        recording_to_nwb(out, recording, seed, overwrite=force)
+        recording_to_nwb(out, recording, simulation.seed, overwrite=run.force)
     else:
-        write_arrays(out, recording, overwrite=force)
+        write_arrays(out, recording, overwrite=run.force)
     spikes = int(recording.counts.sum())
-    console(quiet, json_file).print(
-        f"{counted(trials, 'trial')}, {counted(neurons, 'neuron')}, {spikes} spikes: {out}"
-    )
-    emit(json_file, result("simulate", options | {"out": out}, spikes=spikes))
+    size = f"{counted(simulation.trials, 'trial')}, {counted(simulation.neurons, 'neuron')}"
+    say.print(f"{size}, {spikes} spikes: {out}")
+    run.emit(result("simulate", options | {"out": out}, spikes=spikes))
 
 
+@expanded
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(DANDI)}.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to fetch into.")] = Path("data"),
-    quiet: Quiet = False,
-    json_file: Json = None,
-    force: ForceJson = False,
-    config: Config = None,
+    *,
+    run: RunJson,
 ) -> None:
     """Say how to get a public recording, and fetch it if the DANDI client is installed.
 
@@ -136,9 +139,8 @@ def data(
     """
     if name not in DANDI:
         raise InputError(f"no data set {name!r}", "NAME", f"choose among {', '.join(DANDI)}")
-    check_free(json_target(json_file), force)
+    say = run.start(())
     number, title = DANDI[name]
-    say = console(quiet, json_file)
     say.print(f"{title}: https://dandiarchive.org/dandiset/{number}")
     download = ["download", "--existing", "skip", "--output-dir", str(out), f"DANDI:{number}"]
     client = shutil.which("dandi")
@@ -152,11 +154,11 @@ def data(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         fetched = done.returncode == 0
-        said = done.stdout.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
-        say.print(f"fetched into {out}" if fetched else f"DANDI client: {said}\ntry again later:")
+        last = done.stdout.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        say.print(f"fetched into {out}" if fetched else f"DANDI client: {last}\ntry again later:")
     if not fetched:
         say.print(f"  {shlex.join(['dandi', *download])}")
         say.print("or load sub-Jenkins_ses-large_desc-train_behavior+ecephys.nwb from that page")
-    emit(json_file, result("data", {"name": name, "out": out}, fetched=fetched))
+    run.emit(result("data", {"name": name, "out": out}, fetched=fetched))
     if not fetched:
         raise typer.Exit(FELL_SHORT)

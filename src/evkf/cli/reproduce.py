@@ -209,7 +209,7 @@ def reproduce(
         force: Compute tasks that are stored too, and overwrite files.
         say: Where to print.
     """
-    from evkf.data.installed import versions
+    from evkf.data.files import versions
     from evkf.numerics.jax_config import low_latency
     from evkf.reproduce.runner import device, run_tasks
     from evkf.reproduce.source import digest

@@ -1,7 +1,9 @@
 """A live session as a command runs it: its processes, what the operator is told, and its end."""
 
 import contextlib
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from evkf.cli.console import FELL_SHORT, stopping
+from evkf.cli.console import FELL_SHORT
 from evkf.cli.wiring import (
     GATEWAYS,
     Sending,
@@ -33,6 +35,24 @@ from evkf.web.process import WebProcess, page_address
 
 END_S = 5.0
 """Seconds that the processes of a session have to end."""
+
+
+@contextlib.contextmanager
+def stopping(seconds: float | None = None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that is True after Ctrl-C, a termination signal, or some seconds."""
+    asked = False
+    until = None if seconds is None else time.monotonic() + seconds
+
+    def ask(_number: int, _frame: Any) -> None:
+        nonlocal asked
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked or (until is not None and time.monotonic() > until)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -1,60 +1,37 @@
-"""The command that judges a model on a recording in numbers."""
+"""The command `evkf score`: the scores of a model on a recording, beside baselines."""
 
 from rich.table import Column, Table
 
 from evkf.cli.console import (
-    Config,
-    ForceJson,
-    Json,
-    Quiet,
-    Seed,
-    check_free,
-    console,
-    emit,
-    json_target,
-)
-from evkf.cli.console import progress_bar as bar
-from evkf.cli.options import (
-    Align,
     Behaviour,
     Condition,
     File,
-    Group,
-    LeaveOut,
-    MinRate,
     ModelFile,
-    ModelWidth,
-    Reading,
-    Trials,
-    Units,
-    Window,
-    check_spikes,
-    load_model,
+    ModelReadingOptions,
+    RunJson,
+    Seed,
+    expanded,
+    flatten,
+    note_trials,
+    open_to_judge,
+    progress_bar,
     result,
 )
+from evkf.recordings.halves import halved
 from evkf.recordings.scoring import score_recording
-from evkf.recordings.splits import halved
-from evkf.recordings.units import check_units, trials_seen
+from evkf.recordings.units import trials_seen
 
 
+@expanded
 def score(
     file: File,
     model_file: ModelFile,
     condition: Condition = None,
     behaviour: Behaviour = None,
-    bin_width: ModelWidth = None,
-    align: Align = None,
-    window: Window = None,
-    min_rate: MinRate = 0.0,
-    group: Group = None,
-    units: Units = None,
-    trials: Trials = None,
-    leave_out: LeaveOut = None,
+    *,
+    reading: ModelReadingOptions,
     seed: Seed = 0,
-    force: ForceJson = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    run: RunJson,
 ) -> None:
     """Score a model on half of the trials, beside baselines that learn from the others.
 
@@ -70,22 +47,17 @@ def score(
       evkf score day2.nwb --model model.safetensors
       evkf score day2.npz --model model.safetensors --condition target --behaviour hand_vel
     """
-    options = dict(locals())
-    check_free(json_target(json_file, file, model_file), force)
-    say = console(quiet, json_file)
-    model = load_model(model_file)
-    check_spikes(model, model_file)
-    reading = Reading.of(options, model.bin_width)
-    recording = reading.read(say, file)
-    check_units(model, recording)
+    options = flatten(locals())
+    say = run.start((), file, model_file)
+    model, recording, settings = open_to_judge(say, file, model_file, reading, behaviour)
     blocks, judged = halved(recording)
     seen = {
         "judged_trials": int(judged.sum()),
         "fitted_trials": int(trials_seen(model, blocks)[judged].sum()),
     }
-    reading.note_trials(say, model, file)
+    note_trials(say, settings, model, file)
     say.print("scoring the model and its baselines, one by one")
-    with bar(say, "scored") as tell:
+    with progress_bar(say, "scored") as tell:
         rows = score_recording(model, recording, condition, behaviour, seed, tell)
     shown = headings(condition, behaviour)
     method = Column("method", no_wrap=True)
@@ -97,14 +69,14 @@ def score(
     say.print(f"judged on {seen['judged_trials']} of {blocks.num_trials} trials")
     if seen["fitted_trials"]:
         share = f"{seen['fitted_trials']} of the {seen['judged_trials']} held-out trials"
-        say.print(f"fitted to {share}: the row of eVKF is of what it has seen")
+        say.print(f"fitted to {share}: the row of eVKF includes trials that it was fitted to")
     scores = [row._asdict() for row in rows]
-    resolved = options | {"bin_width": reading.bin_width}
-    emit(json_file, result("score", resolved, **seen, scores=scores))
+    resolved = options | {"bin_width": settings.bin_width}
+    run.emit(result("score", resolved, **seen, scores=scores))
 
 
 def headings(condition: str | None, behaviour: str | None) -> dict[str, str]:
-    """Of the columns of `Score` that there is something to show in, for lines of 80 characters.
+    """Return headings of the columns of `Score` that apply, for lines of 80 characters.
 
     Example:
         >>> list(headings(None, "hand_vel"))

@@ -14,9 +14,9 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
-    stopping,
+    result,
 )
-from evkf.cli.options import result
+from evkf.cli.running import stopping
 from evkf.live.supervisor import Fate, Supervisor
 
 

@@ -19,7 +19,7 @@ from evkf.recordings import demonstration as demo
 from evkf.web.rows import begins, number_of, seen
 
 
-def session_beside_truth(folder: Path) -> tuple[demo.Recording, demo.Estimate]:
+def session_beside_truth(folder: Path) -> tuple[demo.DemoRecording, demo.DemoEstimates]:
     """What the neurons of a rig were driven by, and what a session made of them.
 
     Variances are those of the journal; how long single bins took is not known from it.
@@ -43,7 +43,7 @@ def session_beside_truth(folder: Path) -> tuple[demo.Recording, demo.Estimate]:
     nothing = jnp.full(len(steps), jnp.nan)
     elbo, status = ([getattr(step, name) for step in steps] for name in ("elbo", "status"))
     info = Info(jnp.asarray(elbo), nothing, nothing, nothing, jnp.asarray(status))
-    estimate = demo.Estimate(
+    estimate = demo.DemoEstimates(
         mean=np.stack([step.mean for step in steps]),
         cov=np.stack([np.diag(step.var) for step in steps]),
         info=info,
@@ -53,7 +53,7 @@ def session_beside_truth(folder: Path) -> tuple[demo.Recording, demo.Estimate]:
         early=made.model,
         late=found.state.model,
     )
-    return demo.Recording(true, states, seen_counts, plan.bin_width, True), estimate
+    return demo.DemoRecording(true, states, seen_counts, plan.bin_width, True), estimate
 
 
 def _played(records: Iterable[Record]) -> tuple[list[Step], list[int], dict[int, np.ndarray]]:

@@ -7,6 +7,7 @@ import typer
 
 from evkf.cli.console import (
     Config,
+    Folder,
     ForceJson,
     Json,
     Quiet,
@@ -14,8 +15,8 @@ from evkf.cli.console import (
     console,
     emit,
     json_target,
+    result,
 )
-from evkf.cli.options import Folder, result
 from evkf.errors import InputError
 from evkf.live.control import load
 from evkf.live.guard import State, Word

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from evkf.cli.console import Config, Quiet, console, stopping
-from evkf.cli.options import Folder
+from evkf.cli.console import Config, Folder, Quiet, console
+from evkf.cli.running import stopping
 from evkf.cli.wiring import screen_of
 from evkf.errors import InputError
 from evkf.live.addresses import is_loopback

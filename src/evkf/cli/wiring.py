@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evkf.data import NwbWarning
-from evkf.data.installed import need
+from evkf.data.files import need
 from evkf.data.open import open_recording
 from evkf.errors import InputError
 from evkf.live.addresses import check_zmq
@@ -346,7 +346,7 @@ def _tape(plan: Plan, folder: Path) -> tuple[Tape, int | None]:
     unit = UnitModel.load(folder / MODEL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NwbWarning)
-        recording = open_recording(plan.recording, unit.bin_width, signals=unit.signals)
+        recording = open_recording(plan.recording, bin_width=unit.bin_width, signals=unit.signals)
     check_units(unit, recording)
     num = min(plan.bins or recording.num_bins, recording.num_bins)
     return Tape(recording.counts, recording.fresh, recording.masks), num

@@ -1,4 +1,4 @@
-"""Recordings in and out: files of many kinds become a `Recording`, results become files."""
+"""Recordings in and out: files of many kinds become a `Recording`, estimates become files."""
 
 import lazy_loader as lazy
 

@@ -1,28 +1,38 @@
 from .arrays import read_arrays, stream_arrays, write_arrays
 from .convert import from_neo, from_pynapple, to_neo, to_pynapple
-from .describe import describe
+from .estimates import write_estimates
 from .kilosort import read_kilosort
-from .nwb import NwbWarning, list_nwb, read_nlb, read_nwb
-from .nwb_stream import stream_nwb
-from .nwb_write import Results, read_results, recording_to_nwb, write_nwb
-from .open import open_recording, stream_recording
-from .recording import Recording, Series
+from .nwb import list_nwb, read_nlb, read_nwb, stream_nwb
+from .nwb_file import NwbWarning
+from .nwb_write import (
+    Annotations,
+    Mark,
+    read_annotations,
+    read_estimates,
+    recording_to_nwb,
+    write_nwb,
+)
+from .open import describe, open_recording, stream_recording
+from .recording import Reading, Recording, Series
 
 __all__ = [
+    "Annotations",
+    "Mark",
     "NwbWarning",
+    "Reading",
     "Recording",
-    "Results",
     "Series",
     "describe",
     "from_neo",
     "from_pynapple",
     "list_nwb",
     "open_recording",
+    "read_annotations",
     "read_arrays",
+    "read_estimates",
     "read_kilosort",
     "read_nlb",
     "read_nwb",
-    "read_results",
     "recording_to_nwb",
     "stream_arrays",
     "stream_nwb",
@@ -30,5 +40,6 @@ __all__ = [
     "to_neo",
     "to_pynapple",
     "write_arrays",
+    "write_estimates",
     "write_nwb",
 ]

@@ -1,27 +1,33 @@
-"""Plain files of counts: npz, HDF5 and CSV."""
+"""Recordings as named arrays in npz and HDF5 files: read, written, and read in chunks.
+
+`from_arrays` and `to_arrays` define the layout; `read_arrays` states its rules. CSV files, which
+`read_arrays` and `write_arrays` take as well, are in `evkf.data.csv_files`.
+"""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evkf.data.files import load, open_hdf5, read_npz, replacing, write_hdf5, write_npz
-from evkf.data.layout import (
-    check_counts,
-    find_counts,
-    find_lengths,
-    find_width,
-    from_arrays,
-    place_columns,
-    to_arrays,
+from evkf.data.binning import check_counts, find_width
+from evkf.data.csv_files import read_csv, write_csv
+from evkf.data.files import (
+    HDF5,
+    KINDS,
+    how_to_leave_out,
+    load,
+    open_hdf5,
+    read_npz,
+    replacing,
+    write_arrays_as,
 )
 from evkf.data.recording import Recording, cut_trials
-from evkf.data.tables import read_csv, write_csv
 from evkf.errors import InputError
 
-HDF5 = (".h5", ".hdf5")
+TABLES = ("behaviour", "trials", "units")
+OWN = ("counts", "bin_width", "bin_ms", "lengths", "trial_lengths", "masks", "start_times")
 
 
 def read_arrays(
@@ -43,16 +49,16 @@ def read_arrays(
     - other arrays. `behaviour/x`, `trials/x` and `units/x` are columns x of these tables. Without
       such a prefix, an array whose first axis (axes, for counts by trial) is that of the bins is
       behaviour; else, if it has a row for every trial, a column of the trials; else, if it has a
-      row for every unit, a column of the units. One that fits nowhere is refused. Single values
-      say nothing of bins, trials or units and are passed over.
+      row for every unit, a column of the units. Any other array is refused. Single values are
+      passed over.
 
-    A CSV file has a header of unit names and one row a bin. A column `trial` tells trials apart, a
-    column `time` says when every bin begins.
+    A CSV file has a header of unit names and one row a bin. A column `trial` gives the trial, a
+    column `time` the begin of every bin.
 
     Args:
         path: Ends in .npz, .h5, .hdf5 or .csv.
-        bin_width: In seconds, if the file does not say.
-        signals: Whether these are continuous signals; counts must be whole and not negative.
+        bin_width: In seconds, if the file does not give it.
+        signals: True for continuous signals; counts must be whole and not negative.
         leave_out: Names of arrays, or of columns of a CSV file, not to read.
 
     Example:
@@ -64,14 +70,14 @@ def read_arrays(
         ((2, 4), 0.02)
     """
     place = Path(path)
-    leave_out = _names(leave_out)
+    leave_out = (leave_out,) if isinstance(leave_out, str) else leave_out
     if place.suffix == ".csv":
         return read_csv(place, bin_width, signals, leave_out)
     return from_arrays(load_arrays(place, leave_out), str(path), bin_width, signals)
 
 
 def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """What an npz or HDF5 file holds, but for some names."""
+    """Return the arrays of an npz or HDF5 file, without those to be left out."""
     if path.suffix == ".npz":
         return read_npz(path, leave_out)
     if path.suffix not in HDF5:
@@ -83,14 +89,14 @@ def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.nda
 def write_arrays(path: str | os.PathLike, recording: Recording, *, overwrite: bool = False) -> None:
     """Write a recording to an npz, HDF5 or CSV file.
 
-    From npz and HDF5 files `read_arrays` gives back the same, but for `source`. A CSV file holds
-    counts, times and trials only, and not the width of a bin; a recording of more is refused. A
-    file is complete or not there: it is written beside its place and moved when it is on disk.
+    `read_arrays` of an npz or HDF5 file returns an equal recording, except for `source`. A CSV file
+    holds counts, times and trials only, and not the bin width; a recording with more is refused.
+    The file is written under another name and moved into place when complete.
 
     Args:
         path: Ends in .npz, .h5, .hdf5 or .csv.
-        recording: What to write.
-        overwrite: Whether to write in place of a file that is there.
+        recording: Recording to write.
+        overwrite: True to replace an existing file.
 
     Example:
         >>> import tempfile
@@ -106,10 +112,8 @@ def write_arrays(path: str | os.PathLike, recording: Recording, *, overwrite: bo
     with replacing(place, overwrite) as part:
         if place.suffix == ".csv":
             write_csv(part, recording)
-        elif place.suffix == ".npz":
-            write_npz(part, to_arrays(recording))
         else:
-            write_hdf5(part, to_arrays(recording))
+            write_arrays_as(part, to_arrays(recording))
 
 
 def stream_arrays(
@@ -123,14 +127,15 @@ def stream_arrays(
     """Read a recording from an HDF5 file some bins at a time.
 
     Only the bins of one chunk are in memory, with the tables of trials and units. A trial that does
-    not end in a chunk goes on in the next, where its start time is that of its first bin there; the
-    column "trial", added where the file has none of this name, says which trial of the file it is.
+    not end in a chunk goes on in the next, where its start time is that of its first bin there. The
+    trial column "trial", added if the file has none of this name, has the number of the trial in
+    the file.
 
     Args:
-        path: Ends in .h5 or .hdf5, with counts of (bins, units); the rest as for `read_arrays`.
+        path: Ends in .h5 or .hdf5, with counts of (bins, units); otherwise as for `read_arrays`.
         chunk_bins: Bins of a chunk; the last may have fewer.
-        bin_width: In seconds, if the file does not say.
-        signals: Whether these are continuous signals.
+        bin_width: In seconds, if the file does not give it.
+        signals: True for continuous signals.
         leave_out: Names of arrays not to read.
 
     Example:
@@ -147,12 +152,14 @@ def stream_arrays(
         raise InputError(f"a file named {place.name!r}", str(path), "stream .h5 or .hdf5")
     if chunk_bins < 1:
         raise InputError(f"chunk_bins = {chunk_bins}", "chunk_bins", "pass one or more")
-    return _stream(place, chunk_bins, bin_width, signals, _names(leave_out))
+    leave_out = (leave_out,) if isinstance(leave_out, str) else leave_out
+    return _stream(place, chunk_bins, bin_width, signals, leave_out)
 
 
 def _stream(
     path: Path, chunk_bins: int, bin_width: float | None, signals: bool, leave_out: Collection[str]
 ) -> Iterator[Recording]:
+    """Yield the chunks of `stream_arrays`, whose arguments were checked."""
     source = str(path)
     with open_hdf5(path, leave_out) as datasets:
         counts = find_counts(datasets, source)
@@ -164,26 +171,40 @@ def _stream(
         head = {name: load(datasets[name]) for name in small if name in datasets}
         lengths = find_lengths(head, counts.shape, source)
         width = find_width(head, source, bin_width)
-        columns: dict[str, dict[str, Any]] = {"behaviour": {}, "trials": {}, "units": {}}
+        columns: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
         places = place_columns(datasets, counts.shape, len(lengths), source)
         for name, (table, column) in places.items():
             data = datasets[name]
             columns[table][column] = data if table == "behaviour" else load(data)
         columns["trials"].setdefault("trial", np.arange(len(lengths)))
-        _check_whole(counts, lengths, head, columns, datasets, source)
+        # a chunk alone would be cut to size and fit, so that the whole is checked here
+        rows = {f"behaviour {k!r}": (x, len(counts)) for k, x in columns["behaviour"].items()}
+        rows |= {f"trials {k!r}": (x, len(lengths)) for k, x in columns["trials"].items()}
+        rows |= {"masks": (datasets["masks"], len(counts))} if "masks" in datasets else {}
+        rows |= (
+            {"start_times": (head["start_times"], len(lengths))} if "start_times" in head else {}
+        )
+        for name, (array, num) in rows.items():
+            if array.shape[:1] != (num,):
+                what = f"{name} of shape {array.shape}"
+                raise InputError(what, f"{source}: {name}", f"pass {num} rows")
+        if min(lengths) < 1 or sum(lengths) != len(counts):
+            what = f"trials of {sum(lengths)} bins, the shortest {min(lengths)}, "
+            what += f"for {len(counts)} bins"
+            raise InputError(what, f"{source}: lengths", "pass the bins of every trial, 1 or more")
         starts = np.asarray(head.get("start_times", width * (np.cumsum(lengths) - lengths)))
         for begin in range(0, len(counts), chunk_bins):
-            rows = slice(begin, min(begin + chunk_bins, len(counts)))
-            held, parts, begins = cut_trials(lengths, starts, width, rows)
+            bins = slice(begin, min(begin + chunk_bins, len(counts)))
+            trials, parts, begins = cut_trials(lengths, starts, width, bins)
             masked = "masks" in datasets
             chunk = Recording(
-                load(counts, rows),
+                load(counts, bins),
                 width,
                 parts,
                 begins,
-                masks=load(datasets["masks"], rows) if masked else np.zeros((0, 0), bool),
-                behaviour={name: load(data, rows) for name, data in columns["behaviour"].items()},
-                trials={name: values[held] for name, values in columns["trials"].items()},
+                masks=load(datasets["masks"], bins) if masked else np.zeros((0, 0), bool),
+                behaviour={name: load(data, bins) for name, data in columns["behaviour"].items()},
+                trials={name: values[trials] for name, values in columns["trials"].items()},
                 units=columns["units"],
                 source=source,
             )
@@ -197,27 +218,174 @@ def _stream(
             yield chunk
 
 
-def _check_whole(
-    counts: Any, lengths: tuple[int, ...], head: dict, columns: dict, datasets: dict, source: str
-) -> None:
-    """What a chunk cannot see of the whole: it would be cut to the chunk, and fit."""
-    wanted = {f"behaviour {name!r}": (x, len(counts)) for name, x in columns["behaviour"].items()}
-    wanted |= {f"trials {name!r}": (x, len(lengths)) for name, x in columns["trials"].items()}
-    wanted |= {"masks": (datasets["masks"], len(counts))} if "masks" in datasets else {}
-    wanted |= {"start_times": (head["start_times"], len(lengths))} if "start_times" in head else {}
-    for name, (array, rows) in wanted.items():
-        if array.shape[:1] != (rows,):
-            what = f"{name} of shape {array.shape}"
-            raise InputError(what, f"{source}: {name}", f"pass {rows} rows")
-    if min(lengths) < 1 or sum(lengths) != len(counts):
-        what = f"trials of {sum(lengths)} bins, the shortest {min(lengths)}, for {len(counts)} bins"
-        raise InputError(what, f"{source}: lengths", "pass the bins of every trial, one or more")
-
-
-def _names(leave_out: Collection[str]) -> Collection[str]:
-    return (leave_out,) if isinstance(leave_out, str) else leave_out
-
-
 def _unknown(path: Path) -> InputError:
     what, remedy = f"a file named {path.name!r}", "end it in .npz, .h5, .hdf5 or .csv"
     return InputError(what, str(path), remedy)
+
+
+def to_arrays(recording: Recording) -> dict[str, np.ndarray]:
+    """Return a recording as named arrays, from which `from_arrays` makes it again.
+
+    Example:
+        >>> recording = Recording(np.ones((3, 2), int), 0.02, trials={"target": [4]})
+        >>> sorted(to_arrays(recording))[:4]
+        ['bin_width', 'counts', 'lengths', 'masks']
+        >>> sorted(to_arrays(recording))[4:]
+        ['start_times', 'trials/target', 'units/id']
+    """
+    arrays = {
+        "counts": recording.counts,
+        "bin_width": np.asarray(recording.bin_width),
+        "lengths": np.asarray(recording.lengths),
+        "start_times": recording.start_times,
+        "masks": recording.masks,
+    }
+    for table in TABLES:
+        columns = getattr(recording, table)
+        arrays |= {f"{table}/{name}": values for name, values in columns.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in KINDS:
+            remedy = "keep numbers, booleans or text in it"
+            raise InputError(f"{name} of {array.dtype}", recording.source, remedy)
+    return arrays
+
+
+def from_arrays(
+    arrays: Mapping[str, np.ndarray],
+    source: str,
+    bin_width: float | None = None,
+    signals: bool = False,
+) -> Recording:
+    """Return a recording from named arrays, sorted by the rules of `evkf.data.read_arrays`.
+
+    Example:
+        >>> arrays = {"counts": np.ones((2, 4, 3), int), "hand": np.zeros((2, 4, 2))}
+        >>> recording = from_arrays(arrays, "day1.npz", bin_width=0.02)
+        >>> recording.lengths, recording.behaviour["hand"].shape
+        ((4, 4), (8, 2))
+    """
+    counts = find_counts(arrays, source)
+    lengths = find_lengths(arrays, counts.shape, source)
+    keep = np.arange(counts.shape[1]) < np.array(lengths)[:, None] if counts.ndim == 3 else None
+
+    def flatten(array: np.ndarray, name: str) -> np.ndarray:
+        if keep is None:
+            return array
+        if array.shape[:2] != keep.shape:
+            remedy = f"pass (trials, bins, ...), which are {keep.shape}"
+            raise InputError(f"{name} of shape {array.shape}", f"{source}: {name}", remedy)
+        return array.reshape(-1, *array.shape[2:]) if keep.all() else array[keep]
+
+    tables: dict[str, dict[str, np.ndarray]] = {table: {} for table in TABLES}
+    for name, (table, column) in place_columns(arrays, counts.shape, len(lengths), source).items():
+        array = arrays[name]
+        tables[table][column] = flatten(array, name) if table == "behaviour" else array
+    given: Any = {name: arrays[name] for name in ("start_times",) if name in arrays}
+    if "masks" in arrays:
+        given["masks"] = flatten(arrays["masks"], "masks")
+    recording = Recording(
+        flatten(counts, "counts"),
+        find_width(arrays, source, bin_width),
+        lengths,
+        **given | tables,
+        source=source,
+    )
+
+    def name_place(row: int, unit: int) -> str:
+        if recording.num_trials == 1:
+            return f"counts[{row}, {unit}]"
+        trial = int(recording.trial_of_bin[row])
+        first = sum(recording.lengths[:trial])
+        return f"counts, trial {trial}, bin {row - first}, unit {unit}"
+
+    if not signals:
+        check_counts(recording.counts, recording.masks, source, name_place)
+    return recording
+
+
+def find_counts(arrays: Mapping[str, Any], source: str) -> Any:
+    """Return the array or dataset of counts.
+
+    Example:
+        >>> find_counts({"spikes": np.zeros((3, 2))}, "day1.npz")
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: no counts among the arrays spikes (in day1.npz): name them 'counts'
+    """
+    if "counts" not in arrays:
+        names = ", ".join(sorted(arrays)) or "(none)"
+        raise InputError(f"no counts among the arrays {names}", source, "name them 'counts'")
+    counts = arrays["counts"]
+    if len(counts.shape) not in (2, 3) or counts.dtype.kind not in "iuf":
+        what = f"counts of {counts.dtype} and shape {counts.shape}"
+        remedy = "pass numbers of shape (bins, units) or (trials, bins, units)"
+        raise InputError(what, f"{source}: counts", remedy)
+    return counts
+
+
+def find_lengths(
+    arrays: Mapping[str, np.ndarray], shape: tuple[int, ...], source: str
+) -> tuple[int, ...]:
+    """Return the number of bins of every trial.
+
+    Example:
+        >>> find_lengths({}, (2, 5, 3), "day1.npz"), find_lengths({}, (10, 3), "day1.npz")
+        ((5, 5), (10,))
+    """
+    names = [name for name in ("lengths", "trial_lengths") if name in arrays]
+    if not names:
+        return (shape[1],) * shape[0] if len(shape) == 3 else (shape[0],)
+    given = np.asarray(arrays[names[0]])
+    where = f"{source}: {names[0]}"
+    if len(names) > 1 and not np.array_equal(given, arrays[names[1]]):
+        raise InputError("lengths and trial_lengths that differ", source, "leave one of them out")
+    whole = given.ndim == 1 and given.dtype.kind in "iuf" and np.array_equal(given, given // 1)
+    if not whole or not len(given):
+        what = f"lengths of {given.dtype} and shape {given.shape}"
+        raise InputError(what, where, "pass a whole number of bins for every trial")
+    if len(shape) == 3 and (len(given) != shape[0] or given.min() < 1 or given.max() > shape[1]):
+        what = f"{len(given)} lengths from {given.min()} to {given.max()}"
+        remedy = f"pass one of 1 to {shape[1]} bins for each of the {shape[0]} trials"
+        raise InputError(what, where, remedy)
+    return tuple(int(n) for n in given)
+
+
+def place_columns(
+    arrays: Mapping[str, Any], shape: tuple[int, ...], num_trials: int, source: str
+) -> dict[str, tuple[str, str]]:
+    """Return table and column of every array (or dataset) that is not one of the layout's own.
+
+    Example:
+        >>> arrays = {"pos": np.zeros((9, 2)), "target": np.zeros(3), "units/area": np.zeros(4)}
+        >>> place_columns(arrays, (9, 4), 3, "day1.npz")["target"]
+        ('trials', 'target')
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for name, array in arrays.items():
+        table, _, column = name.partition("/")
+        if name in OWN:
+            continue
+        if name == "unit_id":
+            place = ("units", "id")
+        elif table in TABLES and column:
+            place = (table, column)
+        elif array.shape == ():
+            continue
+        elif array.shape[: len(shape) - 1] == shape[:-1]:
+            place = ("behaviour", name)
+        elif array.shape[0] == num_trials:
+            place = ("trials", name)
+        elif array.shape[0] == shape[-1]:
+            place = ("units", name)
+        else:
+            axes = f"{' x '.join(map(str, shape[:-1]))} bins, {num_trials} trials or {shape[-1]}"
+            what = f"an array of shape {array.shape}, which fits neither {axes} units"
+            raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
+        if array.dtype.kind not in KINDS + "O":
+            what = f"an array of {array.dtype}"
+            raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
+        if place in places.values():
+            what = f"{place[0]} {place[1]!r} twice"
+            raise InputError(what, f"{source}: {name}", how_to_leave_out(name))
+        places[name] = place
+    return places

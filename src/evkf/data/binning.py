@@ -1,6 +1,6 @@
-"""Times become bins: spikes checked and counted, samples averaged, intervals marked."""
+"""Binning: spike times to counts, samples to means, intervals to masks, and checks of these."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -9,23 +9,23 @@ from numpy.typing import ArrayLike
 from evkf.errors import InputError
 
 EDGE = 1e-6
-"""What a time may fall short of the edge of a bin and still be on it, in bins. Rounding of a time
-of days costs some 1e-8 of a bin of 1 ms; a rig's clock ticks every 1e-2."""
+"""Tolerance of times at the edge of a bin, in bins. Rounding of a time of days costs some 1e-8 of a
+bin of 1 ms; the clock of a rig ticks every 1e-2."""
 ROUNDING = 8 * np.finfo(float).eps
-"""The same relative to the times, for clocks that began long ago."""
+"""The tolerance relative to the times, for clocks that began long ago."""
 
 
 def check_bin_width(bin_width: float) -> None:
-    """Refuse what no bin can have."""
+    """Raise an error if a bin width is not a finite number above zero."""
     if not (np.isfinite(bin_width) and bin_width > 0):
         raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
 
 
 def bin_index(times: ArrayLike, start: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
-    """The bin every time falls into, counted from `start`; below zero before it.
+    """Return the bin of every time, counted from `start`; negative before it.
 
     Bin k holds the times from start + k · bin_width up to the next edge, which is not in it; a time
-    that is on an edge but for rounding is on it.
+    within rounding of an edge counts as on the edge.
 
     Example:
         >>> int(0.3 // 0.1), bin_index(np.array([0.3, 0.2999, -0.01]), 0.0, 0.1)
@@ -37,7 +37,7 @@ def bin_index(times: ArrayLike, start: ArrayLike, bin_width: float) -> Int[np.nd
 
 
 def whole_bins(start: ArrayLike, stop: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
-    """How many bins fit between two times.
+    """Return the number of whole bins between two times.
 
     Example:
         >>> whole_bins(0.1, np.array([0.3, 0.39]), 0.1).tolist()
@@ -49,7 +49,7 @@ def whole_bins(start: ArrayLike, stop: ArrayLike, bin_width: float) -> Int[np.nd
 def bin_spikes(
     times: Sequence[Float[np.ndarray, " S"]], start: float, bin_width: float, num_bins: int
 ) -> Int[np.ndarray, "T N"]:
-    """Spikes of every unit in every bin from `start` on; those outside the bins are not counted.
+    """Count the spikes of every unit in every bin from `start` on.
 
     Example:
         >>> bin_spikes([np.array([0.0, 0.15, 0.16]), np.array([0.29, 0.3])], 0.0, 0.05, 6)[2:].T
@@ -68,11 +68,13 @@ def bin_trials(
     lengths: Int[np.ndarray, " K"],
     bin_width: float,
 ) -> Int[np.ndarray, " T"]:
-    """Spikes of one unit in every bin of trials laid end to end; trials may overlap in time.
+    """Count the spikes of one unit in every bin of trials laid end to end.
+
+    Trials may overlap in time.
 
     Args:
-        times: In seconds and in order; `check_spike_times` tells.
-        starts: When the first bin of every trial begins.
+        times: In seconds and in order, as `check_spike_times` checks.
+        starts: Begin of the first bin of every trial.
         lengths: Bins of every trial.
         bin_width: In seconds.
 
@@ -81,7 +83,7 @@ def bin_trials(
         >>> bin_trials(times, np.array([0.0, 0.2]), np.array([2, 1]), 0.1).tolist()
         [0, 1, 2]
     """
-    # a bin more on either side: what does not belong is left out by its index
+    # one more bin on either side: spikes outside are left out by their index
     first = np.searchsorted(times, starts - bin_width)
     last = np.searchsorted(times, starts + (lengths + 1) * bin_width)
     found = last - first
@@ -100,17 +102,17 @@ def check_spike_times(
     first: int = 0,
     after: float = -np.inf,
 ) -> None:
-    """Refuse spike times that are not finite, not in order, or outside the session.
+    """Raise an error if spike times are not finite, not in order, or outside the session.
 
     Args:
         times: Of one unit, in seconds.
         where: File and unit, for the message.
-        session: When it begins and ends.
-        first: The number of the first of these spikes, if they are a part of all.
-        after: The time of the spike before.
+        session: Begin and end.
+        first: Index of the first of these spikes, if they are a part of all.
+        after: Time of the spike before.
 
     Raises:
-        InputError: Naming the first spike that is wrong.
+        InputError: With the first wrong spike.
 
     Example:
         >>> check_spike_times(np.array([0.1, 0.3, 0.2]), "file.nwb: spike times of unit 7")
@@ -151,15 +153,15 @@ def resample(
     starts: Float[np.ndarray, " T"],
     bin_width: float,
 ) -> Float[np.ndarray, "T ..."]:
-    """Samples as one row a bin: the mean of those within it, else interpolated at its middle.
+    """Return samples as one row a bin: the mean within it, else interpolated at its middle.
 
-    A bin without samples before the first or after the last is NaN, unless that is less than a bin
-    width away.
+    A bin without samples that lies more than a bin width before the first or after the last sample
+    is NaN.
 
     Args:
         times: Of the samples, in order.
         values: One row a sample.
-        starts: When every bin begins, in any order.
+        starts: Begin of every bin, in any order.
         bin_width: In seconds.
 
     Example:
@@ -170,7 +172,7 @@ def resample(
     first = np.searchsorted(times, starts - EDGE * bin_width)
     last = np.searchsorted(times, starts + (1 - EDGE) * bin_width)
     flat = np.asarray(values, float).reshape(len(times), -1)
-    # a row more, because the end of the last bin may be the end of the samples
+    # one more row, because the end of the last bin may be the end of the samples
     padded = np.concatenate([flat, np.zeros((1, flat.shape[1]))])
     sums = np.add.reduceat(padded, np.stack([first, last], axis=1).ravel(), axis=0)[::2]
     found = last - first
@@ -184,7 +186,7 @@ def resample(
 
 
 def check_samples(times: np.ndarray, values: np.ndarray, where: str) -> None:
-    """Refuse samples that are not numbers, not finite or not in order.
+    """Raise an error if samples are not numbers, not finite or not in order.
 
     Example:
         >>> check_samples(np.array([0.0, 1.0]), np.array([2.0, 3.0]), "hand")
@@ -206,7 +208,7 @@ def check_samples(times: np.ndarray, values: np.ndarray, where: str) -> None:
 
 
 def merged(intervals: Float[np.ndarray, "W 2"]) -> Float[np.ndarray, "V 2"]:
-    """Intervals in order, those that touch or overlap made one.
+    """Return intervals in order, those that touch or overlap joined.
 
     Example:
         >>> merged(np.array([[2.0, 3.0], [0.0, 1.0], [1.0, 1.5]])).tolist()
@@ -224,7 +226,7 @@ def merged(intervals: Float[np.ndarray, "W 2"]) -> Float[np.ndarray, "V 2"]:
 def inside(
     starts: Float[np.ndarray, " T"], bin_width: float, intervals: Float[np.ndarray, "V 2"]
 ) -> Bool[np.ndarray, " T"]:
-    """Whether a bin lies within one of the `merged` intervals.
+    """Return True for bins within one of the `merged` intervals.
 
     Example:
         >>> inside(np.array([0.0, 0.1, 0.2]), 0.1, np.array([[0.1, 0.3]])).tolist()
@@ -235,3 +237,58 @@ def inside(
     slack = EDGE * bin_width
     place = np.searchsorted(intervals[:, 0], starts + slack, side="right") - 1
     return (place >= 0) & (starts + bin_width <= intervals[place, 1] + slack)
+
+
+def find_width(arrays: Mapping[str, np.ndarray], source: str, given: float | None) -> float:
+    """Return the width of a bin in seconds; file and argument must agree.
+
+    Example:
+        >>> find_width({"bin_ms": np.array(5)}, "day1.npz", None)
+        0.005
+        >>> find_width({}, "day1.npz", None)
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: the width of a bin is not known (in day1.npz): pass it in seconds, \
+as bin_width or --bin-width
+    """
+    known = {} if given is None else {"bin_width as passed": float(given)}
+    for name, unit in (("bin_width", 1), ("bin_ms", 1000)):
+        if name not in arrays:
+            continue
+        array = np.asarray(arrays[name])
+        if array.size != 1 or array.dtype.kind not in "iuf":
+            what = f"{name} of {array.dtype} and shape {array.shape}"
+            raise InputError(what, f"{source}: {name}", "pass one number")
+        known[f"{name} of the file"] = float(array.item()) / unit
+    if not known:
+        remedy = "pass it in seconds, as bin_width or --bin-width"
+        raise InputError("the width of a bin is not known", source, remedy)
+    first, *others = known.values()
+    if any(abs(other - first) > 1e-6 * abs(first) for other in others):
+        what = ", but ".join(f"{name} is {value} s" for name, value in known.items())
+        raise InputError(what, source, "pass the right one alone; rebin with Recording.rebinned")
+    return first if given is None else float(given)
+
+
+def check_counts(
+    counts: np.ndarray, masks: np.ndarray, source: str, place: Callable[[int, int], str]
+) -> None:
+    """Raise an error if observed counts are negative or not whole; it names the first place.
+
+    Example:
+        >>> check_counts(np.array([[0.5]]), np.ones((1, 1), bool), "day1.npz", "[{}, {}]".format)
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: a count of 0.5 (in day1.npz: [0, 0]): pass whole counts from \
+zero on, or signals=True for continuous signals
+    """
+    if counts.dtype.kind == "u":
+        return
+    right = counts >= 0
+    if counts.dtype.kind == "f":
+        right &= np.isfinite(counts) & (np.floor(counts) == counts)
+    wrong = ~right & masks
+    if wrong.any():
+        row, unit = map(int, np.unravel_index(np.argmax(wrong), wrong.shape))
+        remedy = "pass whole counts from zero on, or signals=True for continuous signals"
+        raise InputError(f"a count of {counts[row, unit]}", f"{source}: {place(row, unit)}", remedy)

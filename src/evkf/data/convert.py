@@ -1,4 +1,4 @@
-"""Recordings from the objects of pynapple and Neo, and estimates as such objects."""
+"""Recordings from objects of pynapple and Neo, and estimates as such objects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from evkf.data.recording import Recording
 from evkf.errors import InputError
 
 TOUCH = 1e-6
-"""Seconds that pynapple takes off an epoch that ends where the next begins."""
+"""Seconds that pynapple takes off an epoch that ends at the begin of the next."""
 
 
 def from_pynapple(
@@ -27,14 +27,14 @@ def from_pynapple(
 ) -> Recording:
     """Bin the spikes of a TsGroup.
 
-    Every epoch is a trial of as many whole bins as it holds; what is left at its end is not
-    counted. Bins that are not inside the time support of the group are taken as not observed.
+    Every epoch is a trial of as many whole bins as it holds; the rest at its end is not counted.
+    Bins outside the time support of the group are masked.
 
     Args:
         tsgroup: A `pynapple.TsGroup`; its metadata become columns of the units, but for "rate".
         bin_width: In seconds.
         epochs: A `pynapple.IntervalSet`, whose metadata become columns of the trials; the time
-            support of the group unless given.
+            support of the group by default.
         behaviour: Tsd, TsdFrame or TsdTensor by name, averaged in the bins.
 
     Example:
@@ -50,11 +50,11 @@ def from_pynapple(
     _check_type(tsgroup, nap.TsGroup, "tsgroup")
     epochs = tsgroup.time_support if epochs is None else epochs
     _check_type(epochs, nap.IntervalSet, "epochs")
-    times = [np.asarray(tsgroup[unit].times()) for unit in tsgroup.index]
-    for unit, spikes in zip(tsgroup.index, times, strict=True):
+    trains = [np.asarray(tsgroup[unit].times()) for unit in tsgroup.index]
+    for unit, spikes in zip(tsgroup.index, trains, strict=True):
         check_spike_times(spikes, f"{source}: spike times of unit {unit}")
     spans = [(float(begin), float(end) + TOUCH) for begin, end in np.asarray(epochs.values)]
-    counts, lengths = _bin_spans([times] * len(spans), spans, bin_width, "epochs")
+    counts, lengths = _bin_spans([trains] * len(spans), spans, bin_width, "epochs")
     trials = {name: np.asarray(epochs.get_info(name)) for name in epochs.metadata_columns}
     units = {name: np.asarray(tsgroup.get_info(name)) for name in tsgroup.metadata_columns}
     units.pop("rate", None)
@@ -71,8 +71,14 @@ def from_pynapple(
     for name, values in (behaviour or {}).items():
         where = f"behaviour[{name!r}]"
         _check_type(values, (nap.Tsd, nap.TsdFrame, nap.TsdTensor), where)
-        samples = np.asarray(values.times()), np.asarray(values.values)
-        given[name] = _resampled(*samples, bins, bin_width, where)
+        times, samples = np.asarray(values.times()), np.asarray(values.values)
+        check_samples(times, samples, where)
+        given[name] = rows = resample(times, samples, bins, bin_width)
+        missing = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
+        if missing.any():
+            first = bins[np.argmax(missing)]
+            what = f"a bin at {first:g} s for samples from {times[0]:g} to {times[-1]:g} s"
+            raise InputError(what, where, "leave out the bins that were not sampled, or the series")
     seen = np.zeros(len(bins), bool)
     for begin, end in np.asarray(tsgroup.time_support.values):
         seen |= (bins >= begin - TOUCH) & (bins + bin_width <= end + 2 * TOUCH)
@@ -80,12 +86,12 @@ def from_pynapple(
 
 
 def to_pynapple(recording: Recording, values: Shaped[np.ndarray, "T ..."]) -> Any:
-    """Values of every bin as a Tsd, TsdFrame or TsdTensor, at the centres of the bins.
+    """Return values of every bin as a Tsd, TsdFrame or TsdTensor, at the centres of the bins.
 
     Its time support are the trials.
 
     Args:
-        recording: What the values were found from.
+        recording: Recording of the values.
         values: One row a bin: (bins,), (bins, columns) or more.
 
     Example:
@@ -115,10 +121,10 @@ def to_pynapple(recording: Recording, values: Shaped[np.ndarray, "T ..."]) -> An
 def from_neo(block_or_segment: Any, bin_width: float) -> Recording:
     """Bin the spike trains of a Neo block or segment.
 
-    Every segment is a trial, of as many whole bins as fit where all its spike trains were recorded.
-    Spike trains are the same unit if they have the same place in their segments, and must then have
-    the same name. Names, where all differ, become ids. Annotations that all segments have, or all
-    spike trains of the first, become columns of the trials and of the units. Signals are left out.
+    Every segment is a trial, of as many whole bins as fit into the time that all its spike trains
+    were recorded for. Spike trains at the same place in their segments are the same unit, and must
+    have the same name. Names become ids if all differ. Annotations of all segments, or of all spike
+    trains of the first, become columns of the trials and of the units. Signals are left out.
 
     Args:
         block_or_segment: A `neo.Block` or a `neo.Segment`.
@@ -170,12 +176,12 @@ def from_neo(block_or_segment: Any, bin_width: float) -> Recording:
 def to_neo(
     recording: Recording, values: Shaped[np.ndarray, "T ..."], units: str = "dimensionless"
 ) -> list[Any]:
-    """Values of every bin as a Neo AnalogSignal for each trial, sampled at the centres of the bins.
+    """Return values of every bin as one Neo AnalogSignal a trial, at the centres of the bins.
 
     Args:
-        recording: What the values were found from.
+        recording: Recording of the values.
         values: One row a bin: (bins,) or (bins, channels).
-        units: What the values are in, such as "mm/s".
+        units: Physical unit of the values, such as "mm/s".
 
     Example:
         >>> recording = Recording(np.zeros((3, 2), int), 0.5, lengths=(2, 1))
@@ -227,26 +233,13 @@ def _check_values(recording: Recording, values: Any) -> np.ndarray:
     return values
 
 
-def _resampled(
-    times: np.ndarray, values: np.ndarray, bins: np.ndarray, bin_width: float, where: str
-) -> np.ndarray:
-    check_samples(times, values, where)
-    rows = resample(times, values, bins, bin_width)
-    missing = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
-    if missing.any():
-        first = bins[np.argmax(missing)]
-        what = f"a bin at {first:g} s for samples from {times[0]:g} to {times[-1]:g} s"
-        raise InputError(what, where, "leave out the bins that were not sampled, or the series")
-    return rows
-
-
 def _bin_spans(
     spikes: Sequence[list[np.ndarray]],
     spans: list[tuple[float, float]],
     bin_width: float,
     where: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Counts of all trials, end to end, and their lengths."""
+    """Return counts of all trials, end to end, and their lengths."""
     check_bin_width(bin_width)
     counts = []
     for number, (times, (begin, end)) in enumerate(zip(spikes, spans, strict=True)):
@@ -259,12 +252,12 @@ def _bin_spans(
 
 
 def _texts(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Pandas keeps text as objects."""
+    """Return columns with text as NumPy keeps it, not as objects."""
     return {name: x.astype(str) if x.dtype.kind == "O" else x for name, x in columns.items()}
 
 
 def _shared(annotations: list[dict]) -> dict[str, np.ndarray]:
-    """Columns of the single values that all have."""
+    """Return columns of the single values that all annotations have."""
     single = (str, bool, int, float, np.generic)
     first, *rest = annotations
     names = [name for name in first if all(name in other for other in rest)]

@@ -1,98 +1,143 @@
-"""Estimates into plain files, bin after bin."""
+"""Estimates in npz and HDF5 files, whole or growing chunk by chunk, and the choice of a format.
+
+NWB files of estimates are written and read in `evkf.data.nwb_write`.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from evkf.data.arrays import HDF5
-from evkf.data.files import Arrays, import_h5py, replacing, write_hdf5, write_npz
+from evkf.analysis.estimates import Estimates
+from evkf.data.files import HDF5, Arrays, import_h5py, replacing, write_arrays_as
+from evkf.data.nwb_write import Annotations, write_nwb
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 
 CHUNK_BYTES = 1 << 18
-"""Of a dataset that grows."""
+"""Bytes of a chunk of an HDF5 dataset that grows."""
 
 
-class Growing:
-    """An HDF5 file whose arrays grow by the rows of every call."""
+def write_estimates(
+    path: str | os.PathLike,
+    recording: Recording,
+    estimates: Estimates,
+    *,
+    notes: Annotations | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write estimates in the format that the name ends in.
 
-    def __init__(self, file: Any):
-        self.file = file
+    npz and HDF5 files hold the arrays latent_mean, latent_cov, rates, predicted, elbo, times, fresh
+    and trial, one row a bin, with bin_width and unit_id; NWB files are those of `write_nwb`.
 
-    def add(self, arrays: Arrays) -> None:
-        """Put rows after those that are there; the first call says which arrays there are."""
-        for name, array in arrays.items():
-            if name not in self.file:
-                row = max(array[:1].nbytes, 1)
-                self.file.create_dataset(
-                    name,
-                    data=array,
-                    maxshape=(None, *array.shape[1:]),
-                    chunks=(max(CHUNK_BYTES // row, 1), *array.shape[1:]),
-                )
-                continue
-            stored = self.file[name]
-            before = len(stored)
-            stored.resize(before + len(array), axis=0)
-            stored[before:] = array
+    Args:
+        path: Ends in .nwb, .npz, .h5 or .hdf5.
+        recording: The filtered recording.
+        estimates: Estimates of its bins.
+        notes: Additions.
+        overwrite: True to replace an existing file.
+
+    Example:
+        >>> import tempfile
+        >>> recording = Recording(np.ones((2, 1), int), 0.02)
+        >>> estimates = Estimates(np.zeros((2, 1)), np.zeros((2, 1, 1)), np.zeros(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_estimates(f"{folder}/a.npz", recording, estimates)
+        ...     with np.load(f"{folder}/a.npz") as file:
+        ...         sorted(file.files)[:5]
+        ['bin_width', 'elbo', 'fresh', 'latent_cov', 'latent_mean']
+    """
+    place = Path(path)
+    if place.suffix == ".nwb":
+        write_nwb(path, recording, estimates, notes=notes, overwrite=overwrite)
+        return
+    if place.suffix not in (".npz", *HDF5):
+        raise InputError(f"a file named {place.name!r}", str(path), "end it in .nwb, .npz or .h5")
+    if estimates.times is None:
+        estimates = estimates._replace(**recording.bin_labels())
+    arrays = _constants(recording) | _columns(recording, estimates)
+    if notes is not None:
+        arrays |= {f"prediction_{name}": x for name, x in (notes.predictions or {}).items()}
+        if notes.source_times is not None:
+            arrays["source_times"] = notes.source_times
+        arrays["mark_times"] = np.array([mark.time for mark in notes.marks], float)
+        arrays["mark_texts"] = np.array([mark.text for mark in notes.marks], "U")
+    with replacing(place, overwrite) as part:
+        write_arrays_as(part, arrays)
 
 
 @contextmanager
 def growing_hdf5(
     path: str | os.PathLike, recording: Recording, overwrite: bool = False
-) -> Iterator[Growing]:
-    """A file to add estimates to, which takes its name when all was added.
+) -> Iterator[Callable[[Estimates], None]]:
+    """Open an HDF5 file that estimates are appended to; it takes its name when all are written.
 
     Args:
         path: Ends in .h5 or .hdf5.
-        recording: Whose units and bins they are; any part of it will do.
-        overwrite: Whether to write in place of a file that is there.
+        recording: The filtered recording, or a chunk of it: gives units and bin width.
+        overwrite: True to replace an existing file.
+
+    Yields:
+        Function that appends estimates.
 
     Example:
         >>> import tempfile
         >>> recording = Recording(np.ones((2, 1), int), 0.02)
+        >>> part = Estimates(np.zeros((2, 1)), np.zeros((2, 1, 1)), np.zeros(2))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with growing_hdf5(f"{folder}/a.h5", recording) as file:
-        ...         file.add({"elbo": np.zeros(2)})
-        ...         file.add({"elbo": np.ones(3)})
+        ...     with growing_hdf5(f"{folder}/a.h5", recording) as append:
+        ...         append(part)
+        ...         append(part._replace(elbo=np.ones(2)))
         ...     with import_h5py().File(f"{folder}/a.h5") as file:
         ...         file["elbo"][:].tolist(), file["unit_id"][:].tolist()
-        ([0.0, 0.0, 1.0, 1.0, 1.0], [0])
+        ([0.0, 0.0, 1.0, 1.0], [0])
     """
     place = Path(path)
     if place.suffix not in HDF5:
         raise InputError(f"a file named {place.name!r}", str(path), "end it in .h5 or .hdf5")
     with replacing(place, overwrite) as part:
-        write_hdf5(part, _constants(recording))
+        write_arrays_as(part, _constants(recording))
         with import_h5py().File(part, "a") as file:
-            yield Growing(file)
 
+            def append(estimates: Estimates) -> None:
+                for name, array in _columns(recording, estimates).items():
+                    if name in file:
+                        stored = file[name]
+                        before = len(stored)
+                        stored.resize(before + len(array), axis=0)
+                        stored[before:] = array
+                        continue
+                    rows = max(CHUNK_BYTES // max(array[:1].nbytes, 1), 1)
+                    shape = array.shape[1:]
+                    file.create_dataset(
+                        name, data=array, maxshape=(None, *shape), chunks=(rows, *shape)
+                    )
 
-def write_estimates(
-    path: str | os.PathLike, recording: Recording, arrays: Arrays, overwrite: bool = False
-) -> None:
-    """Write arrays of one row a bin with units, bins and where trials begin, to npz or HDF5.
-
-    Example:
-        >>> import tempfile
-        >>> recording = Recording(np.ones((2, 1), int), 0.02)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_estimates(f"{folder}/a.npz", recording, {"elbo": np.zeros(2)})
-        ...     with np.load(f"{folder}/a.npz") as file:
-        ...         sorted(file.files)
-        ['bin_width', 'elbo', 'unit_id']
-    """
-    place = Path(path)
-    whole = _constants(recording) | arrays
-    if place.suffix not in (".npz", *HDF5):
-        raise InputError(f"a file named {place.name!r}", str(path), "end it in .nwb, .npz or .h5")
-    with replacing(place, overwrite) as part:
-        (write_npz if place.suffix == ".npz" else write_hdf5)(part, whole)
+            yield append
 
 
 def _constants(recording: Recording) -> Arrays:
     return {"bin_width": np.asarray(recording.bin_width), "unit_id": recording.units["id"]}
+
+
+def _columns(recording: Recording, estimates: Estimates) -> Arrays:
+    """Return the arrays of a file with a row for every bin."""
+    rates = estimates.rates
+    if rates is None and estimates.predicted is not None:
+        # as from a live session, whose rates are predictions
+        rates = estimates.predicted / (1 if estimates.signals else recording.bin_width)
+    arrays = {
+        "latent_mean": estimates.mean,
+        "latent_cov": estimates.cov,
+        "rates": rates,
+        "predicted": estimates.predicted,
+        "variance": estimates.variance,
+        "elbo": estimates.elbo,
+        "times": estimates.times,
+        "fresh": estimates.fresh,
+        "trial": estimates.trial,
+    }
+    return {name: np.asarray(array) for name, array in arrays.items() if array is not None}

@@ -1,23 +1,33 @@
-"""Arrays by name in npz and HDF5 files: read whole or not at all, written whole or not at all."""
+"""Files that are read whole or not at all, and written whole or not at all: npz, HDF5, packages.
 
+Every module that reads or writes files uses this one.
+"""
+
+import importlib.util
+import math
 import os
+import platform
 import secrets
 import shutil
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evkf.data.installed import need
 from evkf.errors import InputError
 
+HDF5 = (".h5", ".hdf5")
+"""Endings of HDF5 files of arrays."""
+
 KINDS = "biufcSU"
-"""Kinds of numbers and text that both formats hold without pickle."""
+"""Kinds of numbers and text that npz and HDF5 hold without pickle."""
 
 BROKEN = (
     OSError,
@@ -31,13 +41,69 @@ BROKEN = (
     zlib.error,
     struct.error,
 )
-"""What NumPy, zipfile and h5py raise over a damaged file."""
+"""Exceptions of NumPy, zipfile and h5py over a damaged file."""
 
 Arrays = dict[str, np.ndarray]
 
 
+def version() -> str:
+    """Return the version of this package.
+
+    Example:
+        >>> version().split(".")[0].isdigit()
+        True
+    """
+    return sys.modules["evkf"].__version__  # this module is below it, and does not import it
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on.
+
+    Example:
+        >>> list(versions())
+        ['evkf', 'jax', 'jaxlib', 'numpy', 'python']
+    """
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    return {"evkf": version(), **libraries, "python": platform.python_version()}
+
+
+def need(what: str, extra: str, *packages: str) -> None:
+    """Raise an error if optional packages are not installed; nothing is imported.
+
+    Args:
+        what: Purpose of the packages, for the message.
+        extra: Extra of this package that installs them.
+        packages: Import names.
+
+    Example:
+        >>> need("the page", "web", "no_such_package")
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: the page needs no_such_package (in this installation): \
+pip install "evkf[web]"
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f'pip install "evkf[{extra}]"'
+        raise InputError(f"{what} needs {', '.join(missing)}", "this installation", remedy)
+
+
+def finite(value: Any) -> Any:
+    """Return a value for strict JSON: numbers that are not finite become None.
+
+    Example:
+        >>> finite({"elbo": float("nan"), "bins": [1, 2.5]})
+        {'elbo': None, 'bins': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def unreadable(path: Path, error: BaseException) -> InputError:
-    """The error for a file that is damaged or of another format than its name says.
+    """Return the error for a file that is damaged or of another format than its name says.
 
     Example:
         >>> unreadable(Path("day1.npz"), EOFError("no data left"))
@@ -49,7 +115,7 @@ again, or check its format')
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that is not there.
+    """Raise an error if a file does not exist.
 
     Example:
         >>> check_file(Path("nowhere.npz"))
@@ -62,7 +128,7 @@ def check_file(path: Path) -> None:
 
 
 def how_to_leave_out(name: str) -> str:
-    """The remedy for an array that is not needed.
+    """Return the remedy for an array that is not needed.
 
     Example:
         >>> how_to_leave_out("events")
@@ -73,7 +139,7 @@ def how_to_leave_out(name: str) -> str:
 
 @contextmanager
 def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
-    """A place to write to, moved to `path` when all is written and removed when that fails.
+    """Yield a temporary name to write to; move the file to `path` when all is written.
 
     Example:
         >>> import tempfile
@@ -90,7 +156,7 @@ def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
         raise InputError(
             "there is a file already", str(path), "name another, or pass overwrite=True"
         )
-    # What a link points to is replaced, not the link; and some writers look at the ending.
+    # the target of a link is replaced, not the link; some writers look at the ending
     place = path.resolve()
     part = place.with_name(f".{place.stem}.{secrets.token_hex(4)}.part{place.suffix}")
     try:
@@ -105,7 +171,11 @@ def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def read_npz(path: Path, leave_out: Collection[str] = ()) -> Arrays:
-    """All arrays of an npz file but those to be left out.
+    """Return the arrays of an npz file.
+
+    Args:
+        path: The file.
+        leave_out: Names of arrays not to read.
 
     Example:
         >>> import tempfile
@@ -115,112 +185,28 @@ def read_npz(path: Path, leave_out: Collection[str] = ()) -> Arrays:
         {'two': array([1., 1.])}
     """
     check_file(path)
+    arrays: Arrays = {}
+    name = ""
     try:
-        # np.load takes other files too, and of those says that they need pickle.
+        # np.load also takes other files, and reports that they need pickle
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
-            names = [name for name in content.files if name not in leave_out]
-            return {name: _member(content, name, path) for name in names}
-    except InputError:
-        raise
+            for name in content.files:
+                if name not in leave_out:
+                    arrays[name] = np.asarray(content[name])
     except BROKEN as error:
-        raise unreadable(path, error) from error
-
-
-def _member(content: Any, name: str, path: Path) -> np.ndarray:
-    try:
-        return np.asarray(content[name])
-    except ValueError as error:
         if "Object arrays" in str(error):
-            raise _objects(str(path), name) from error
-        raise
+            raise _python_objects(str(path), name) from error
+        raise unreadable(path, error) from error
+    return arrays
 
 
-def _objects(path: str, name: str) -> InputError:
+def _python_objects(path: str, name: str) -> InputError:
     remedy = f"save numbers or text, or {how_to_leave_out(name)}"
     return InputError("an array of Python objects or references", f"{path}: {name}", remedy)
 
 
-def write_npz(path: Path, arrays: Arrays) -> None:
-    """Write an npz file; names may hold strokes, as `units/area` does.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_npz(Path(folder) / "a.npz", {"units/area": np.ones(2)})
-        ...     read_npz(Path(folder) / "a.npz")
-        {'units/area': array([1., 1.])}
-    """
-    with path.open("xb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-
-
-@contextmanager
-def open_hdf5(path: Path, leave_out: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The datasets of an HDF5 file by their paths, but those to be left out.
-
-    Links are not followed: they may lead out of the file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_hdf5(Path(folder) / "a.h5", {"units/area": np.array(["M1", "PMd"])})
-        ...     with open_hdf5(Path(folder) / "a.h5") as datasets:
-        ...         {name: load(dataset) for name, dataset in datasets.items()}
-        {'units/area': array(['M1', 'PMd'], dtype='<U3')}
-    """
-    h5py = import_h5py()
-    check_file(path)
-    found: dict[str, Any] = {}
-
-    def collect(name: str | bytes, item: Any) -> None:
-        if isinstance(name, bytes):  # what h5py makes of names that are not UTF-8
-            name = name.decode("utf-8", "backslashreplace")
-        if isinstance(item, h5py.Dataset) and name not in leave_out:
-            found[name] = item
-
-    try:
-        with h5py.File(path, "r") as file:
-            file.visititems(collect)
-            yield found
-    except InputError:
-        raise
-    except BROKEN as error:
-        raise unreadable(path, error) from error
-
-
-def load(dataset: Any, rows: slice = slice(None)) -> np.ndarray:
-    """Rows of a dataset, with text as NumPy keeps it. `open_hdf5` has an example."""
-    h5py = import_h5py()
-    if dataset.shape == ():
-        rows = ()  # type: ignore[assignment]
-    text = h5py.check_string_dtype(dataset.dtype)
-    if text is None and dataset.dtype.kind == "O":
-        raise _objects(dataset.file.filename, dataset.name.strip("/"))
-    if text is None or (text.encoding == "ascii" and text.length is not None):
-        return np.asarray(dataset[rows])
-    return np.asarray(dataset.asstr()[rows]).astype(f"U{int(dataset.attrs.get('characters', 0))}")
-
-
-def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an HDF5 file; a stroke in a name makes a group. `open_hdf5` has an example."""
-    h5py = import_h5py()
-    for name in arrays:
-        if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
-            raise InputError(f"the name {name!r}", str(path), "name the column without dots and /")
-    with h5py.File(path, "x") as file:
-        for name, array in arrays.items():
-            if array.dtype.kind == "U":
-                # Of fixed length: over a damaged heap of other text HDF5 may hang.
-                text = np.char.encode(array, "utf-8")
-                kind = h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1))
-                stored = file.create_dataset(name, data=text.astype(kind))
-                stored.attrs["characters"] = array.dtype.itemsize // 4
-            else:
-                file.create_dataset(name, data=array)
-
-
 def import_h5py() -> Any:
-    """h5py, or what to install.
+    """Return the module h5py; raise an error that names the extra if it is not installed.
 
     Example:
         >>> import_h5py().__name__
@@ -230,3 +216,84 @@ def import_h5py() -> Any:
     import h5py
 
     return h5py
+
+
+@contextmanager
+def open_hdf5(path: Path, leave_out: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the datasets of an HDF5 file by their paths.
+
+    Links are not followed: they may lead out of the file.
+
+    Args:
+        path: The file.
+        leave_out: Paths of datasets to leave out.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays_as(Path(folder) / "a.h5", {"units/area": np.array(["M1", "PMd"])})
+        ...     with open_hdf5(Path(folder) / "a.h5") as datasets:
+        ...         {name: load(dataset) for name, dataset in datasets.items()}
+        {'units/area': array(['M1', 'PMd'], dtype='<U3')}
+    """
+    h5py = import_h5py()
+    check_file(path)
+    datasets: dict[str, Any] = {}
+
+    def collect(name: str | bytes, item: Any) -> None:
+        if isinstance(name, bytes):  # h5py's form of names that are not UTF-8
+            name = name.decode("utf-8", "backslashreplace")
+        if isinstance(item, h5py.Dataset) and name not in leave_out:
+            datasets[name] = item
+
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(collect)
+            yield datasets
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+
+
+def load(dataset: Any, rows: slice = slice(None)) -> np.ndarray:
+    """Return rows of an HDF5 dataset, with text as NumPy keeps it. `open_hdf5` has an example."""
+    h5py = import_h5py()
+    if dataset.shape == ():
+        rows = ()  # type: ignore[assignment]
+    text = h5py.check_string_dtype(dataset.dtype)
+    if text is None and dataset.dtype.kind == "O":
+        raise _python_objects(dataset.file.filename, dataset.name.strip("/"))
+    if text is None or (text.encoding == "ascii" and text.length is not None):
+        return np.asarray(dataset[rows])
+    return np.asarray(dataset.asstr()[rows]).astype(f"U{int(dataset.attrs.get('characters', 0))}")
+
+
+def write_arrays_as(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a new npz or HDF5 file, by its ending; a stroke in a name makes an HDF5 group.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays_as(Path(folder) / "a.npz", {"units/area": np.ones(2)})
+        ...     read_npz(Path(folder) / "a.npz")
+        {'units/area': array([1., 1.])}
+    """
+    if path.suffix == ".npz":
+        with path.open("xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        return
+    h5py = import_h5py()
+    for name in arrays:
+        if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+            raise InputError(f"the name {name!r}", str(path), "name the column without dots and /")
+    with h5py.File(path, "x") as file:
+        for name, array in arrays.items():
+            if array.dtype.kind == "U":
+                # of fixed length: over a damaged heap of other text HDF5 may hang
+                text = np.char.encode(array, "utf-8")
+                kind = h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1))
+                stored = file.create_dataset(name, data=text.astype(kind))
+                stored.attrs["characters"] = array.dtype.itemsize // 4
+            else:
+                file.create_dataset(name, data=array)

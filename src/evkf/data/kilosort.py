@@ -1,9 +1,9 @@
-"""Folders that Kilosort wrote and Phy curated."""
+"""Recordings from folders that Kilosort wrote and Phy curated."""
 
 import ast
 import csv
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +24,27 @@ def read_kilosort(
     start: float | None = None,
     stop: float | None = None,
 ) -> Recording:
-    """Bin the spikes of a Kilosort or Phy folder.
+    r"""Bin the spikes of a Kilosort or Phy folder.
 
-    Needs `params.py` (of which `sample_rate` is read, and nothing is run), `spike_times.npy` in
-    samples, `spike_clusters.npy`, and labels: those of `cluster_group.tsv`; where there is no such
-    file those under `group` in `cluster_info.tsv`; else those of `cluster_KSLabel.tsv`. All columns
-    of these files become columns of the units. Clusters without a spike are left out.
+    Needs `params.py` (only `sample_rate` is read, and nothing is run), `spike_times.npy` in
+    samples, `spike_clusters.npy`, and labels: those of `cluster_group.tsv`; without this file those
+    under `group` in `cluster_info.tsv`; else those of `cluster_KSLabel.tsv`. All columns of these
+    files become columns of the units. Clusters without a spike are left out.
 
     Args:
-        folder: Where the files are.
+        folder: The folder.
         bin_width: In seconds.
         groups: Labels of the clusters to take.
-        start: Of the first bin, in seconds; 0 unless given.
-        stop: Where the last whole bin ends at the latest; unless given, the last bin is the one of
-            the last spike of any cluster.
+        start: Begin of the first bin in seconds; 0 by default.
+        stop: Latest end of the last whole bin; by default the last bin is that of the last spike of
+            any cluster.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     place = Path(folder)
         ...     _ = (place / "params.py").write_text("sample_rate = 1000.")
-        ...     _ = (place / "cluster_group.tsv").write_text("cluster_id\\tgroup\\n3\\tgood\\n")
+        ...     _ = (place / "cluster_group.tsv").write_text("cluster_id\tgroup\n3\tgood\n")
         ...     np.save(place / "spike_times.npy", np.array([1, 12, 15], np.uint64))
         ...     np.save(place / "spike_clusters.npy", np.array([3, 3, 5], np.int32))
         ...     recording = read_kilosort(folder, bin_width=0.01)
@@ -79,7 +79,8 @@ def read_kilosort(
         what = f"no whole bin of {bin_width} s from {begin} s to {stop or samples[-1] / rate} s"
         raise InputError(what, str(folder), "pass start and stop in seconds, further apart")
     counts = np.zeros((num_bins, len(ids)), np.int32)
-    for rows in _chunks(len(samples)):
+    for first in range(0, len(samples), CHUNK):
+        rows = slice(first, first + CHUNK)
         bins = bin_index(samples[rows] / rate, begin, bin_width)
         units = np.minimum(np.searchsorted(ids, clusters[rows]), len(ids) - 1)
         taken = (ids[units] == clusters[rows]) & (bins >= 0) & (bins < num_bins)
@@ -94,10 +95,6 @@ def read_kilosort(
         units={**columns, "id": ids},
         source=str(folder),
     )
-
-
-def _chunks(total: int) -> Iterator[slice]:
-    return (slice(first, first + CHUNK) for first in range(0, total, CHUNK))
 
 
 def _sample_rate(path: Path) -> float:
@@ -125,7 +122,7 @@ def _map(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except BROKEN as error:
         raise unreadable(path, error) from error
-    # MATLAB writes columns.
+    # MATLAB writes columns
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "iu"
@@ -138,10 +135,11 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _check_spikes(samples: np.ndarray, clusters: np.ndarray, source: str) -> list[int]:
-    """Refuse spikes out of order; which clusters have spikes."""
+    """Return the clusters with spikes; raise an error for spikes out of order."""
     present: set[int] = set()
-    for rows in _chunks(len(samples)):
-        # One spike more at the front, to compare chunks with each other too.
+    for begin in range(0, len(samples), CHUNK):
+        rows = slice(begin, begin + CHUNK)
+        # one more spike at the front, to compare chunks with each other too
         first = max(rows.start - 1, 0)
         piece = np.asarray(samples[first : rows.stop])
         wrong = piece[1:] < piece[:-1]
@@ -155,9 +153,9 @@ def _check_spikes(samples: np.ndarray, clusters: np.ndarray, source: str) -> lis
 
 
 def _labels(folder: Path) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
-    """The label of every cluster, and all columns of the files of labels by cluster."""
+    """Return the label of every cluster, and all columns of the label files by cluster."""
     table: dict[str, dict[int, str]] = {}
-    # What comes later wins: Phy's own file of groups over what it exported.
+    # later files win: Phy's own file of groups over its export
     for name in ("cluster_KSLabel.tsv", "cluster_info.tsv", "cluster_group.tsv"):
         if (folder / name).is_file():
             table |= _read_tsv(folder / name)
@@ -193,7 +191,7 @@ def _read_tsv(path: Path) -> dict[str, dict[int, str]]:
 
 
 def _column(cells: list[str]) -> np.ndarray:
-    """Numbers where all cells that are filled hold such, NaN where they are not; else text."""
+    """Return numbers if all filled cells are numbers, with NaN for empty ones; else text."""
     try:
         return np.array([float(cell) if cell else np.nan for cell in cells])
     except ValueError:

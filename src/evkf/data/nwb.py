@@ -1,57 +1,41 @@
-"""Recordings from NWB files: spikes into bins, trials, behaviour, and what was not observed."""
+"""Recordings from NWB files: binned spikes, trials, behaviour and masks; whole or in chunks."""
 
 import os
-import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from evkf.data._nwb_file import (
+from evkf.data.binning import bin_index, bin_trials, check_bin_width, resample, whole_bins
+from evkf.data.nwb_file import (
     INVALID,
     MODULE,
     TRIALS,
-    Query,
+    Units,
     clock,
     find_series,
-    masked,
     open_nwb,
     read_intervals,
     read_series,
     read_table,
     select,
+    warn,
 )
-from evkf.data._nwb_units import Units
-from evkf.data.binning import bin_trials, check_bin_width, resample, whole_bins
-from evkf.data.recording import Columns, Recording, Series
+from evkf.data.recording import Columns, Query, Reading, Recording, Series
 from evkf.errors import InputError
 from evkf.numerics.trials import bins_of
 
-
-class NwbWarning(UserWarning):
-    """Not all that was asked for is in a file, or its readers should know something of it."""
-
-
-def warn(message: str) -> None:
-    """Warn the caller of this package, whichever of its functions was called."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("evkf."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, NwbWarning, stacklevel=level)
+BUFFER, LEAST = 1 << 24, 4096
+"""Bytes of spikes of all units that `stream_nwb` holds, and the fewest spikes of each unit."""
 
 
 def read_nwb(
     path: str | os.PathLike,
-    bin_width: float,
+    bin_width: float | None = None,
     align: str | None = None,
     window: tuple[float, float] | None = None,
-    behaviour: Sequence[str] = (),
-    units: Query = None,
-    min_rate: float = 0.0,
-    blank: Float[np.ndarray, "W 2"] | None = None,
-    trials: Query = None,
+    **settings: Any,
 ) -> Recording:
     """Read a session, or its trials, from an NWB file.
 
@@ -60,26 +44,22 @@ def read_nwb(
 
     Args:
         path: An NWB 2 file.
-        bin_width: In seconds.
+        bin_width: In seconds; 0.02 by default.
         align: A column of the trials table with times that lie within the trials or near them, one
-            trial a row; rows without that time are left out, with an `NwbWarning`. None reads the
+            trial a row; rows without a time are left out, with an `NwbWarning`. None reads the
             session as a single trial: from the first to the last of the units' `obs_intervals`,
             else from 0 to the last spike.
         window: Seconds from `align` to begin and end at, such as (-0.25, 0.45); without one a trial
             goes on to its `stop_time`. As many whole bins as fit are read.
-        behaviour: Names or paths of series under processing and acquisition. A bin has the mean of
-            its samples, interpolated where it has none; bins that a series does not cover are NaN,
-            with an `NwbWarning`.
-        units: Which to read: columns of the units table with their value or values, such as
-            {"quality": "good"}, or ids; all by default.
-        min_rate: Leave out units of fewer observed spikes per second.
-        blank: More windows (start, stop) in seconds to mask.
-        trials: Which rows of the trials table to read, as for `units`.
+        settings: Other fields of `Reading`: `behaviour`, names or paths of series under processing
+            and acquisition (a bin has the mean of its samples, interpolated if there are none; bins
+            that a series does not cover are NaN, with an `NwbWarning`); `units`; `trials`;
+            `min_rate`; `blank`.
 
     Returns:
         The recording. Its units have the table's columns of one value a unit, "electrode_group" and
         "rate" (the file's own being "rate_in_file"), its trials all columns that are no references.
-        A column "unit_name" in which no name is twice gives the ids of the units.
+        A column "unit_name" with unique names gives the ids of the units.
 
     Example:
         >>> read_nwb("nowhere.nwb", 0.02)
@@ -87,47 +67,50 @@ def read_nwb(
         ...
         evkf.errors.InputError: no such file (in nowhere.nwb): check the name
     """
-    source = str(path)
-    check_bin_width(bin_width)
+    reading = Reading(bin_width, align, window, **settings)
+    source, width = str(path), reading.width
+    check_bin_width(width)
     with open_nwb(path) as file:
         table = Units(file, source)
         columns = table.columns(file)
-        chosen = select(columns, units, f"{source}: units")
+        chosen = select(columns, reading.units, f"{source}: units")
         if align is None:
-            if window is not None or trials is not None:
-                what, remedy = (
-                    "a window or trials, but nothing to align to",
-                    "pass --align COLUMN (align in Python), such as start_time",
-                )
+            if window is not None or reading.trials is not None:
+                what = "a window or trials, but nothing to align to"
+                remedy = "pass --align COLUMN (align in Python), such as start_time"
                 raise InputError(what, f"{source}: trials", remedy)
-            start, num = table.session(bin_width)
+            start, num = table.session(width)
             starts, lengths, rows = np.array([start]), np.array([num]), {}
         else:
-            starts, lengths, rows = _read_trials(file, source, bin_width, align, window, trials)
-        begins = np.repeat(starts, lengths) + bin_width * bins_of(lengths)
+            starts, lengths, rows = _read_trials(file, source, width, align, window, reading.trials)
+        begins = np.repeat(starts, lengths) + width * bins_of(lengths)
         counts = np.empty((len(begins), len(chosen)), np.int32)
         for column, unit in enumerate(chosen):
             times = table.read(unit, *table.bounds(unit))
-            counts[:, column] = bin_trials(times, starts, lengths, bin_width)
-        names = (behaviour,) if isinstance(behaviour, str) else behaviour
+            counts[:, column] = bin_trials(times, starts, lengths, width)
         series = {
-            name.rpartition("/")[2]: _read_behaviour(file, source, name, begins, bin_width)
-            for name in names
+            name.rpartition("/")[2]: _read_behaviour(file, source, name, begins, width)
+            for name in reading.behaviour
         }
         recording = Recording(
             counts,
-            bin_width,
+            width,
             lengths=tuple(lengths.tolist()),
             start_times=starts,
-            masks=table.masks(chosen, begins, bin_width),
+            masks=table.masks(chosen, begins, width),
             behaviour={name: values for name, (values, _) in series.items()},
             trials=rows,
             units={name: values[chosen] for name, values in columns.items()},
             source=source,
             series={name: about for name, (_, about) in series.items()},
-        )
-        recording = masked(recording, file, blank)
-    return _with_rates(recording, min_rate)
+        ).blanked(read_intervals(file, INVALID))
+    if reading.blank is not None:
+        recording = recording.blanked(reading.blank)
+    rates = recording.rates()
+    if "rate" in recording.units:
+        recording.units["rate_in_file"] = recording.units["rate"]
+    recording.units["rate"] = rates
+    return recording.pick(rates >= reading.min_rate) if reading.min_rate > 0 else recording
 
 
 def read_nlb(
@@ -142,7 +125,7 @@ def read_nlb(
     Args:
         path: A file from DANDI, such as sub-Jenkins_ses-full_desc-train_behavior+ecephys.nwb.
         bin_width: In seconds.
-        split: "train", "val" or what else the trials are called.
+        split: Value of the trial column "split", such as "train" or "val".
         align: As for `read_nwb`.
         window: As for `read_nwb`.
 
@@ -159,20 +142,79 @@ def read_nlb(
     with open_nwb(path) as file:
         there = {name.rpartition("/")[2] for name in find_series(file)}
     velocity = [name for name in ("hand_vel", "finger_vel") if name in there]
-    return read_nwb(path, bin_width, align, window, velocity, trials={"split": split})
+    return read_nwb(path, bin_width, align, window, behaviour=velocity, trials={"split": split})
+
+
+def stream_nwb(
+    path: str | os.PathLike,
+    bin_width: float,
+    chunk_bins: int = 10_000,
+    units: Query = None,
+    blank: Float[np.ndarray, "W 2"] | None = None,
+) -> Iterator[Recording]:
+    """Read a session in consecutive chunks; memory does not grow with its length.
+
+    End to end the chunks are the recording of `read_nwb` without `align`, except for the rates.
+
+    Args:
+        path: As for `read_nwb`.
+        bin_width: In seconds.
+        chunk_bins: Bins of a chunk; the last may have fewer.
+        units: As for `read_nwb`.
+        blank: As for `read_nwb`.
+
+    Yields:
+        Recordings of one trial each.
+
+    Example:
+        >>> next(stream_nwb("nowhere.nwb", 0.02))
+        Traceback (most recent call last):
+        ...
+        evkf.errors.InputError: no such file (in nowhere.nwb): check the name
+    """
+    source = str(path)
+    check_bin_width(bin_width)
+    if chunk_bins < 1:
+        raise InputError(f"chunk_bins = {chunk_bins}", "chunk_bins", "pass 1 or more")
+    with open_nwb(path) as file:
+        table = Units(file, source)
+        columns = table.columns(file)
+        chosen = select(columns, units, f"{source}: units")
+        columns = {name: values[chosen] for name, values in columns.items()}
+        start, num = table.session(bin_width)
+        block = max(LEAST, BUFFER // (4 * len(chosen)))
+        readers = [_UnitReader(table, unit, start, bin_width, num, block) for unit in chosen]
+        for first in range(0, num, chunk_bins):
+            length = min(chunk_bins, num - first)
+            begins = start + bin_width * np.arange(first, first + length)
+            counts = np.empty((length, len(chosen)), np.int32)
+            for column, reader in enumerate(readers):
+                counts[:, column] = reader.count(first, length)
+            chunk = Recording(
+                counts,
+                bin_width,
+                start_times=begins[:1],
+                masks=table.masks(chosen, begins, bin_width),
+                units=columns,
+                source=source,
+            )
+            chunk = chunk.blanked(read_intervals(file, INVALID))
+            yield chunk if blank is None else chunk.blanked(blank)
+        for reader in readers:
+            reader.finish()
 
 
 def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
-    """What is in an NWB file, without its spike times being read.
+    """Return the contents of an NWB file; spike times are not read.
 
     Args:
         path: As for `read_nwb`.
 
     Returns:
         Text, numbers, lists and dictionaries: "path", "nwb_version", "session" (its description),
-        "units", "unit_columns", "spikes", "start" and "stop" in seconds, "observed" (whether units
+        "units", "unit_columns", "spikes", "start" and "stop" in seconds, "observed" (True if units
         have `obs_intervals`), "trials", "trial_columns", "behaviour" (path to shape, rate in Hz and
-        unit), "results" (names of what `write_nwb` wrote) and "invalid_times".
+        unit), "results" (names of the series of `write_nwb`) and "invalid_times".
 
     Example:
         >>> list_nwb("nowhere.nwb")
@@ -186,6 +228,15 @@ def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
         start, stop, open_end = table.span()
         trials = file.get(TRIALS)
         description = file.get("session_description")
+        behaviour = {}
+        for name, series in find_series(file).items():
+            data, even = series["data"], clock(series)
+            rate = None if even is None else even[1]
+            if rate is None and len(series["timestamps"]) > 1:
+                times = series["timestamps"]
+                rate = float((len(times) - 1) / (times[-1] - times[0]))
+            unit = str(data.attrs.get("unit", ""))
+            behaviour[name] = {"shape": list(data.shape), "rate": rate, "unit": unit}
         return {
             "path": source,
             "nwb_version": str(file.attrs["nwb_version"]),
@@ -198,19 +249,10 @@ def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
             "observed": not open_end,
             "trials": 0 if trials is None else len(trials["id"]),
             "trial_columns": [] if trials is None else [str(x) for x in trials.attrs["colnames"]],
-            "behaviour": {name: _describe(series) for name, series in find_series(file).items()},
+            "behaviour": behaviour,
             "results": list(file.get(f"processing/{MODULE}", ())),
             "invalid_times": read_intervals(file, INVALID).tolist(),
         }
-
-
-def _describe(series: Any) -> dict[str, Any]:
-    data, even = series["data"], clock(series)
-    rate = None if even is None else even[1]
-    if rate is None and len(series["timestamps"]) > 1:
-        times = series["timestamps"]
-        rate = float((len(times) - 1) / (times[-1] - times[0]))
-    return {"shape": list(data.shape), "rate": rate, "unit": str(data.attrs.get("unit", ""))}
 
 
 def _read_trials(
@@ -221,7 +263,7 @@ def _read_trials(
     window: tuple[float, float] | None,
     query: Query,
 ) -> tuple[np.ndarray, np.ndarray, Columns]:
-    """Starts, bins and columns of the trials that can be read."""
+    """Return starts, numbers of bins and columns of the trials that can be read."""
     where = f"{source}: trials"
     if TRIALS not in file or not len(file[TRIALS]["id"]):
         raise InputError("no trials", where, "leave out align to read the session as one")
@@ -241,7 +283,7 @@ def _read_trials(
         begin, end = window
         if not (np.isfinite([begin, end]).all() and begin < end):
             raise InputError(f"window {window}", "window", "pass FROM before TO, such as -0.3 0.7")
-        # of the window itself, so that rounding of the times makes no trial shorter than another
+        # from the window itself, so that rounding of times makes no trial shorter than another
         starts, spans = onset + begin, np.full(len(onset), end - begin)
     known = np.isfinite(starts + spans)
     if not known.all():
@@ -262,7 +304,7 @@ def _read_trials(
 
 
 def _holds_times(table: Columns, name: str) -> bool:
-    """Whether most of a column is within its trials, or nearly all near them and as far apart."""
+    """True if most of a column lies within its trials, or nearly all of it near and as spread."""
     values, start, stop = table[name], table["start_time"], table["stop_time"]
     if name == "id" or values.dtype.kind not in "iuf" or values.ndim != 1:
         return False
@@ -273,16 +315,17 @@ def _holds_times(table: Columns, name: str) -> bool:
     values, start, stop = values[known], start[known], stop[known]
     if ((values >= start) & (values <= stop)).mean() > 0.5:
         return True
-    # a cue or a reward may be outside its trial, but hardly further than the next one is
+    # a cue or a reward may lie outside its trial, but hardly further away than the next trial
     slack = np.maximum(stop - start, np.median(apart) if len(apart) else 0.0)
     near = (values >= start - slack) & (values <= stop + slack)
-    # reaction times and the like are near a few trials too, those at the beginning of a session
+    # durations such as reaction times lie near the first trials of a session only
     return bool(near.mean() >= 0.8 and np.ptp(values[near]) >= 0.5 * np.ptp(start[near]))
 
 
 def _read_behaviour(
     file: Any, source: str, name: str, begins: np.ndarray, bin_width: float
 ) -> tuple[np.ndarray, Series]:
+    """Return one row a bin of a behavioural series, and its unit and kind."""
     series = find_series(file)
     wanted = name.strip("/")
     found = [path for path in series if path == wanted or path.endswith(f"/{wanted}")]
@@ -302,18 +345,43 @@ def _read_behaviour(
     if outside.any():
         what = f"covers {times[0]:g} to {times[-1]:g} s; {outside.sum()} bins outside are NaN"
         warn(f"{where} {what}")
-    return rows, _about(series[found[0]])
-
-
-def _about(series: Any) -> Series:
-    kinds = [str(group.attrs.get("neurodata_type", "")) for group in (series, series.parent)]
+    chosen = series[found[0]]
+    kinds = [str(group.attrs.get("neurodata_type", "")) for group in (chosen, chosen.parent)]
     position = kinds[0] == "SpatialSeries" or kinds[1] == "Position"
-    return Series(str(series["data"].attrs.get("unit", "")), position)
+    return rows, Series(str(chosen["data"].attrs.get("unit", "")), position)
 
 
-def _with_rates(recording: Recording, min_rate: float) -> Recording:
-    rates = recording.rates()
-    if "rate" in recording.units:
-        recording.units["rate_in_file"] = recording.units["rate"]
-    recording.units["rate"] = rates
-    return recording if min_rate <= 0 else recording.pick(rates >= min_rate)
+class _UnitReader:
+    """Counter of one unit, bin after bin, that holds a block of its spikes."""
+
+    def __init__(
+        self, table: Units, unit: int, start: float, bin_width: float, num: int, block: int
+    ):
+        self.table, self.unit, self.start, self.bin_width = table, unit, start, bin_width
+        self.num, self.dtype = num, np.int32 if num < 2**31 else np.int64
+        self.at, self.end = table.bounds(unit)
+        self.block, self.after = block, -np.inf
+        self.held = np.zeros(0, self.dtype)
+
+    def _load(self) -> None:
+        end = min(self.at + self.block, self.end)
+        times = self.table.read(self.unit, self.at, end, self.after)
+        self.at, self.after = end, times[-1]
+        index = bin_index(times, self.start, self.bin_width)
+        self.held = np.clip(index, -1, self.num).astype(self.dtype)
+
+    def count(self, first: int, length: int) -> Int[np.ndarray, " T"]:
+        """Count the spikes of the next bins; earlier spikes are passed over."""
+        counts = np.zeros(length, np.int64)
+        while True:
+            low, high = np.searchsorted(self.held, [first, first + length])
+            counts += np.bincount(self.held[low:high] - first, minlength=length)
+            self.held = self.held[high:]
+            if len(self.held) or self.at == self.end:
+                return counts
+            self._load()
+
+    def finish(self) -> None:
+        """Check the order of the spikes after the last bin."""
+        while self.at < self.end:
+            self._load()

@@ -1,7 +1,7 @@
-"""`Recording`: what an experiment gave, binned, whatever file it came from."""
+"""`Recording`, a binned experiment from any file, and `Reading`, the settings of reading one."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -13,12 +13,69 @@ from evkf.numerics.trials import bins_of
 
 Columns = dict[str, Shaped[np.ndarray, "..."]]
 SPEED = re.compile(r"\s*(/\s*s(ec)?|per\s+s(ec|econd)?|\s+s\^?-1)\s*$", re.IGNORECASE)
-"""How units of speed end."""
+"""Endings of units of speed."""
 NO_UNIT = ("", "unknown", "n/a", "a.u.")
+BIN_WIDTH = 0.02
+"""Seconds, where neither the file nor the settings give a width."""
+
+Query = Mapping[str, Any] | Sequence[Any] | np.ndarray | None
+"""Rows of a table: columns with the wanted value or values, or ids; None for all."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings of reading a recording, shared by Python and the command line.
+
+    Attributes:
+        bin_width: Seconds; None for the file's own, and 0.02 for spike times.
+        align: Column of the NWB trials table with the times that trials are aligned to. None reads
+            an NWB session as a single trial.
+        window: Begin and end of a trial in seconds from `align`; without a window a trial ends at
+            its `stop_time`.
+        behaviour: Names of the behavioural series to read; in files other than NWB they must be
+            there and finite.
+        min_rate: Observed spikes per second below which units are left out.
+        groups: Labels of the clusters to take from a Kilosort folder; None for "good".
+        units: Units of an NWB file to take: columns with the wanted value or values, or ids.
+        trials: Trials of an NWB file to take, as for `units`.
+        blank: Windows (start, stop) of an NWB file in seconds to mask as well.
+        signals: True if npz, HDF5 and CSV files hold continuous signals in place of counts.
+        leave_out: Names of arrays (npz, HDF5) or columns (CSV) not to read.
+
+    Example:
+        >>> Reading(align="go_cue", window=(-0.2, 0.6)).width
+        0.02
+    """
+
+    bin_width: float | None = None
+    align: str | None = None
+    window: tuple[float, float] | None = None
+    behaviour: Sequence[str] = ()
+    min_rate: float = 0.0
+    groups: Collection[str] | None = None
+    units: Query = None
+    trials: Query = None
+    blank: Float[np.ndarray, "W 2"] | None = None
+    signals: bool = False
+    leave_out: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("behaviour", "leave_out"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else value)
+
+    @property
+    def width(self) -> float:
+        """Bin width for spike times, in seconds."""
+        return BIN_WIDTH if self.bin_width is None else self.bin_width
 
 
 class Series(NamedTuple):
-    """What a file says of a series of behaviour.
+    """Unit and kind of a behavioural series, as its file gives them.
+
+    Attributes:
+        unit: Physical unit; empty where not given.
+        position: True for a position in space.
 
     Example:
         >>> Series("cm/s").velocity, Series("cm", position=True).velocity
@@ -29,16 +86,15 @@ class Series(NamedTuple):
 
     unit: str = ""
     position: bool = False
-    """Whether it is stored as a position in space."""
 
     @property
     def velocity(self) -> bool:
-        """Whether it is to be summed up for a path: all but positions, unless in units of speed."""
+        """True if a path is its integral: all but positions, unless in units of speed."""
         return not self.position or SPEED.search(self.unit) is not None
 
     @property
     def of_path(self) -> str:
-        """The unit of the path that it makes."""
+        """Unit of the path of a position, or of an integrated velocity."""
         if self.unit in NO_UNIT or (self.velocity and not SPEED.search(self.unit)):
             return "a.u."
         return SPEED.sub("", self.unit)
@@ -46,23 +102,22 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Binned counts of trials laid end to end, with all that is known of bins, trials and units.
+    """Binned counts of trials laid end to end, with columns for bins, trials and units.
 
-    A recording without trials is a single one. Nothing is changed on the way in: what does not fit
-    is refused.
+    A recording without trials is a single trial. Input is checked, never changed.
 
     Attributes:
         counts: Spikes of every bin and unit, (bins, units); whole numbers, or real ones for
             continuous signals.
         bin_width: In seconds.
         lengths: Bins of every trial.
-        start_times: When the first bin of every trial begins, in seconds of the session.
+        start_times: Begin of the first bin of every trial, in seconds of the session.
         masks: True where observed, (bins, units).
         behaviour: Columns of one row a bin, (bins,) or (bins, coordinates).
         trials: Columns of one row a trial: condition, target and the like.
         units: Columns of one row a unit; "id" is always there.
-        source: Where it came from, for messages.
-        series: What the file says of columns of `behaviour`, where it says anything.
+        source: Name of the file, for messages.
+        series: Units and kinds of columns of `behaviour`, where the file gives them.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2], [3, 1]])
@@ -139,17 +194,17 @@ class Recording:
 
     @property
     def num_bins(self) -> int:
-        """Bins of all trials."""
+        """Number of bins of all trials."""
         return len(self.counts)
 
     @property
     def num_units(self) -> int:
-        """Units."""
+        """Number of units."""
         return self.counts.shape[1]
 
     @property
     def num_trials(self) -> int:
-        """Trials; one for a recording without."""
+        """Number of trials; one for a recording without trials."""
         return len(self.lengths)
 
     @property
@@ -171,14 +226,37 @@ class Recording:
 
     @property
     def times(self) -> Float[np.ndarray, " T"]:
-        """When every bin begins, in seconds of the session."""
+        """Begin of every bin, in seconds of the session."""
         return np.repeat(self.start_times, self.lengths) + self.bin_width * bins_of(self.lengths)
 
     @property
     def gap_free(self) -> bool:
-        """Whether every trial begins where the one before ended."""
+        """True if every trial begins where the one before ended."""
         ends = self.start_times + self.bin_width * np.asarray(self.lengths)
         return bool(np.all(np.abs(self.start_times[1:] - ends[:-1]) < 1e-6 * self.bin_width))
+
+    def bin_labels(
+        self, fresh: Bool[np.ndarray, " T"] | None = None, numbers: np.ndarray | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of `evkf.analysis.estimates.Estimates` that say which bins they are of.
+
+        Bins have the id of their trial, or its number if trials have no ids; neither if an NWB
+        session was read as a single trial.
+
+        Args:
+            fresh: True where a trial begins; those of the recording by default.
+            numbers: Numbers of the trials of a chunk; from zero by default.
+        """
+        ids = self.trials.get("id", np.zeros(0, str))
+        if ids.dtype.kind not in "iu":
+            ids = np.arange(self.num_trials) if numbers is None else numbers
+            ids = None if self.source.endswith(".nwb") else ids
+        return {
+            "times": self.times,
+            "fresh": self.fresh if fresh is None else fresh,
+            "trial": None if ids is None else ids[self.trial_of_bin],
+            "units": self.units["id"],
+        }
 
     def split(self, array: Shaped[np.ndarray, "T ..."]) -> list[np.ndarray]:
         """Cut an array of all bins into trials."""
@@ -187,14 +265,14 @@ class Recording:
         return np.split(array, np.cumsum(self.lengths)[:-1])
 
     def rates(self) -> Float[np.ndarray, " N"]:
-        """Observed spikes per second of every unit; NaN where it was never observed."""
+        """Return observed spikes per second of every unit; NaN for units never observed."""
         seen = self.masks.sum(axis=0)
         total = self.observed.sum(axis=0)
         with np.errstate(invalid="ignore"):
             return total / (seen * self.bin_width)
 
     def take(self, trials: Sequence[int] | np.ndarray) -> Self:
-        """Only these trials, in this order."""
+        """Return these trials, in this order."""
         index = np.asarray(trials, int)
         if index.ndim != 1 or not len(index):
             self._refuse(f"trials {trials}", "trials", "name one or more trials")
@@ -214,7 +292,7 @@ class Recording:
         )
 
     def pick(self, units: Sequence[int] | np.ndarray) -> Self:
-        """Only these units, by index or as a boolean array."""
+        """Return these units, given by index or as a boolean array."""
         index = np.arange(self.num_units)[np.asarray(units)]
         if not len(index):
             self._refuse("no units left", "units", "keep one or more; lower the least rate")
@@ -226,10 +304,10 @@ class Recording:
         )
 
     def rebinned(self, factor: int, signals: bool = False) -> Self:
-        """Bins `factor` times as wide: counts added, or signals averaged; behaviour averaged.
+        """Return bins `factor` times as wide: counts added, signals and behaviour averaged.
 
-        A wide bin of a unit is observed only if all its parts were. Bins at the end of a trial that
-        do not fill a wide one are left out, which is why the trials' lengths should be multiples.
+        A wide bin of a unit is observed if all its parts were. Bins at the end of a trial that do
+        not fill a wide bin are left out.
         """
         if factor < 1:
             self._refuse(f"factor = {factor}", "factor", "pass 1 or more")
@@ -260,7 +338,7 @@ class Recording:
         )
 
     def blanked(self, windows: Float[np.ndarray, "W 2"]) -> Self:
-        """With every bin that touches a window of time (start, stop) taken as not observed."""
+        """Return the recording with bins that touch a time window (start, stop) masked."""
         windows = np.asarray(windows, float)
         if windows.ndim != 2 or windows.shape[1] != 2 or np.any(windows[:, 1] < windows[:, 0]):
             what = f"windows of shape {windows.shape}, or that end before they begin"
@@ -273,7 +351,7 @@ class Recording:
         return replace(self, masks=self.masks & ~hidden[:, None])
 
     def cut(self, rows: slice) -> Self:
-        """These bins, with a column "trial" of the numbers of the trials they belong to."""
+        """Return these bins; a trial column "trial" has the numbers of the trials."""
         held, lengths, starts = cut_trials(self.lengths, self.start_times, self.bin_width, rows)
         return replace(
             self,
@@ -295,7 +373,7 @@ def cut_trials(
     bin_width: float,
     rows: slice,
 ) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Which trials a slice of the bins holds, how many bins of each, and when these begin.
+    """Return the trials in a slice of the bins, their numbers of bins, and when these begin.
 
     Example:
         >>> cut_trials((3, 2), np.array([0.0, 1.0]), 0.1, slice(2, 4))

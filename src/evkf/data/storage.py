@@ -1,4 +1,4 @@
-"""Trees of arrays in files: bit for bit, without pickle, and never half written.
+"""Trees of arrays, such as models, in .safetensors files: exact, without pickle, all or nothing.
 
 One `.safetensors` file holds the leaves under their paths in the tree, and in its metadata, under
 the key "evkf", a header in JSON: format, schema, version of evkf, kind of tree, paths with shapes
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from evkf.data.installed import need, version
+from evkf.data.files import need, version
 from evkf.errors import InputError
 
 FORMAT, SCHEMA = "evkf-tree", 1
 
 DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
-"""What a leaf may hold, in the byte order of the machine, and how safetensors call it."""
+"""Types of leaves, and their names in safetensors."""
 
 Header = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -33,12 +33,12 @@ Arrays = dict[str, np.ndarray]
 def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
     """Write a tree of arrays to a file, in place of one that is there.
 
-    A file is complete or not there: it is written beside its place and moved when it is on disk.
+    The file is written under another name and moved into place when it is on disk.
 
     Args:
-        path: Where to, a name that ends in .safetensors.
-        tree: Arrays of float32, float64, int32, uint32 or bool, in any structure that JAX knows.
-        meta: What else to keep: anything that JSON gives back as it was.
+        path: File to write, a name that ends in .safetensors.
+        tree: Arrays of float32, float64, int32, uint32 or bool, in any structure of JAX.
+        meta: Other values to keep: anything that JSON returns unchanged.
 
     Example:
         >>> import tempfile
@@ -52,28 +52,45 @@ def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
     place = Path(path)
     if place.suffix != ".safetensors":
         raise InputError(f"a file named {place.name!r}", str(path), "end it in .safetensors")
-    arrays = {name: _read_leaf(leaf, name) for name, leaf in _named(tree).items()}
+    arrays: Arrays = {}
+    for name, leaf in _leaves_by_path(tree).items():
+        fits = isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype in map(np.dtype, DTYPES)
+        if not fits:
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            remedy = f"save arrays of {', '.join(DTYPES)}; of a random key its jax.random.key_data"
+            raise InputError(f"leaf {name!r} of type {kind}", "tree", remedy)
+        arrays[name] = np.asarray(leaf, order="C")
+    try:
+        same = json.loads(json.dumps(meta, allow_nan=False)) == meta
+    except (TypeError, ValueError):
+        same = False
+    if not same or not isinstance(meta, dict):
+        remedy = "keep to dictionaries with text as keys, lists, text, finite numbers, booleans"
+        raise InputError("a value that JSON does not return unchanged", "meta", remedy)
     header = {
         "format": FORMAT,
         "schema": SCHEMA,
         "version": version(),
         "kind": type(tree).__name__,
         "leaves": _leaves(arrays),
-        "meta": _read_meta(meta),
+        "meta": meta,
     }
     if not place.parent.is_dir():
         raise InputError(f"no folder {place.parent}", str(path), "make it first")
     _replace(place, _serialise(header, arrays))
 
 
-def load_tree(path: str | os.PathLike, like: PyTree) -> tuple[PyTree, dict]:
+def load_tree(
+    path: str | os.PathLike, like: PyTree, *, partial: bool = False
+) -> tuple[PyTree, dict]:
     """Read a tree of arrays from a file.
 
     Args:
-        path: What `save_tree` wrote.
-        like: A tree of the same structure, such as a fresh state; also of shapes alone, as
-            `jax.eval_shape` gives them. What is not an array is taken from here. Where it has
-            NumPy arrays, such are returned, else arrays of JAX.
+        path: A file of `save_tree`.
+        like: A tree of the same structure, such as a fresh state, or of shapes alone, as
+            `jax.eval_shape` gives them. Leaves other than arrays are taken from it. NumPy arrays
+            are returned where it has such, else arrays of JAX.
+        partial: True to read a part of the saved tree; other leaves of the file are passed over.
 
     Returns:
         The tree, and the `meta` it was saved with.
@@ -85,9 +102,9 @@ def load_tree(path: str | os.PathLike, like: PyTree) -> tuple[PyTree, dict]:
         evkf.errors.InputError: no such file (in nowhere.safetensors): check the name
     """
     header, arrays = _read(path)
-    wanted = _named(like)
-    for name in [*wanted, *arrays]:
-        have, want = (_describe(found.get(name)) for found in (arrays, wanted))
+    wanted = _leaves_by_path(like)
+    for name in wanted if partial else [*wanted, *arrays]:
+        have, want = (_describe(leaves.get(name)) for leaves in (arrays, wanted))
         if have != want:
             raise InputError(
                 f"leaf {name!r} is {have} in this file (of kind {header['kind']}), "
@@ -103,7 +120,7 @@ def load_tree(path: str | os.PathLike, like: PyTree) -> tuple[PyTree, dict]:
 
 
 def read_meta(path: str | os.PathLike) -> dict:
-    """The `meta` that a tree was saved with.
+    """Return the `meta` that a tree was saved with.
 
     Example:
         >>> import tempfile
@@ -115,29 +132,9 @@ def read_meta(path: str | os.PathLike) -> dict:
     return _read(path)[0]["meta"]
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
-    """Leaves under their paths, in their order."""
+def _leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by their paths, in their order."""
     return {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _read_leaf(leaf: Any, name: str) -> np.ndarray:
-    fits = isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype in map(np.dtype, DTYPES)
-    if not fits:
-        kind = getattr(leaf, "dtype", type(leaf).__name__)
-        remedy = f"save arrays of {', '.join(DTYPES)}; of a random key its jax.random.key_data"
-        raise InputError(f"leaf {name!r} of type {kind}", "tree", remedy)
-    return np.asarray(leaf, order="C")
-
-
-def _read_meta(meta: dict) -> dict:
-    try:
-        same = json.loads(json.dumps(meta, allow_nan=False)) == meta
-    except (TypeError, ValueError):
-        same = False
-    if not same or not isinstance(meta, dict):
-        remedy = "keep to dictionaries with text as keys, lists, text, finite numbers, booleans"
-        raise InputError("something that JSON does not give back as it was", "meta", remedy)
-    return meta
 
 
 def _leaves(arrays: Arrays) -> dict[str, dict]:
@@ -164,27 +161,27 @@ def _digest(header: Header, arrays: Arrays) -> str:
 
 
 def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
-    """The parts of a file, one after the other.
+    """Return the parts of a file, one after the other.
 
-    Not by the package that reads them: it keeps all of Python waiting while it copies, and a
-    session that is saved has bins to filter.
+    Not by the package safetensors, which holds the interpreter lock while it copies: a live session
+    has bins to filter.
     """
     need("storage", "storage", "safetensors")
     text = json.dumps({**header, "sha256": _digest(header, arrays)})
-    said: dict[str, Any] = {"__metadata__": {"evkf": text}}
+    outline: dict[str, Any] = {"__metadata__": {"evkf": text}}
     ordered, end = list(DTYPES), 0
     names = sorted(arrays, key=lambda name: ordered.index(str(arrays[name].dtype)))
     for name in names:
         array, begin, end = arrays[name], end, end + arrays[name].nbytes
         kind = DTYPES[str(array.dtype)]
-        said[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [begin, end]}
-    head = json.dumps(said).encode()
+        outline[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [begin, end]}
+    head = json.dumps(outline).encode()
     head += b" " * (-len(head) % 8)
     return [struct.pack("<Q", len(head)), head, *(_bytes(arrays[name]) for name in names)]
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """What an array holds, low bytes first, without a copy where it does."""
+    """Return the bytes of an array, low bytes first, without a copy if they are so already."""
     low = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return low.reshape(-1).view(np.uint8).data
 
@@ -208,7 +205,7 @@ def _replace(place: Path, parts: list[bytes | memoryview]) -> None:
 
 
 def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
-    """Header and leaves of a file."""
+    """Return header and leaves of a file."""
     where = str(path)
     if not Path(path).is_file():
         raise InputError("no such file", where, "check the name")
@@ -218,7 +215,7 @@ def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
     schema, writer = header.get("schema"), header.get("version")
     if schema != SCHEMA:
         raise InputError(
-            f"schema {schema!r}, written by evkf {writer}; this is evkf {version()}, which knows "
+            f"schema {schema!r}, written by evkf {writer}; this is evkf {version()}, which reads "
             f"schema {SCHEMA}",
             where,
             "load it with that version",
@@ -230,6 +227,7 @@ def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
 
 
 def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
+    """Return header and leaves as they are in the file, not yet checked."""
     need("storage", "storage", "safetensors")
     from safetensors import SafetensorError, safe_open
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evkf.data import Recording
-from evkf.data.nwb_write import Mark
+from evkf.analysis.estimates import Estimates
+from evkf.data import Annotations, Mark, Recording
 from evkf.errors import InputError
 from evkf.live.desk import Ask
 from evkf.live.engine import Latent
@@ -17,7 +17,6 @@ from evkf.live.plan import JOURNAL, Parts, Plan, build
 from evkf.live.recall import Player, Progress, records
 from evkf.live.records import Bin, Kind, decode
 from evkf.live.segments import Record
-from evkf.recordings.units import Inferred
 
 
 class Exported(NamedTuple):
@@ -25,18 +24,14 @@ class Exported(NamedTuple):
 
     Attributes:
         recording: Its bins; those that were lost are masked.
-        found: Latents, rates and bounds. Rates are those expected before a bin was seen.
-        source_times: The stamp of each bin on the clock of its source, in seconds; NaN where that
-            is not known.
-        marks: What the operator marked, by the time of the recording.
-        began: When second 0 of the recording was by the clock on the wall, if that is known.
+        estimates: Latents, one-step predictions and bounds.
+        notes: Stamps of bins on the clock of their source, marks of the operator by the time of the
+            recording, and the time of second 0 by the clock on the wall, if known.
     """
 
     recording: Recording
-    found: Inferred
-    source_times: np.ndarray
-    marks: tuple[Mark, ...]
-    began: datetime | None
+    estimates: Estimates
+    notes: Annotations
 
 
 class _Kept:
@@ -117,22 +112,14 @@ def recall_recording(
         source=str(folder),
     )
     began = None if kept.zero_ns is None else datetime.fromtimestamp(kept.zero_ns / 1e9, UTC)
-    return Exported(
-        recording,
-        _inferred(kept.latents, plan.bin_width if made.counts else 1.0),
-        np.where(sent_ns == 0, np.nan, sent_ns / 1e9),
-        tuple(kept.marks),
-        began,
+    source_times = np.where(sent_ns == 0, np.nan, sent_ns / 1e9)
+    ahead = np.stack([latent.rate for latent in kept.latents])
+    estimates = Estimates(
+        np.stack([latent.mean for latent in kept.latents]),
+        np.stack([latent.cov for latent in kept.latents]),
+        np.array([latent.elbo for latent in kept.latents]),
+        predicted=np.concatenate([ahead[:1], ahead[:-1]]),
+        signals=not made.counts,
     )
-
-
-def _inferred(latents: list[Latent], per: float) -> Inferred:
-    ahead = np.stack([latent.rate for latent in latents])
-    predicted = np.concatenate([ahead[:1], ahead[:-1]])
-    return Inferred(
-        np.stack([latent.mean for latent in latents]),
-        np.stack([latent.cov for latent in latents]),
-        predicted / per,
-        predicted,
-        np.array([latent.elbo for latent in latents]),
-    )
+    notes = Annotations(source_times=source_times, marks=tuple(kept.marks), began=began)
+    return Exported(recording, estimates, notes)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from evkf.data.files import replacing
-from evkf.data.installed import versions
+from evkf.data.files import replacing, versions
 from evkf.dynamics import Driven, GaussianDynamics
 from evkf.errors import InputError
 from evkf.learning import Learner

@@ -1,1 +1,1 @@
-"""Figures with matplotlib: their style, and those of recordings."""
+"""Figures with matplotlib."""

@@ -1,4 +1,4 @@
-"""Figures that show whether predicted counts can be trusted."""
+"""Figures of the calibration and dispersion of predicted counts."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -19,16 +19,16 @@ OVER = "#d55e00"
 BAND_LEVEL = 0.95
 TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 2, 5)).ravel().tolist()
 FINE_TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 1.5, 2, 3, 5, 7)).ravel().tolist()
-"""Of logarithmic axes; few enough to read."""
+"""Ticks of logarithmic axes, few enough to read."""
 LINE = 56
-"""Letters of a line above the axes."""
+"""Most letters of a line above the axes."""
 
 
 @styled
 def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> Axes:
-    """Histogram of `evkf.analysis.spike_metrics.pit` with the 95 % band of uniform values.
+    """Draw a histogram of `evkf.analysis.spike_metrics.pit` with the 95 % band of uniform values.
 
-    The band takes the values to be independent; of bins that hang together it is too narrow.
+    The band assumes independent values; for correlated bins it is too narrow.
 
     Example:
         >>> ax = calibration(new_axes(), np.random.default_rng(0).uniform(size=1000), bins=10)
@@ -60,11 +60,11 @@ def dispersion_check(
     likelihood: str = "Poisson",
     units: Sequence | np.ndarray | None = None,
 ) -> Axes:
-    """Dispersion of every unit against its rate, with a hint what to make of it.
+    """Draw the dispersion of every unit against its rate, with a hint.
 
     Args:
         ax: Axes to draw into.
-        found: What `evkf.analysis.spike_metrics.dispersion` returned.
+        found: Result of `evkf.analysis.spike_metrics.dispersion`.
         rates: Mean rate of every unit, in spikes per second.
         likelihood: As for `evkf.analysis.spike_metrics.dispersion_hint`.
         units: As for `evkf.analysis.spike_metrics.dispersion_hint`.
@@ -104,7 +104,7 @@ def dispersion_check(
         axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
         axis.set_major_formatter("{x:g}")
     ax.set_ylabel("variance / expected variance")
-    # above the axes, where no error bar runs through it
+    # above the axes, clear of error bars
     parts = dispersion_hint(found, likelihood, units).replace(": ", ":\n").splitlines()
     hint = [line for part in parts for line in wrap(part, LINE)]
     ax.text(0, 1.02, "\n".join(hint), transform=ax.transAxes, color=TRUTH, va="bottom")

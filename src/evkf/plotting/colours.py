@@ -23,19 +23,19 @@ TOL = [
     "#ddcc77",
     "#aa4499",
 ]
-"""Okabe and Ito's, or Tol's muted ones; still more are spread over `cividis`."""
+"""Palettes of Okabe and Ito, and of Tol (muted); more colours are spread over `cividis`."""
 ROUND = LinearSegmentedColormap.from_list(
     "round",
     ["#0072b2", "#12a5c4", "#009e73", "#a3a500", "#e69f00", "#d55e00", "#b5527f", "#6a51a3"],
 )
-"""Of directions; a step more than its end is its beginning."""
+"""Colours of directions, in a circle."""
 
 Labels = Shaped[np.ndarray, " K"] | Sequence
 Colours = Mapping[Any, Any]
 
 
 def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
-    """One of every condition, in their order.
+    """Return a colour for every condition, in their order.
 
     Example:
         >>> by_condition(["up", "down", "up"], 3)
@@ -54,9 +54,9 @@ def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
 def by_direction(
     positions: Float[np.ndarray, "T 2"], lengths: Lengths, conditions: Labels
 ) -> dict[Any, Any]:
-    """One of every condition, round a circle in the order of their mean directions.
+    """Return a colour for every condition, around a circle in the order of mean directions.
 
-    A direction is that from the start of a trial to its end.
+    The direction of a trial is that from its start to its end.
 
     Example:
         >>> paths = np.array([[0.0, 0], [1, 0], [0, 0], [0, 1], [0, 0], [-1, -0.1]])

@@ -1,10 +1,10 @@
-"""Figures of recordings: every function draws into axes it is given, and returns them.
+"""Figures of recordings. Every function draws into given axes and returns them.
 
-Make axes by `new_axes` or any other way; the style is that of `evkf.plotting.style`.
+Axes may come from `new_axes` or elsewhere; the style is that of `evkf.plotting.style`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -22,6 +22,7 @@ from evkf.plotting.colours import Colours, Labels, by_condition, by_direction
 from evkf.plotting.style import BAND, MUTED, TRUTH, new_axes, styled
 
 __all__ = [
+    "Event",
     "aligned_rates",
     "by_condition",
     "by_direction",
@@ -37,18 +38,30 @@ __all__ = [
 ]
 
 SEEN = (0, (3, 1.5))
-"""Dashes of what was measured, beside what a model makes of it."""
+"""Dashes of measured quantities, beside inferred ones."""
 PATHS = {"decoded": "-", "true path": SEEN}
 SD_S = 0.04
-"""Of the kernel that smooths spikes beside inferred rates."""
+"""Standard deviation in seconds of the kernel that smooths spikes beside inferred rates."""
 RATES = {"inferred": "-", f"spikes (SD {1e3 * SD_S:g} ms)": SEEN}
 """Kinds of lines, for `legend`."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
-"""Rates under spikes: never so dark that a spike would be lost."""
+"""Colours of rates under spikes, never so dark that a spike is lost."""
 MOST = 0.9
-"""Quantile of units whose highest rates fit into the scale."""
+"""Quantile over units of the highest rates that the scale ends at."""
 NAMED = 12
-"""Conditions that a legend has room for."""
+"""Most conditions in a legend."""
+
+
+class Event(NamedTuple):
+    """An event in every trial, to align rates to.
+
+    Attributes:
+        times: Seconds from the start of each trial.
+        name: Name for the axis.
+    """
+
+    times: Float[np.ndarray, " K"] | Sequence[float]
+    name: str = "event"
 
 
 @styled
@@ -61,20 +74,20 @@ def raster(
     units: Sequence | np.ndarray | None = None,
     event: str | None = None,
 ) -> Axes:
-    """Spike counts of one stretch over the rates inferred from them.
+    """Draw spike counts of one stretch over the rates inferred from them.
 
-    The scale of rates ends where those of the busiest tenth of the units begin, so that these do
-    not take all of it. Units stand in the order in which they are given. Spikes of a bin are spread
-    evenly over it: the times of spikes within a bin are not known here.
+    The scale of rates ends where the rates of the busiest tenth of the units begin, so that these
+    do not take all of it. Units keep their order. Spikes of a bin are spread evenly over the bin.
 
     Args:
         ax: Axes to draw into.
         counts: Spikes of every bin and unit, (bins, units).
         rates: Spikes per second.
         bin_width: In seconds.
-        start: When the first bin begins, in seconds.
+        start: Begin of the first bin, in seconds.
         units: Their ids, for the axis; numbers from zero when left out.
-        event: What `start` is counted from, which a line marks; the session when left out.
+        event: Name of the event that `start` is counted from, marked by a line; by default
+            time is that of the session.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2]])
@@ -124,7 +137,7 @@ def raster(
 
 
 def _named_rows(ids: np.ndarray) -> list[int]:
-    """Rows that an axis has names for: units of round numbers, if ids are numbers in order."""
+    """Return the rows that the axis names: round numbers, if ids are numbers in order."""
     ticks = MaxNLocator(8, integer=True)
     if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
         rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
@@ -142,15 +155,15 @@ def latent_paths(
     dimensions: tuple[int, int] = (0, 1),
     colours: Colours | None = None,
 ) -> Axes:
-    """Two latent dimensions of single trials, coloured by condition; a dot where each begins.
+    """Draw two latent dimensions of single trials by condition, with a dot where each begins.
 
     Args:
         ax: Axes to draw into.
         states: Latents of every bin.
         lengths: Bins of every trial.
-        conditions: Of every trial.
-        dimensions: Which to draw.
-        colours: Of the conditions, without a legend; chosen, with one, when left out.
+        conditions: Condition of every trial.
+        dimensions: The two dimensions.
+        colours: Colours of the conditions, without a legend; chosen, with one, by default.
 
     Example:
         >>> states = np.random.default_rng(0).normal(size=(20, 2)).cumsum(axis=0)
@@ -185,15 +198,15 @@ def hand_paths(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """Reaches of single trials, coloured by condition; a dot where each ends.
+    """Draw reaches of single trials by condition, with a dot where each ends.
 
     Args:
         ax: Axes to draw into.
-        positions: Of the hand, in every bin.
+        positions: Position of the hand in every bin.
         lengths: Bins of every trial.
-        conditions: Of every trial.
-        unit: Of the positions, for labels.
-        colours: Of the conditions; those of `by_direction` when left out.
+        conditions: Condition of every trial.
+        unit: Unit of the positions, for labels.
+        colours: Colours of the conditions; those of `by_direction` by default.
 
     Example:
         >>> path = np.arange(20.0).reshape(10, 2)
@@ -221,16 +234,16 @@ def reaches(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """True reaches, and decoded ones: decoded velocities summed up from where each trial began.
+    """Draw true reaches, and decoded velocities integrated from where each trial began.
 
     Args:
         ax: Axes to draw into.
         positions: True positions.
         velocities: Decoded ones, in units of the positions per second.
         lengths: Bins of every trial.
-        conditions: Of every trial.
+        conditions: Condition of every trial.
         bin_width: In seconds.
-        unit: Of the positions, for labels.
+        unit: Unit of the positions, for labels.
         colours: As for `decoded_paths`.
 
     Example:
@@ -257,16 +270,16 @@ def decoded_paths(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """True positions, dashed with a dot where each trial begins, and decoded ones.
+    """Draw true positions, dashed with a dot where each trial begins, and decoded positions.
 
     Args:
         ax: Axes to draw into.
         positions: True positions.
         decoded: Decoded ones.
         lengths: Bins of every trial.
-        conditions: Of every trial.
-        unit: Of the positions, for labels.
-        colours: Of the conditions, without a legend; chosen, with one, when left out.
+        conditions: Condition of every trial.
+        unit: Unit of the positions, for labels.
+        colours: Colours of the conditions, without a legend; chosen, with one, by default.
 
     Example:
         >>> path = np.arange(20.0).reshape(10, 2)
@@ -299,34 +312,33 @@ def aligned_rates(
     lengths: Lengths,
     conditions: Labels,
     bin_width: float,
-    events: Float[np.ndarray, " K"] | Sequence[float],
-    event: str = "event",
+    event: Event,
     colours: Colours | None = None,
     spikes: Float[np.ndarray, " T"] | None = None,
 ) -> Axes:
-    """Rates of one unit aligned to an event: single trials thin, condition averages thick.
+    """Draw rates of one unit aligned to an event: single trials thin, condition averages thick.
 
-    An average is drawn where at least half of the trials of its condition are. Averages of smoothed
-    spikes, dashed, show what the rates miss.
+    An average is drawn where at least half of the trials of its condition have a bin. Dashed
+    averages of smoothed spikes show what the rates miss.
 
     Args:
         ax: Axes to draw into.
         rates: Spikes per second of every bin.
         lengths: Bins of every trial.
-        conditions: Of every trial.
+        conditions: Condition of every trial.
         bin_width: In seconds.
-        events: When it happened in every trial, in seconds from the start of the trial.
-        event: What it is called.
-        colours: Of the conditions, without a legend; chosen, with one, when left out.
-        spikes: How many there were per second of every bin, NaN where that was not observed.
+        event: The event.
+        colours: Colours of the conditions, without a legend; chosen, with one, by default.
+        spikes: Observed spikes per second of every bin, NaN where not observed.
 
     Example:
-        >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, [0.1, 0.12], "go")
+        >>> go = Event([0.1, 0.12], "go")
+        >>> ax = aligned_rates(new_axes(), np.ones(20), (10, 10), [0, 0], 0.02, go)
         >>> ax.get_xlabel()
         'time from go (s)'
     """
     values = read_bins(np.asarray(rates)[:, None], "rates")[:, 0]
-    trials, when = slices(lengths, len(values)), np.asarray(events, float)
+    trials, when = slices(lengths, len(values)), np.asarray(event.times, float)
     if when.shape != (len(trials),) or not np.isfinite(when).all():
         what = f"events of shape {when.shape}, or not finite"
         raise InputError(what, "events", f"pass seconds for each of the {len(trials)} trials")
@@ -349,7 +361,7 @@ def aligned_rates(
         _, seen = aligned(np.where(known, smooth, np.nan)[:, 0], trials, shifts)
         for label, colour in chosen.items():
             ax.plot(times, _average(seen[labels == label]), color=colour, lw=1, ls=SEEN)
-    ax.set(xlabel=f"time from {event} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
+    ax.set(xlabel=f"time from {event.name} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
     if colours is None:
         legend(ax, chosen, lines={} if spikes is None else RATES)
@@ -357,7 +369,7 @@ def aligned_rates(
 
 
 def _average(rows: np.ndarray) -> np.ndarray:
-    """Means over trials, NaN where fewer than half of them are."""
+    """Return means over trials, NaN where fewer than half of them have a bin."""
     there = np.isfinite(rows).sum(axis=0)
     mean = np.nansum(rows, axis=0) / np.maximum(there, 1)
     return np.where((2 * there >= len(rows)) & (there > 0), mean, np.nan)
@@ -370,13 +382,13 @@ def legend(
     title: str | None = None,
     lines: Mapping[str, Any] | None = None,
 ) -> Axes:
-    """Name the conditions beside the axes, if there are more than one and not too many.
+    """Add a legend of the conditions beside the axes, if more than one and not too many.
 
     Args:
         ax: Axes drawn into.
-        colours: Of the conditions.
-        title: What they are conditions of.
-        lines: Styles of lines by what they show, such as `PATHS` or `RATES`.
+        colours: Colours of the conditions.
+        title: Name of the column of conditions.
+        lines: Styles of lines by their names, such as `PATHS` or `RATES`.
     """
     named = dict(colours) if 1 < len(colours) <= NAMED else {}
     handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in named.items()]

@@ -1,1 +1,1 @@
-"""A model and a recording: fit, filter, score, and choose the number of latents."""
+"""A model and a recording: fit, filter, score, choose the number of latents, simulate."""

@@ -1,9 +1,9 @@
-"""The demonstration: spikes in, out come the latent state that drives them and its dynamics.
+"""The demonstration of `evkf demo`: infer a latent oscillator and learn its dynamics from spikes.
 
-Neurons fire at rates set by a Van der Pol oscillator that nobody observes. Nothing is told: the
-readout is found from the first seconds, then dynamics, noise and readout are learned while the
-spikes stream. Paper: fig:vdp_dynamics and table:vdp, its Poisson case, with the readout of the
-first author's public generator.
+The rates of simulated neurons are driven by a hidden Van der Pol oscillator. The readout is found
+from the first bins; then dynamics, noise and readout are learned from the stream of spikes. Paper:
+fig:vdp_dynamics and table:vdp, its Poisson case, with the readout of the first author's public
+generator.
 """
 
 import math
@@ -28,40 +28,47 @@ from evkf.filters import Info, VariationalKalmanFilter
 from evkf.learning import CompiledLearner, Learner, warm_up
 from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
-from evkf.plotting.style import Field, learning_figure
+from evkf.plotting.learning import Field, LearningData, learning_figure
 from evkf.types import Status
 
 BIN_WIDTH = 0.005
 """Seconds."""
 WARM_UP = 400
-"""Bins from which the first readout is found."""
+"""Most bins from which the first readout is found."""
 AHEAD = 5
-"""Bins of the forecasts drawn."""
+"""Horizon of the forecasts, in bins."""
 
 OnBin = Callable[[int, float, Float[np.ndarray, " L"]], None]
 
 
-class Recording(NamedTuple):
-    """A simulated experiment, time first."""
+class DemoRecording(NamedTuple):
+    """A simulated experiment, time first.
+
+    Attributes:
+        model: The true model.
+        states: True states.
+        counts: Spike counts.
+        bin_width: Seconds.
+        readout_known: True if estimates are in the coordinates of the true states.
+    """
 
     model: Model
     states: Float[np.ndarray, "T L"]
     counts: Float[np.ndarray, "T N"]
     bin_width: float = BIN_WIDTH
     readout_known: bool = False
-    """Whether estimates are in the coordinates of the truth."""
 
 
-class Estimate(NamedTuple):
-    """What was made of a recording, and how long it took.
+class DemoEstimates(NamedTuple):
+    """Estimates and models of a demonstration, and their timing.
 
     Attributes:
-        mean: Filtering means, in coordinates of the learner's own.
+        mean: Filtering means, in coordinates of the learner.
         cov: Filtering covariances.
         info: Diagnostics of the steps.
-        seconds: From a bin's counts on the host to its estimate on the host; empty if not known.
-        learn_seconds: Learning, after the estimate.
-        compile_s: Warm-up and compilation.
+        seconds: Seconds from the counts of a bin to its estimate; empty if not known.
+        learn_seconds: Seconds of learning after the estimate.
+        compile_s: Seconds of warm-up and compilation.
         early: The model soon after the warm-up.
         late: The model after the last bin.
     """
@@ -76,8 +83,8 @@ class Estimate(NamedTuple):
     late: Model
 
 
-class Aligned(NamedTuple):
-    """An estimate in the coordinates of the truth, by the best affine map."""
+class AlignedStates(NamedTuple):
+    """Estimated states in the coordinates of the true ones, by the best affine map."""
 
     weight: Float[np.ndarray, "L L"]
     offset: Float[np.ndarray, " L"]
@@ -85,7 +92,7 @@ class Aligned(NamedTuple):
     cov: Float[np.ndarray, "T L L"]
 
 
-def record(num_bins: int, num_neurons: int, seed: int) -> Recording:
+def simulate_neurons(num_bins: int, num_neurons: int, seed: int) -> DemoRecording:
     """Simulate Poisson neurons with random preferred directions in the plane of the oscillator."""
     rng = np.random.default_rng(seed)
     C = rng.normal(size=(num_neurons, 2))
@@ -94,11 +101,11 @@ def record(num_bins: int, num_neurons: int, seed: int) -> Recording:
     dynamics = VanDerPol(gamma=1.5, tau=(0.1, 0.1), dt=BIN_WIDTH, noise=0.1**2)
     model = Model(dynamics, Poisson(C, b, bin_width=BIN_WIDTH))
     states, counts = simulate(model, jax.random.key(seed), num_bins)
-    return Recording(model, np.asarray(states), np.asarray(counts))
+    return DemoRecording(model, np.asarray(states), np.asarray(counts))
 
 
 def warm_up_bins(num_bins: int) -> int:
-    """Bins of a recording that the warm-up takes."""
+    """Return the number of bins of the warm-up."""
     return min(WARM_UP, num_bins // 4)
 
 
@@ -107,13 +114,13 @@ def stream(
     seed: int = 0,
     realtime: bool = False,
     on_bin: OnBin | None = None,
-) -> Estimate:
-    """Infer and learn from spikes alone, one bin after the other.
+) -> DemoEstimates:
+    """Infer and learn from spikes alone, bin by bin.
 
     Args:
         counts: Spike counts, (bins, neurons).
-        seed: Of the weights learning starts from.
-        realtime: Whether to hand over a bin only when it would be complete in the experiment.
+        seed: Seed of the initial weights.
+        realtime: True to wait until each bin would be complete in the experiment.
         on_bin: Called after every bin with its index, the seconds until its estimate, and the mean.
     """
     begin = time.perf_counter()
@@ -142,24 +149,24 @@ def stream(
     belief, info = jax.tree.map(lambda *x: np.stack(x), *(each[:2] for each in results))
     mean, cov = belief
     times = (np.array(seconds), np.array(learn_seconds))
-    return Estimate(mean, cov, info, *times, compile_s, early, live.state.model)
+    return DemoEstimates(mean, cov, info, *times, compile_s, early, live.state.model)
 
 
-def align(recording: Recording, estimate: Estimate) -> Aligned:
-    """Bring an estimate into the coordinates of the truth, by the second half of the bins."""
+def align(recording: DemoRecording, estimate: DemoEstimates) -> AlignedStates:
+    """Return estimates in the coordinates of the true states, fitted to the second half."""
     if recording.readout_known:
         dim = estimate.mean.shape[1]
-        return Aligned(np.eye(dim), np.zeros(dim), estimate.mean, estimate.cov)
+        return AlignedStates(np.eye(dim), np.zeros(dim), estimate.mean, estimate.cov)
     half = len(estimate.mean) // 2
     weight, offset = affine_map(estimate.mean[half:], recording.states[half:])
     cov = np.einsum("li,tlk,kj->tij", weight, estimate.cov, weight)
-    return Aligned(weight, offset, estimate.mean @ weight + offset, cov)
+    return AlignedStates(weight, offset, estimate.mean @ weight + offset, cov)
 
 
 def forecasts(
-    model: Model, estimate: Estimate, aligned: Aligned, bins: range
+    model: Model, estimate: DemoEstimates, aligned: AlignedStates, bins: range
 ) -> Float[np.ndarray, "B H L"]:
-    """Where a model sees the state go in the next bins, in the coordinates of the truth."""
+    """Return forecast paths from some bins, in the coordinates of the true states."""
     filter = VariationalKalmanFilter()
 
     @jax.jit
@@ -173,31 +180,34 @@ def forecasts(
 
 
 def stretches(num_bins: int) -> tuple[range, range]:
-    """The bins whose forecasts are compared: just after the warm-up, and the last ones."""
+    """Return the bins whose forecasts are compared: just after the warm-up, and the last ones."""
     first, num = warm_up_bins(num_bins), min(200, num_bins // 8)
     return range(first, first + num), range(num_bins - AHEAD - num, num_bins - AHEAD)
 
 
-def forecast_error(paths: Float[np.ndarray, "B H L"], states: np.ndarray, bins: range) -> float:
-    """Root mean square error `AHEAD` bins ahead."""
-    truth = states[bins.start + AHEAD : bins.stop + AHEAD]
-    return float(np.sqrt(np.mean((paths[:, -1] - truth) ** 2)))
-
-
-def summarise(recording: Recording, estimate: Estimate) -> dict:
-    """Accuracy and calibration, which depend on the seed alone, and timing, which does not."""
+def summarise(recording: DemoRecording, estimate: DemoEstimates) -> dict:
+    """Return accuracy and calibration, which depend on the seed alone, and timing."""
     num_bins, num_neurons = recording.counts.shape
     aligned, last = align(recording, estimate), slice(3 * num_bins // 4, None)
     error = aligned.mean[last] - recording.states[last]
     statuses = Counter(str(Status(int(status)).name) for status in estimate.info.status)
-    early, late = stretches(num_bins)
-    ahead = {
-        name: forecast_error(forecasts(model, estimate, aligned, bins), recording.states, bins)
-        for name, model, bins in (
-            ("start", estimate.early, early),
-            ("end", estimate.late, late),
-        )
-    }
+    ahead = {}
+    parts = zip(("start", "end"), (estimate.early, estimate.late), stretches(num_bins), strict=True)
+    for name, model, bins in parts:
+        paths = forecasts(model, estimate, aligned, bins)
+        truth = recording.states[bins.start + AHEAD : bins.stop + AHEAD]
+        ahead[name] = float(np.sqrt(np.mean((paths[:, -1] - truth) ** 2)))
+    timing: dict = {"bin_us": 1e6 * recording.bin_width}
+    if len(estimate.seconds):
+        late = estimate.seconds + estimate.learn_seconds > recording.bin_width
+        for name, seconds in (
+            ("estimate", estimate.seconds),
+            ("learning", estimate.learn_seconds),
+        ):
+            micros = 1e6 * seconds
+            p99 = float(np.percentile(micros, 99))
+            timing[name] = {"median_us": float(np.median(micros)), "p99_us": p99}
+        timing |= {"late_bins": int(np.sum(late)), "compile_s": estimate.compile_s}
     finite = all(np.all(np.isfinite(x)) for x in (estimate.mean, estimate.cov))
     return {
         "bins": num_bins,
@@ -210,38 +220,24 @@ def summarise(recording: Recording, estimate: Estimate) -> dict:
         "forecast_rmse": ahead,
         "evaluations": float(np.mean(estimate.info.evaluations)),
         "statuses": dict(sorted(statuses.items())),
-        "timing": _timing(estimate, recording.bin_width),
-    }
-
-
-def _timing(estimate: Estimate, bin_width: float) -> dict:
-    def times(seconds: np.ndarray) -> dict:
-        micros = 1e6 * seconds
-        return {
-            "median_us": float(np.median(micros)),
-            "p99_us": float(np.percentile(micros, 99)),
-        }
-
-    if not len(estimate.seconds):
-        return {"bin_us": 1e6 * bin_width}
-    late = estimate.seconds + estimate.learn_seconds > bin_width
-    return {
-        "bin_us": 1e6 * bin_width,
-        "estimate": times(estimate.seconds),
-        "learning": times(estimate.learn_seconds),
-        "late_bins": int(np.sum(late)),
-        "compile_s": estimate.compile_s,
+        "timing": timing,
     }
 
 
 def sound(summary: dict) -> bool:
-    """Whether every estimate is finite and none is a prediction fallen back to."""
+    """True if every estimate is finite and no update fell back to its prediction."""
     return summary["finite"] and not any("FELL_BACK" in name for name in summary["statuses"])
 
 
 def describe(summary: dict) -> str:
-    """The summary in a few lines for people."""
+    """Return the summary in a few lines for people."""
     timing, ahead = summary["timing"], summary["forecast_rmse"]
+    times = [
+        f"{name} {timing[name]['median_us']:.0f} µs (p99 {timing[name]['p99_us']:.0f})"
+        for name in ("estimate", "learning")
+        if name in timing
+    ]
+    late = f"late bins: {timing['late_bins']}"
     statuses = ", ".join(f"{name} {count}" for name, count in summary["statuses"].items())
     rows = [
         ("recording", f"{summary['bins']} bins, {summary['neurons']} neurons"),
@@ -251,23 +247,14 @@ def describe(summary: dict) -> str:
             f"forecast {AHEAD} bins",
             f"RMSE {ahead['start']:.3f} at the start, {ahead['end']:.3f} at the end",
         ),
-        ("time per bin", _describe_timing(timing)),
+        ("time per bin", f"{', '.join(times)}, of {timing['bin_us']:.0f} µs; {late}"),
         ("status of the bins", statuses),
     ]
     return "\n".join(f"{name:20} {value}" for name, value in rows)
 
 
-def _describe_timing(timing: dict) -> str:
-    told = [
-        f"{name} {timing[name]['median_us']:.0f} µs (p99 {timing[name]['p99_us']:.0f})"
-        for name in ("estimate", "learning")
-        if name in timing
-    ]
-    return f"{', '.join(told)}, of {timing['bin_us']:.0f} µs; late bins: {timing['late_bins']}"
-
-
-def draw(recording: Recording, estimate: Estimate) -> Figure:
-    """The figure: spikes, rates and states; velocity fields; forecasts at the start and end."""
+def draw(recording: DemoRecording, estimate: DemoEstimates) -> Figure:
+    """Draw spikes, rates and states; velocity fields; forecasts at the start and end."""
     aligned = align(recording, estimate)
     likelihood = estimate.late.likelihood
     assert isinstance(likelihood, Poisson)
@@ -282,15 +269,15 @@ def draw(recording: Recording, estimate: Estimate) -> Figure:
         assert isinstance(model.dynamics, GaussianDynamics)
         own = (points - offset) @ np.linalg.inv(weight)
         width = recording.bin_width
-        found = np.asarray(velocity_field(model.dynamics, own, bin_width=width))
-        return Field(points, found @ weight)
+        velocities = np.asarray(velocity_field(model.dynamics, own, bin_width=width))
+        return Field(points, velocities @ weight)
 
     early, late = stretches(len(estimate.mean))
     paths = [
         forecasts(model, estimate, aligned, bins[:: AHEAD + 1])
         for model, bins in ((estimate.early, early), (estimate.late, late))
     ]
-    return learning_figure(
+    data = LearningData(
         bin_width=recording.bin_width,
         start=len(estimate.mean) - len(estimate.mean[shown]),
         counts=recording.counts[shown],
@@ -309,6 +296,7 @@ def draw(recording: Recording, estimate: Estimate) -> Figure:
             recording.states[late.start : late.stop],
         ),
     )
+    return learning_figure(data)
 
 
 class Ticker:

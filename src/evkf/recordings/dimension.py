@@ -1,4 +1,4 @@
-"""How many latent dimensions a recording asks for."""
+"""The choice of the number of latent dimensions, for `evkf fit`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,36 +8,42 @@ from jaxtyping import Float
 
 from evkf.data import Recording
 from evkf.errors import InputError
-from evkf.recordings.splits import held_out, in_blocks
+from evkf.recordings.halves import held_out, in_blocks
 from evkf.recordings.units import LEAST_PASSES, fit_recording, infer, passes_for
 
 CANDIDATES = (2, 4, 8, 12, 16)
 PART, FOLD, PATIENCE = 4, 5, 2
-"""A candidate takes a quarter of the passes, is scored on a fifth of the trials, and when this many
-in a row were worse no more are tried."""
+"""Divisor of the passes, number of folds, and worse candidates in a row after which to stop."""
 PIECES, FEWEST, LEAST_BINS = 10, 5, 10
-"""Held-out trials that are fewer than so many are cut into about as many pieces, of so many bins or
-more each; with fewer than five pieces there is no telling an error."""
+"""Pieces that fewer held-out trials are cut into, fewest pieces for a standard error, and fewest
+bins of a piece."""
 
 
 class Difference(NamedTuple):
-    """How much a score falls short of another, in nats per bin."""
+    """Difference of a score to the best one, in nats per bin.
+
+    Attributes:
+        mean: The best score minus this one.
+        error: Standard error; zero if there are too few pieces.
+    """
 
     mean: float
     error: float
-    """Standard error; zero where there are too few pieces to tell."""
 
 
 class Suggestion(NamedTuple):
-    """The number of latents to take, and the score of each that was tried."""
+    """The suggested number of latents, and the score of every candidate.
+
+    Attributes:
+        latents: The smallest number whose score is within one standard error of the best.
+        scores: Mean bound $L_t$ of held-out trials, in nats per bin; minus infinity where not
+            finite.
+        behind: Difference to the best score of every candidate with a finite score.
+    """
 
     latents: int
-    """The least that falls short of the best by no more than one standard error."""
     scores: dict[int, float]
-    """Mean bound $L_t$ of held-out trials, in nats per bin; minus infinity
-    where it is not finite."""
     behind: dict[int, Difference]
-    """How far each whose score is finite falls short of the best, which does by nothing."""
 
 
 def suggest_latents(
@@ -49,21 +55,22 @@ def suggest_latents(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Suggestion:
-    """Try numbers of latent dimensions on held-out trials, and take the least that does.
+    """Score numbers of latent dimensions on held-out trials, and suggest the smallest good one.
 
-    That is the least whose score is within one standard error of the best, which is that of their
-    difference over the held-out trials, or over pieces of these where they are fewer than ten. The
-    best itself is taken where there are fewer than five pieces, of ten bins or more. A recording of
-    one trial is cut into blocks. A score that is not finite is worse than any other.
+    A candidate takes a quarter of the passes of a fit and is scored on a fifth of the trials. The
+    smallest candidate within one standard error of the best is suggested; the error is that of the
+    difference over the held-out trials, or over pieces of fewer than ten trials. With fewer than
+    five pieces of ten bins or more the best is suggested. A recording of one trial is cut into
+    blocks. A score that is not finite is worse than any other.
 
     Args:
         recording: The recording.
-        candidates: Numbers to try, ascending; those that the units cannot tell are passed over.
-        likelihood: As for `fit_recording`.
-        hidden: As for `fit_recording`.
-        passes: Of every candidate; a quarter of those of a fit when left out.
-        seed: As for `fit_recording`.
-        progress: Told the score of every candidate.
+        candidates: Numbers to try, ascending; those not below the number of units are skipped.
+        likelihood: Likelihood of `fit_recording`.
+        hidden: Hidden units of `fit_recording`.
+        passes: Passes of every candidate; a quarter of those of a fit by default.
+        seed: Seed of all randomness.
+        progress: Called with every candidate and its score.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(1.0, (100, 5))
@@ -109,7 +116,7 @@ def suggest_latents(
 
 
 def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATES) -> list[int]:
-    """Those of the candidates that the units can tell.
+    """Return the candidates below the number of units.
 
     Example:
         >>> possible_latents(Recording(np.ones((100, 5), int), bin_width=0.02))
@@ -118,12 +125,12 @@ def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATE
     possible = [latents for latents in candidates if 1 <= latents < recording.num_units]
     if not possible:
         what = f"candidates {tuple(candidates)} for {recording.num_units} units"
-        raise InputError(what, "latents", "say how many latents")
+        raise InputError(what, "latents", "give the number of latents")
     return possible
 
 
 def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " K"]:
-    """Sums over trials, or over pieces of them where they are few.
+    """Return sums over trials, or over pieces of few trials.
 
     Example:
         >>> in_pieces([np.ones(60), np.ones(25)]).tolist()
@@ -135,10 +142,10 @@ def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " 
 
 
 def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> bool:
-    """Whether the bounds of pieces are within a standard error of the best, piece by piece.
+    """True if bounds of pieces are within one standard error of the best, piece by piece.
 
-    Pieces differ more from one another than models do, so that it is the error of the differences.
-    Of fewer than five pieces it is taken to be zero.
+    The error is that of the differences, for pieces differ more from one another than models do. It
+    is zero with fewer than five pieces.
 
     Example:
         >>> best = np.array([-10.0, -20.0, -30.0, -20.0, -10.0])
@@ -150,7 +157,7 @@ def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> b
 
 
 def _short(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> tuple[float, float]:
-    """Mean of what pieces fall short of the best, and its standard error."""
+    """Return the mean difference of pieces to the best, and its standard error."""
     short = best - bounds
     error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) >= FEWEST else 0.0
     return float(short.mean()), float(error)

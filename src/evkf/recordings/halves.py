@@ -1,11 +1,12 @@
-"""One half of the trials to learn from, the other to be judged on, and what is judged.
+"""Trials split into a training half and a held-out half, and the scores of the held-out half.
 
-What was not observed is left out of bits per spike, of condition averages and of what maps to
-counts are fitted to. Methods that know no gaps see there the mean count of the unit in the training
-half.
+Unobserved counts are left out of bits per spike, of condition averages and of fits of maps to
+counts. Methods without masks see the mean count of the unit in the training half instead.
+`evkf.recordings.scoring` uses this file.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,58 @@ from evkf.errors import InputError
 from evkf.numerics.checks import check_known
 
 HIDDEN_SHARE = 0.25
-"""Share of the units left out for co-smoothing."""
+"""Share of held-out units, for co-smoothing."""
 LEAST = 0.05
-"""Of a unit's mean count: what linear maps predict may not be less, for it may be negative."""
+"""Least prediction of a linear map, which may be negative, as a share of the mean count."""
 ALPHAS = tuple(np.logspace(0, 5, 6))
-"""Penalties of maps from features to counts."""
+"""Penalties of the ridge regression from features to counts."""
+BLOCKS = 10
+"""Blocks that a single trial is cut into."""
+
+
+def in_blocks(recording: Recording) -> Recording:
+    """Return the recording with a single trial cut into blocks, which count as trials.
+
+    Example:
+        >>> in_blocks(Recording(np.ones((25, 2), int), 0.02)).lengths
+        (2, 3, 3, 2, 2, 3, 3, 2, 2, 3)
+    """
+    if recording.num_trials > 1:
+        return recording
+    if recording.num_bins < 2 * BLOCKS:
+        what = f"one trial of {recording.num_bins} bins"
+        raise InputError(what, recording.source, f"pass {2 * BLOCKS} bins or more, or trials")
+    edges = np.linspace(0, recording.num_bins, BLOCKS + 1).round().astype(int)
+    starts = recording.start_times[0] + recording.bin_width * edges[:-1]
+    return replace(recording, lengths=tuple(np.diff(edges)), start_times=starts, trials={})
+
+
+def held_out(num_trials: int, nth: int) -> np.ndarray:
+    """Return True for one of `nth` trials, drawn at random with a fixed seed.
+
+    At random, because experiments often go through their conditions in turn.
+
+    Example:
+        >>> int(held_out(10, 5).sum()), int(held_out(2, 5).sum())
+        (2, 1)
+    """
+    order = np.random.default_rng(0).permutation(num_trials)
+    return order % nth == min(nth, num_trials) - 1
+
+
+def halved(recording: Recording) -> tuple[Recording, Bool[np.ndarray, " K"]]:
+    """Return the recording, in blocks if it is one trial, and True for the held-out trials.
+
+    Example:
+        >>> blocks, judged = halved(Recording(np.ones((40, 2), int), 0.02))
+        >>> blocks.num_trials, int(judged.sum())
+        (10, 5)
+    """
+    recording = in_blocks(recording)
+    if recording.num_trials < 3:
+        what = f"{recording.num_trials} trials"
+        raise InputError(what, f"{recording.source}: trials", "pass three or more, or one long one")
+    return recording, held_out(recording.num_trials, 2)
 
 
 class Pair(NamedTuple):
@@ -33,71 +81,76 @@ class Pair(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """Trials to learn from and trials to judge, and what is asked of them."""
+    """A training half and a held-out half, and the columns to score.
+
+    Attributes:
+        train: Trials to learn from.
+        test: Trials to score.
+        hide: True for held-out units, for co-smoothing.
+        condition: Column of the trials to average over.
+        behaviour: Behavioural series to decode.
+    """
 
     train: Recording
     test: Recording
     hide: Bool[np.ndarray, " N"]
-    """Units left out for co-smoothing."""
     condition: str | None = None
-    """Column of the trials to average over."""
     behaviour: str | None = None
-    """What to decode."""
 
     @property
     def everyone(self) -> Int[np.ndarray, " N"]:
-        """All units."""
+        """Indices of all units."""
         return np.arange(len(self.hide))
 
     @property
     def mean(self) -> Float[np.ndarray, " N"]:
-        """Counts of an observed bin of the training half; above zero."""
+        """Mean observed counts of the training half; above zero."""
         return np.maximum(self._mean, 1e-6)
 
     @property
     def moving(self) -> Bool[np.ndarray, " N"]:
-        """Units whose observed counts change in the training half."""
+        """True for units whose observed counts change in the training half."""
         return np.ptp(self.filled(self.train), axis=0) > 0
 
     def filled(self, half: Recording) -> Float[np.ndarray, "T N"]:
-        """Counts; where nothing was observed, the unit's mean."""
+        """Return counts, with the mean of the unit where not observed."""
         return np.where(half.masks, half.counts, self._mean)
 
     @property
     def _mean(self) -> Float[np.ndarray, " N"]:
-        # that of a unit that never changes is its very count, which tells it from others
+        # for a unit that never changes exactly its count, as `moving` needs
         return spikes(self.train).sum(axis=0) / np.maximum(self.train.masks.sum(axis=0), 1)
 
     def both(self, make: Callable[[np.ndarray, Sequence[int]], np.ndarray]) -> Pair:
-        """What a function of counts and lengths makes of the halves."""
+        """Return the results of a function of counts and lengths for both halves."""
         train, test = (make(self.filled(half), half.lengths) for half in (self.train, self.test))
         return Pair(train, test)
 
     def decoded(self, features: Pair) -> Float[np.ndarray, "S D"] | None:
-        """Behaviour of the test half, by ridge regression that the other half taught."""
+        """Return decoded behaviour of the test half, by ridge regression on the other."""
         if self.behaviour is None:
             return None
         target = _columns(self.train, self.behaviour)
         return decode_ridge(features.train, target, self.train.trial_of_bin, features.test)
 
     def behaviour_r2(self, features: Pair) -> float | None:
-        """R² of decoded behaviour."""
+        """Return R² of decoded behaviour."""
         found = self.decoded(features)
         if found is None or self.behaviour is None:
             return None
         return r2(_columns(self.test, self.behaviour), found)
 
     def one_step(self, expected: Float[np.ndarray, "S N"]) -> float:
-        """Bits per spike of all units, from counts expected of a bin before it was seen."""
+        """Return bits per spike of all units, for one-step predictions."""
         return bits_per_spike(spikes(self.test), expected, self.test.masks)
 
     def co_smoothing(self, expected: Float[np.ndarray, "S M"]) -> float:
-        """Bits per spike of the hidden units, from counts that the others let expect."""
+        """Return bits per spike of the held-out units, for counts predicted from the others."""
         seen = self.test.masks[:, self.hide]
         return bits_per_spike(spikes(self.test)[:, self.hide], expected, seen)
 
     def psth(self, expected: Float[np.ndarray, "S N"]) -> float | None:
-        """R² of condition averages of expected counts."""
+        """Return R² of condition averages of expected counts."""
         if self.condition is None:
             return None
         labels, width = self.test.trials[self.condition], self.test.bin_width
@@ -105,10 +158,10 @@ class Halves(NamedTuple):
         return psth_r2(spikes(self.test), expected, *asked, masks=self.test.masks)
 
     def mapped(self, features: Pair, units: np.ndarray) -> Float[np.ndarray, "S M"]:
-        """Expected counts of units of the test half, by ridge regression on the other.
+        """Return expected counts of units of the test half, by ridge regression on the other.
 
-        Units observed in the same bins share one. Those that never change, or were observed in one
-        trial only, keep their mean.
+        Units observed in the same bins share one regression. Units that never change, or were
+        observed in one trial only, keep their mean.
         """
         expected = np.tile(self.mean[units], (len(features.test), 1))
         counts, groups, moving = spikes(self.train), self.train.trial_of_bin, self.moving[units]
@@ -132,16 +185,16 @@ def halve(
     seed: int = 0,
     share: float = HIDDEN_SHARE,
 ) -> Halves:
-    """Check what is asked, and take the halves apart.
+    """Split a recording into halves, and check the columns to score.
 
     Args:
         recording: The recording.
         train: Trials to learn from.
-        test: Trials to judge.
-        condition: Column of the trials.
-        behaviour: Name of what to decode; of a path, its last part.
-        seed: Of the units left out.
-        share: How many of the units are left out, one or more.
+        test: Trials to score.
+        condition: Column of the trials to average over.
+        behaviour: Name of the behavioural series to decode; of a path, its last part.
+        seed: Seed of the held-out units.
+        share: Share of held-out units, of which there is one or more.
 
     Example:
         >>> recording = Recording(np.ones((8, 4), int), 0.02, lengths=(2, 2, 2, 2))
@@ -168,7 +221,7 @@ def halve(
 
 
 def spikes(recording: Recording) -> Float[np.ndarray, "T N"]:
-    """Counts, zero where nothing was observed.
+    """Return counts as real numbers, zero where not observed.
 
     Example:
         >>> masks = np.array([[True, False]])

@@ -1,9 +1,8 @@
-"""How a model does on a recording, beside what people use today.
+"""Scores of a model on a recording, beside baselines, for `evkf score`.
 
-Every method is one function, which makes its row of the table from the halves of a recording: all
-learn from the one and are judged on the other. Methods that are not of counts predict them by a
-ridge regression on their latents or features. Where a column does not apply to a method there is
-None.
+Every method is one function that makes its row of the table: it learns from the training half and
+is scored on the held-out half. Methods that do not predict counts predict them by ridge regression
+on their latents or features. A column that does not apply to a method is None.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,32 +19,36 @@ from evkf.estimators.baselines import causal_smoothing, condition_psth, wiener_f
 from evkf.estimators.gpfa import GPFA
 from evkf.estimators.linear_system import LinearDynamicalSystem
 from evkf.numerics.trials import slices
-from evkf.recordings.halves import LEAST, Halves, Pair, halve, spikes
-from evkf.recordings.splits import halved
+from evkf.recordings.halves import LEAST, Halves, Pair, halve, halved, spikes
 from evkf.recordings.units import UnitModel, fit_recording, infer
 
 SMOOTHING, LAGS, EM_STEPS = 0.08, 7, 30
-"""Of the causal kernel in seconds, of the Wiener filter in bins, of GPFA and the linear system."""
+"""Standard deviation of the causal kernel in seconds, bins of the Wiener filter, and iterations of
+GPFA and of the linear system."""
 WALK = 0.04
-"""Variance of a step to start from."""
+"""Initial variance of a step of the random walk."""
 STRETCH = 50
-"""Bins that GPFA is given at a time: its cost grows with their third power."""
+"""Most bins of a trial for GPFA, whose cost grows with their third power."""
 
 
 class Score(NamedTuple):
-    """One row of the table."""
+    """Scores of one method: a row of the table, here and in `evkf reproduce reaching`.
+
+    Attributes:
+        method: Name of the method.
+        one_step: Bits per spike of one-step predictions.
+        co_smoothing: Bits per spike of held-out units, from the others up to the present bin.
+        psth: R² of condition averages.
+        rates_r2: R² of behaviour decoded from rates.
+        latents_r2: R² of behaviour decoded from latents.
+    """
 
     method: str
     one_step: float | None = None
-    """Bits per spike of counts predicted one bin ahead."""
     co_smoothing: float | None = None
-    """Bits per spike of units left out, from the others up to the present bin."""
     psth: float | None = None
-    """R² of condition averages."""
     rates_r2: float | None = None
-    """R² of behaviour decoded from rates."""
     latents_r2: float | None = None
-    """R² of behaviour decoded from latents."""
 
 
 Progress = Callable[[int, int], None]
@@ -59,15 +62,15 @@ def score_recording(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Score]:
-    """The model's row, then those of its baselines.
+    """Return the row of the model, then those of its baselines.
 
     Args:
         model: The model.
         recording: A recording of its units; one of a single trial is cut into blocks.
         condition: Column of the trials to average over.
-        behaviour: What to decode.
-        seed: Of the units left out.
-        progress: Told after every row how many of how many are done.
+        behaviour: Behavioural series to decode.
+        seed: Seed of the held-out units.
+        progress: Called after every row with the numbers of rows done and of all rows.
     """
     if model.signals:
         what = "a model of continuous signals"
@@ -79,7 +82,7 @@ def score_recording(
 
 
 def make_rows(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> list[Score]:
-    """Rows made one after another."""
+    """Make rows one after another."""
     rows = []
     for make in makers:
         rows.append(make())
@@ -91,14 +94,14 @@ def make_rows(makers: Sequence[Callable[[], Score]], progress: Progress | None) 
 def baselines(
     halves: Halves, model: UnitModel, passes: int | None = None, em_steps: int = EM_STEPS
 ) -> list[Callable[[], Score]]:
-    """What stands beside a model: functions that make the rows.
+    """Return functions that make the rows of the baselines.
 
     Args:
         halves: The recording.
-        model: What they stand beside; the random walk begins with its readout, and latents are as
-            many.
-        passes: Of the random walk over the training half; those of a fit when left out.
-        em_steps: Of GPFA and the linear system.
+        model: The model, which gives the number of latents, and the readout that the random walk
+            begins with.
+        passes: Passes of the random walk over the training half; those of a fit by default.
+        em_steps: Iterations of GPFA and of the linear system.
     """
     latents = model.model.dynamics.dim
     makers = [
@@ -112,13 +115,17 @@ def baselines(
 
 
 def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
-    """A model of ours, which learns nothing on the way."""
+    """Score a model, which learns nothing meanwhile."""
     train, test = infer(model, halves.train), infer(model, halves.test)
-    seen, width = infer(model, halves.test, halves.hide), model.bin_width
+    hidden, width = infer(model, halves.test, halves.hide), model.bin_width
+    assert train.rates is not None
+    assert test.rates is not None
+    assert test.predicted is not None
+    assert hidden.rates is not None
     return Score(
         method,
         halves.one_step(test.predicted),
-        halves.co_smoothing(width * seen.rates[:, halves.hide]),
+        halves.co_smoothing(width * hidden.rates[:, halves.hide]),
         halves.psth(width * test.rates),
         halves.behaviour_r2(Pair(train.rates, test.rates)),
         halves.behaviour_r2(Pair(train.mean, test.mean)),
@@ -126,10 +133,10 @@ def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
 
 
 def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
-    """The same filter, whose dynamics say that nothing moves.
+    """Score the same filter with a random walk for dynamics.
 
-    Its readout begins as the model's; readout, noise and initial state learn from the training
-    half.
+    Its readout begins as that of the model; readout, noise and initial state are learned from the
+    training half.
     """
     latents = model.model.dynamics.dim
     still = Linear(np.eye(latents), noise=np.full(latents, WALK))
@@ -140,7 +147,7 @@ def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
 
 
 def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
-    """Gaussian process factor analysis, which knows what comes later in a trial."""
+    """Score Gaussian process factor analysis, which sees the whole trial."""
 
     def fit(units: np.ndarray) -> Fitted:
         return fit_gpfa(halves, latents, iterations, units)
@@ -151,7 +158,7 @@ def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
 def fit_gpfa(
     halves: Halves, latents: int, iterations: int, units: np.ndarray | None = None
 ) -> "Fitted":
-    """GPFA of units, all when left out, in stretches of at most `STRETCH` bins."""
+    """Fit GPFA to units (all by default) in stretches of at most `STRETCH` bins."""
     moving = _moving(halves, halves.everyone if units is None else units)
     train, latents = halves.train, min(latents, len(moving))
     gpfa = GPFA(latents, train.bin_width, max_iterations=iterations)
@@ -164,7 +171,7 @@ def fit_gpfa(
 
 
 def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
-    """A linear dynamical system, filtered."""
+    """Score a linear dynamical system, filtered."""
 
     def fit(units: np.ndarray) -> Fitted:
         moving = _moving(halves, units)
@@ -181,25 +188,25 @@ def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
 
 
 def smoothing(halves: Halves) -> Score:
-    """Counts smoothed by the past half of a Gaussian."""
+    """Score counts smoothed by the past half of a Gaussian kernel."""
     sd = SMOOTHING / halves.train.bin_width
     smooth = halves.both(lambda counts, lengths: causal_smoothing(counts, lengths, sd))
-    known = Pair(smooth.train[:, ~halves.hide], smooth.test[:, ~halves.hide])
+    seen = Pair(smooth.train[:, ~halves.hide], smooth.test[:, ~halves.hide])
     whole = causal_smoothing(halves.filled(halves.test), halves.test.lengths, sd, rescaled=True)
-    row = _linear_score("causal smoothing", halves, smooth, known)
+    row = _linear_score("causal smoothing", halves, smooth, seen)
     return row._replace(psth=halves.psth(whole))
 
 
 def wiener(halves: Halves) -> Score:
-    """Counts of the last bins side by side."""
+    """Score a Wiener filter: counts of the last bins as features."""
     features = halves.both(lambda counts, lengths: wiener_features(counts, lengths, LAGS))
     shown = np.tile(~halves.hide, LAGS)
-    known = Pair(features.train[:, shown], features.test[:, shown])
-    return _linear_score("Wiener filter", halves, features, known)
+    seen = Pair(features.train[:, shown], features.test[:, shown])
+    return _linear_score("Wiener filter", halves, features, seen)
 
 
 def condition_average(halves: Halves) -> Score:
-    """What trials of the same condition did in the training half; of unknown ones, the mean."""
+    """Score averages of conditions in the training half; for an unknown condition the mean."""
     assert halves.condition is not None
     train, test = halves.train, halves.test
     labels, wanted = train.trials[halves.condition], test.trials[halves.condition]
@@ -225,7 +232,7 @@ def condition_average(halves: Halves) -> Score:
 
 
 def stretches(lengths: Iterable[int], longest: int = STRETCH) -> list[int]:
-    """Trials cut into even parts that are not too long.
+    """Return lengths of trials cut into even parts of a maximal length.
 
     Example:
         >>> stretches((30, 101), 50)
@@ -243,22 +250,27 @@ Made = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 
 class Fitted(NamedTuple):
-    """A baseline with latents, fitted to units that change in the training half."""
+    """A baseline with latents, fitted to units whose counts change in the training half.
+
+    Attributes:
+        units: The units.
+        states: Function of counts and lengths that returns states.
+        rates: Function that returns expected counts of a bin.
+        ahead: Function that returns one-step predictions of the states.
+    """
 
     units: np.ndarray
     states: Made
     rates: Made
-    """Expected counts of a bin."""
     ahead: Made | None = None
-    """States, before the bin was seen."""
 
     def latents(self, halves: Halves, make: Made | None = None) -> Pair:
-        """By `states` when left out."""
+        """Return latents of both halves, by `states` or another function."""
         make = make or self.states
         return halves.both(lambda counts, lengths: make(counts[:, self.units], lengths))
 
     def expected(self, halves: Halves) -> Pair:
-        """Counts of all units; those that never change keep their mean."""
+        """Return expected counts of all units; those that never change keep their mean."""
 
         def whole(counts: np.ndarray, lengths: Sequence[int]) -> Float[np.ndarray, "T N"]:
             rates = np.tile(halves.mean, (len(counts), 1))
@@ -282,24 +294,25 @@ def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], Fitte
     )
 
 
-def _linear_score(method: str, halves: Halves, features: Pair, known: Pair) -> Score:
+def _linear_score(method: str, halves: Halves, features: Pair, seen: Pair) -> Score:
     hidden, everyone = np.flatnonzero(halves.hide), halves.everyone
-    before = Pair(*(_before(half, x) for half, x in zip(halves[:2], features, strict=True)))
+    # features of the bin before; zero where there is none in the trial
+    before = Pair(
+        *(
+            np.where(half.fresh[:, None], 0.0, np.roll(x, 1, axis=0))
+            for half, x in zip(halves[:2], features, strict=True)
+        )
+    )
     return Score(
         method,
         halves.one_step(halves.mapped(before, everyone)),
-        halves.co_smoothing(halves.mapped(known, hidden)),
+        halves.co_smoothing(halves.mapped(seen, hidden)),
         rates_r2=halves.behaviour_r2(features),
     )
 
 
-def _before(recording: Recording, features: np.ndarray) -> np.ndarray:
-    """Features of the bin before; zero where there is none in the trial."""
-    return np.where(recording.fresh[:, None], 0.0, np.roll(features, 1, axis=0))
-
-
 def _moving(halves: Halves, units: np.ndarray) -> np.ndarray:
-    """Those of the units that change in the training half."""
+    """Return the units whose counts change in the training half."""
     moving = units[halves.moving[units]]
     if not len(moving):
         where = f"{halves.train.source}: units"

@@ -1,4 +1,4 @@
-"""Made-up recordings with trials, conditions and behaviour, to try things on."""
+"""Simulated recordings with trials, conditions and behaviour, for `evkf simulate`."""
 
 import math
 
@@ -12,7 +12,7 @@ from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 
 CONDITIONS, SPEED, NOISE = 4, 100.0, 0.1**2
-"""Starts that trials have, hand speed in mm/s for a latent of one, and variance of the dynamics."""
+"""Number of conditions, hand speed in mm/s for a latent of one, and variance of the dynamics."""
 
 
 def simulate_recording(
@@ -23,18 +23,18 @@ def simulate_recording(
     bin_width: float = 0.02,
     seed: int = 0,
 ) -> Recording:
-    """Poisson neurons driven by a Van der Pol oscillator, or a chaotic network of more latents.
+    """Simulate Poisson neurons driven by a Van der Pol oscillator, or by a chaotic network.
 
     Trials follow one another, and begin near one of four states, their "condition". The velocity of
     a hand, "hand_vel", is a linear map of the latents.
 
     Args:
-        neurons: Neurons.
-        latents: Latent dimensions, 2 or more.
-        trials: Trials.
+        neurons: Number of neurons.
+        latents: Latent dimensions: 2 for the oscillator, more for the network.
+        trials: Number of trials.
         bins: Bins of a trial.
-        bin_width: In seconds; a step of the dynamics whatever it is.
-        seed: Of everything random.
+        bin_width: In seconds; one step of the dynamics.
+        seed: Seed of all randomness.
 
     Example:
         >>> recording = simulate_recording(neurons=5, trials=3, bins=20)
@@ -67,13 +67,13 @@ def simulate_recording(
 def driven_neurons(
     neurons: int, latents: int, bin_width: float, bins: float, rng: np.random.Generator
 ) -> Model:
-    """Poisson neurons driven by a Van der Pol oscillator, or a chaotic network of more latents.
+    """Return a model of Poisson neurons driven by an oscillator, or by a chaotic network.
 
     Args:
-        neurons: Neurons.
+        neurons: Number of neurons.
         latents: Latent dimensions, 2 or more.
         bin_width: In seconds.
-        bins: Time constant of the dynamics.
+        bins: Time constant of the dynamics in bins.
         rng: Randomness of readout and network.
 
     Example:

@@ -1,81 +1,77 @@
-"""A model that knows the units it was made from: fitted to a recording, used on others.
+"""A model with the units of the recording it was fitted to: fit it, and filter recordings with it.
 
-Readout row n belongs to unit n of the recording it was fitted to. A recording with other units is
-refused, unless a map says which are the same; rows for the rest are then found from the states that
-the known ones tell.
+Readout row n belongs to unit n of that recording. A recording with other units is refused;
+`evkf.recordings.mapping` maps a model to other units. Recordings longer than memory are filtered in
+chunks, and many recordings at once; `evkf filter` uses these functions.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
-from evkf.data import Recording
-from evkf.data.storage import read_meta
-from evkf.dynamics import Dynamics
+from evkf.analysis.estimates import Estimates, join_estimates, summarise
+from evkf.data.estimates import growing_hdf5
+from evkf.data.recording import Recording
+from evkf.data.storage import load_tree, read_meta
+from evkf.dynamics import Dynamics, ResidualMLP
 from evkf.errors import InputError
-from evkf.estimators.evkf import EVKF
-from evkf.estimators.settings import Learning
-from evkf.estimators.trials import Trials, filter_trials, read_trials
-from evkf.filters import VariationalKalmanFilter
-from evkf.learning.warm_up import fit_readout
-from evkf.likelihoods import Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
+from evkf.estimators.trials import join, read_trials, scan_trials
+from evkf.filters import State, Trace, VariationalKalmanFilter, scan_filter
+from evkf.filters.batched import SHORTEST, filled, side_by_side_pays
+from evkf.learning import LearnerState
+from evkf.learning.warm_up import KINDS
+from evkf.likelihoods import Gaussian, Likelihood, StudentT
 from evkf.model import Model
+from evkf.parameters import PARTS, free
 
 BINS_OF_TRAINING, MOST_PASSES, LEAST_PASSES = 200_000, 60, 3
-"""How often a recording is gone through: short ones often, long ones less."""
-
-
-class Inferred(NamedTuple):
-    """What a model makes of every bin of a recording, as NumPy arrays.
-
-    Attributes:
-        mean: Means of the states, given all bins of the trial up to each.
-        cov: Their covariances.
-        rates: Expected spikes per second of every unit at those states; of continuous signals their
-            expected values.
-        predicted: Expected counts or values of every unit, before the bin was seen.
-        elbo: Bounds on the log evidence; 0 where nothing was observed.
-        variance: Variances of the counts before the bin was seen, where they were asked for.
-    """
-
-    mean: Float[np.ndarray, "T L"]
-    cov: Float[np.ndarray, "T L L"]
-    rates: Float[np.ndarray, "T N"]
-    predicted: Float[np.ndarray, "T N"]
-    elbo: Float[np.ndarray, " T"]
-    variance: Float[np.ndarray, "T N"] | None = None
+"""Bins that all passes of a fit take together, and the most and the fewest passes."""
+CHUNK = 10_000
+"""Bins filtered at a time."""
+MANY_TRIALS, MANY_BINS = 8, 1 << 15
+"""Trials, and bins of all of them, from which on a CPU is faster with trials side by side."""
 
 
 class UnitModel(NamedTuple):
-    """An estimator, and which units and bins it is for."""
+    """A model and filter with the units and the bin width they are for.
+
+    Attributes:
+        model: The model.
+        filter: The filter.
+        units: Ids of the units as text.
+        bin_width: Seconds.
+        estimator: The fitted `EVKF`; None for a model mapped to other units, or read without it.
+        fitted: The recording it was fitted to, from `fitted_to`; `evkf fit` adds how its trials
+            were cut.
+    """
 
     model: Model
     filter: VariationalKalmanFilter
     units: tuple[str, ...]
     bin_width: float
-    estimator: EVKF | None = None
-    """What learned it, if it was not mapped to other units."""
+    estimator: Any = None
     fitted: Mapping[str, Any] | None = None
-    """What it was fitted to, as `fitted_to` tells; of `evkf fit` also how trials were cut."""
 
     @property
     def signals(self) -> bool:
-        """Whether it is for continuous signals, not for spikes."""
+        """True for a model of continuous signals, not of spikes."""
         return isinstance(self.model.likelihood, Gaussian | StudentT)
 
     @property
     def per_rate(self) -> float:
-        """What expected observations are divided by to give rates."""
+        """Divisor of expected observations that gives rates."""
         return 1.0 if self.signals else self.bin_width
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write it to a .safetensors file."""
+        """Write the estimator, units and bin width to a .safetensors file."""
         if self.estimator is None:
             remedy = "save the model it was mapped from"
             raise InputError("a model mapped to other units", str(path), remedy)
@@ -89,30 +85,75 @@ class UnitModel(NamedTuple):
         path: str | os.PathLike,
         likelihood: Likelihood | None = None,
         dynamics: Dynamics | None = None,
+        *,
+        learner: bool = True,
     ) -> Self:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
         Args:
             path: The file.
             likelihood: If `fit_recording` was given one and not a name, one of that kind and size.
                 Its numbers are not used: all are in the file.
-            dynamics: The same for dynamics.
+            dynamics: Likewise for dynamics.
+            learner: False to read the model without the estimator, which is faster.
         """
-        note = read_meta(path).get("note", {})
+        meta = read_meta(path)
+        note = meta.get("note", {})
         if "units" not in note:
-            raise InputError("a model without units", str(path), "load what `evkf fit` wrote")
+            raise InputError("a model without units", str(path), "load a file of `evkf fit`")
+        known = tuple(note["units"]), note["bin_width"]
+        fitted = note.get("fitted")
+        if not learner and likelihood is None and dynamics is None and _is_named(meta):
+            return cls(*_read_model(path, meta), *known, None, fitted)
+        from evkf.estimators.evkf import EVKF  # not needed to filter
+
         estimator = EVKF.load(path, likelihood, dynamics)
-        units, width, fitted = tuple(note["units"]), note["bin_width"], note.get("fitted")
-        return cls(*_parts(estimator), units, width, estimator, fitted)
+        return cls(estimator.model_, estimator.learner_.filter, *known, estimator, fitted)
+
+
+def _is_named(meta: dict[str, Any]) -> bool:
+    """True for a fitted estimator whose likelihood and dynamics were given by name."""
+    params = meta["params"]
+    named = params["dynamics"] == "mlp" and params["likelihood"] in KINDS
+    return named and not (meta["given"] or meta["kept"] or _learning(meta)["watch"])
+
+
+def _learning(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of learning, which files of version 1 have among the parameters."""
+    params = meta["params"]
+    return params.get("learning") or params | {"parts": params["learn"]}
+
+
+def _read_model(
+    path: str | os.PathLike, meta: dict[str, Any]
+) -> tuple[Model, VariationalKalmanFilter]:
+    """Return the model of a file, without the rest of the learner's state."""
+    params, neurons, learning = meta["params"], meta["neurons"], _learning(meta)
+    latents, hidden, parts = params["latents"], learning["hidden"], learning["parts"]
+    hidden = tuple(hidden) if isinstance(hidden, list) else hidden
+    inputs = meta["inputs"] if "inputs" in meta else params["num_inputs"]
+    # zeros in the right shapes: to draw random numbers would compile many programs
+    shapes = eqx.filter_eval_shape(
+        lambda: ResidualMLP(latents, 1.0, jax.random.key(0), hidden, inputs)
+    )
+    dynamics = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    readout = np.zeros((neurons, latents))
+    start = Model(dynamics, KINDS[params["likelihood"]](readout, bin_width=params["bin_width"]))
+    parts = PARTS if parts is None else tuple(parts)
+    blank = LearnerState(**dict.fromkeys(LearnerState._fields))  # pyright: ignore[reportArgumentType]
+    shapes = eqx.filter_eval_shape(free, start, parts)
+    tree = {"state": blank._replace(free=shapes, doubt=jnp.zeros(()))}
+    state = load_tree(path, tree, partial=True)[0]["state"]
+    return state.model, VariationalKalmanFilter(rule="moment_matching")
 
 
 def names(recording: Recording) -> tuple[str, ...]:
-    """The ids of units as text."""
+    """Return the ids of the units as text."""
     return tuple(str(unit) for unit in recording.units["id"])
 
 
 def fitted_to(recording: Recording) -> dict[str, Any]:
-    """What a model remembers of the recording it was fitted to: its file, and when trials were.
+    """Return the file of a recording and the times of its trials, to be kept with a model.
 
     Example:
         >>> fitted_to(Recording(np.ones((3, 1), int), 0.5, (1, 2), source="data/day1.nwb"))
@@ -124,7 +165,7 @@ def fitted_to(recording: Recording) -> dict[str, Any]:
 
 
 def trials_seen(model: UnitModel, recording: Recording) -> Bool[np.ndarray, " K"]:
-    """Trials that the model was fitted to at least half of, where names of files are the same."""
+    """Return True for trials that the model was fitted to at least half of, by name of the file."""
     known, here = model.fitted, fitted_to(recording)
     starts, stops = np.array(here["starts"]), np.array(here["stops"])
     seen = np.zeros(len(starts))
@@ -135,7 +176,7 @@ def trials_seen(model: UnitModel, recording: Recording) -> Bool[np.ndarray, " K"
 
 
 def passes_for(recording: Recording) -> int:
-    """How often a recording is gone through unless told."""
+    """Return the default number of passes of a fit: more for short recordings."""
     return int(np.clip(BINS_OF_TRAINING // recording.num_bins, LEAST_PASSES, MOST_PASSES))
 
 
@@ -144,11 +185,11 @@ def fit_recording(
     latents: int,
     likelihood: str | Likelihood = "poisson",
     dynamics: str | Dynamics = "mlp",
-    hidden: int = 64,
-    learn: Sequence[str] | None = None,
+    *,
     passes: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
 ) -> UnitModel:
     """Learn readout, dynamics, noise and initial state from a recording.
 
@@ -158,13 +199,12 @@ def fit_recording(
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or one of
             `evkf.likelihoods`, or of your own, to begin with.
         dynamics: "mlp", a network; or one of `evkf.dynamics`.
-        hidden: Hidden units of the network.
-        learn: What is learned, of "dynamics", "noise", "readout", "observation" and "prior". When
-            left out all, but nothing of a likelihood that was not given by name.
-        passes: How often the recording is gone through; when left out, 60 times for short
-            recordings and fewer for long ones.
-        seed: Of all randomness.
-        progress: Told after every pass how many of how many are done.
+        passes: Passes over the recording; by default 60 for short recordings and fewer for long
+            ones.
+        seed: Seed of all randomness.
+        progress: Called after every pass with the number of passes done and of all passes.
+        settings: Other fields of `evkf.estimators.settings.Learning`, such as `hidden`, the units
+            of the network (64 by default), and `parts`, the parts of the model that are learned.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
@@ -172,16 +212,20 @@ def fit_recording(
         >>> infer(model, Recording(counts, bin_width=0.02)).rates.shape
         (200, 5)
     """
+    from evkf.estimators.evkf import EVKF  # not needed to filter
+    from evkf.estimators.settings import Learning
+
     passes = passes_for(recording) if passes is None else passes
     warm_up = max(recording.num_bins, latents + 1)
-    learning = Learning(hidden=hidden, parts=learn, warm_up=warm_up, passes=passes)
+    learning = Learning(**{"hidden": 64, "warm_up": warm_up, "passes": passes, **settings})
     width = recording.bin_width
     estimator = EVKF(latents, likelihood, dynamics, width, learning=learning, seed=seed)
-    told = None if progress is None else lambda done: progress(done, passes)
+    report = None if progress is None else lambda done: progress(done, passes)
     trials, masks = recording.split(recording.counts), recording.split(recording.masks)
-    estimator.fit(trials, masks=masks, progress=told)
+    estimator.fit(trials, masks=masks, progress=report)
     return UnitModel(
-        *_parts(estimator),
+        estimator.model_,
+        estimator.learner_.filter,
         names(recording),
         recording.bin_width,
         estimator,
@@ -189,38 +233,205 @@ def fit_recording(
     )
 
 
-def _parts(estimator: EVKF) -> tuple[Model, VariationalKalmanFilter]:
-    return estimator.model_, estimator.learner_.filter
-
-
 def infer(
-    model: UnitModel, recording: Recording, hide: Bool[np.ndarray, " N"] | None = None
-) -> Inferred:
+    model: UnitModel,
+    recording: Recording,
+    hide: Bool[np.ndarray, " N"] | None = None,
+    *,
+    variance: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Estimates:
     """Filter a recording; nothing is learned.
 
     Args:
         model: The model.
         recording: A recording of the same units, in the same order, and of the same bin width.
-        hide: Units that the filter is not shown; what is expected of them is told all the same.
+        hide: True for units whose counts the filter does not see; their rates and predictions are
+            computed as well.
+        variance: True to compute the variances of predicted counts too.
+        progress: Called with the number of bins done and of all bins.
     """
-    check_units(model, recording)
-    masks = recording.masks if hide is None else recording.masks & ~np.asarray(hide)
-    trials = read_trials(model.model, recording.split(recording.counts), recording.split(masks))
-    return infer_trials(model, trials)
+    return infer_many(model, [recording], hide, variance=variance, progress=progress)[0]
 
 
-def infer_trials(model: UnitModel, trials: Trials) -> Inferred:
-    """The same of what `read_trials` gave, which may be trials of several recordings."""
+def infer_many(
+    model: UnitModel,
+    recordings: Sequence[Recording],
+    hide: Bool[np.ndarray, " N"] | None = None,
+    *,
+    variance: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Estimates]:
+    """Filter many recordings with one model, side by side where that is faster.
+
+    Args:
+        model: The model.
+        recordings: Recordings of its units and bin width, of any lengths, that fit into memory.
+        hide: Units not seen by the filter, as for `infer`.
+        variance: True to compute the variances of predicted counts too.
+        progress: Called with the number of bins done and of all bins.
+
+    Example:
+        >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
+        >>> model = fit_recording(Recording(counts, bin_width=0.02), latents=1, passes=2)
+        >>> days = [Recording(counts[:80], 0.02), Recording(counts, 0.02)]
+        >>> [found.mean.shape for found in infer_many(model, days)]
+        [(80, 1), (200, 1)]
+    """
+    if not recordings:
+        raise InputError("no recordings", "recordings", "pass one or more")
+    for recording in recordings:
+        check_units(model, recording)
+    report = progress or (lambda _done, _total: None)
+    lengths = [recording.num_bins for recording in recordings]
+    total, num_trials = sum(lengths), sum(recording.num_trials for recording in recordings)
+    on_cpu = jax.default_backend() == "cpu"
+    many, long = (MANY_TRIALS, MANY_BINS) if on_cpu else (2, 0)
+    if side_by_side_pays(model.model) and num_trials >= many and total >= long:
+        trials = []
+        for recording in recordings:
+            masks = recording.masks if hide is None else recording.masks & ~np.asarray(hide)
+            split = recording.split(recording.counts), recording.split(masks)
+            with _naming(recording.source):
+                trials.append(read_trials(model.model, *split))
+        key = jax.random.key(0)
+        options = {"predictions": True, "side_by_side": True}
+        trace = scan_trials(model.filter, model.model, join(trials), key, **options)
+        whole = _summarise(model, trace, variance, total)
+        report(total, total)
+        ends = np.cumsum(lengths)
+        return [
+            whole.rows(slice(end - num, end))._replace(**recording.bin_labels())
+            for recording, num, end in zip(recordings, lengths, ends, strict=True)
+        ]
+    size, done, results = min(_padded(max(lengths)), CHUNK), 0, []
+    for recording in recordings:
+        begins = range(0, recording.num_bins, CHUNK)
+        cuts = (recording.cut(slice(k, min(k + CHUNK, recording.num_bins))) for k in begins)
+        parts = []
+        for chunk, estimates in filter_chunks(model, cuts, hide, variance=variance, size=size):
+            parts.append(estimates)
+            done += chunk.num_bins
+            report(done, total)
+        results.append(join_estimates(parts)._replace(**recording.bin_labels()))
+    return results
+
+
+def filter_chunks(
+    model: UnitModel,
+    chunks: Iterable[Recording],
+    hide: Bool[np.ndarray, " N"] | None = None,
+    *,
+    variance: bool = False,
+    size: int = SHORTEST,
+) -> Iterator[tuple[Recording, Estimates]]:
+    """Filter consecutive chunks with the state carried over, as `infer` filters the whole.
+
+    Args:
+        model: The model.
+        chunks: Chunks of `stream_recording` or `Recording.cut`.
+        hide: Units not seen by the filter, as for `infer`.
+        variance: True to compute the variances of predicted counts too.
+        size: Bins that chunks are filled up to at least, so that one program filters all.
+
+    Yields:
+        Every chunk and its estimates.
+    """
+    state, label, first = None, None, 0
     key = jax.random.key(0)
-    found = filter_trials(model.filter, model.model, trials, key, per=model.per_rate)
-    assert found.rates is not None
-    assert found.predicted is not None
-    return Inferred(found.mean, found.cov, found.rates, found.predicted, found.elbo)
+    for chunk in chunks:
+        check_units(model, chunk)
+        fresh, numbers, num = chunk.fresh, chunk.trials["trial"], chunk.num_bins
+        fresh[0] = label is None or numbers[0] != label
+        label = numbers[-1]
+        masks = chunk.masks if hide is None else chunk.masks & ~np.asarray(hide)
+        size = max(size, num if num >= CHUNK else _padded(num))
+        # bins that are not observed follow those given
+        rows = (chunk.counts, masks, fresh)
+        ys, seen, begins = (
+            np.concatenate([x, np.zeros((size - num, *x.shape[1:]), x.dtype)]) for x in rows
+        )
+        with _naming(chunk.source):
+            last, trace = scan_filter(
+                model.filter,
+                model.model,
+                ys,
+                seen,
+                state=state,
+                key=key,
+                first=first,
+                fresh=begins,
+                predictions=True,
+            )
+        state = last
+        if num < size:
+            end = num - 1
+            state = State(jax.tree.map(lambda x, end=end: np.asarray(x)[end], trace.belief))
+        first += num
+        estimates = _summarise(model, trace, variance, num)
+        yield chunk, estimates._replace(**chunk.bin_labels(fresh, numbers))
+
+
+def filter_to_hdf5(
+    path: str | os.PathLike,
+    model: UnitModel,
+    chunks: Iterable[Recording],
+    overwrite: bool = False,
+    progress: Callable[[Recording], None] | None = None,
+) -> tuple[int, float]:
+    """Filter chunks into an HDF5 file that grows; one chunk is in memory at a time.
+
+    Args:
+        path: Ends in .h5 or .hdf5; the file is complete or not there.
+        model: The model.
+        chunks: Chunks of `stream_recording`.
+        overwrite: True to replace an existing file.
+        progress: Called with every chunk that is written.
+
+    Returns:
+        The number of bins, and the sum of their bounds.
+    """
+    parts = iter(chunks)
+    begin = next(parts, None)
+    if begin is None:
+        raise InputError("no chunks", "chunks", "pass one or more")
+    check_units(model, begin)
+    bins, total = 0, 0.0
+    with growing_hdf5(path, begin, overwrite) as append:
+        for chunk, estimates in filter_chunks(model, chain([begin], parts)):
+            append(estimates)
+            bins, total = bins + chunk.num_bins, total + float(estimates.elbo.sum())
+            if progress is not None:
+                progress(chunk)
+    return bins, total
+
+
+def _padded(num: int) -> int:
+    return filled(max(num, SHORTEST))
+
+
+def _summarise(model: UnitModel, trace: Trace, variance: bool, num: int) -> Estimates:
+    """Return the estimates of the first bins of a trace."""
+    estimates = summarise(model.model, trace, variance=variance, per=model.per_rate)
+    return estimates.rows(slice(num))._replace(signals=model.signals)
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Name the file in errors over its counts."""
+    try:
+        yield
+    except InputError as error:
+        name, bracket, place = error.where.partition("[")
+        if name not in ("ys", "X"):
+            raise
+        where = f"{source}: counts{bracket}{place}"
+        raise InputError(error.what, where, error.remedy) from None
 
 
 def check_units(model: UnitModel, recording: Recording) -> None:
-    """Refuse a recording of other units or of another bin width."""
-    _check_width(model, recording)
+    """Raise an error for a recording of other units or of another bin width."""
+    check_width(model, recording)
     have = names(recording)
     if have == model.units:
         return
@@ -228,83 +439,21 @@ def check_units(model: UnitModel, recording: Recording) -> None:
     absent = [unit for unit in model.units if unit not in have]
     what = "the model's units in another order"
     if strange or absent:
-        said = [f"{len(strange)} units that the model does not know"] * bool(strange)
-        said += [f"{len(absent)} units of the model are missing from the file"] * bool(absent)
+        parts = [f"{len(strange)} units that the model does not have"] * bool(strange)
+        parts += [f"{len(absent)} units of the model are missing from the file"] * bool(absent)
         example = (strange or absent)[0]
-        what = f"{' and '.join(said)} (such as {example!r})"
+        what = f"{' and '.join(parts)} (such as {example!r})"
     remedy = (
         "if the model was fitted with --units or --min-rate, pass the same; else fit a model of "
-        "its own, or say which units are the same with a unit map"
+        "its own, or name the units that are the same with a unit map"
     )
     raise InputError(what, f"{recording.source}: units", remedy)
 
 
-def _check_width(model: UnitModel, recording: Recording) -> None:
+def check_width(model: UnitModel, recording: Recording) -> None:
+    """Raise an error for a recording of another bin width."""
     own, width = model.bin_width, recording.bin_width
     if abs(width - own) > 1e-6 * own:
         what = f"bins of {width:g} s for a model of bins of {own:g} s"
         remedy = f"read it with --bin-width {own:g}, or fit a model of its own"
         raise InputError(what, f"{recording.source}: bin_width", remedy)
-
-
-def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -> UnitModel:
-    """The model for a recording of other units.
-
-    Units of the recording that are mapped keep their readout. Rows of the others are fitted to
-    their counts at the states that the mapped ones tell.
-
-    Args:
-        model: The model.
-        recording: The recording.
-        same: Units of the recording to the units of the model that they are.
-    """
-    _check_width(model, recording)
-    have, where = names(recording), "unit map"
-    _check_map(same, have, model.units, where)
-    likelihood = model.model.likelihood
-    kind = {Poisson: "poisson", NegativeBinomial: "negative_binomial"}.get(type(likelihood))
-    softplus = isinstance(likelihood, Poisson) and likelihood.link != "exp"
-    if kind is None or softplus:
-        what = f"a map for {type(likelihood).__name__} observations" + softplus * " (softplus)"
-        remedy = "map units of counts with an exponential link: poisson or negative_binomial"
-        raise InputError(what, where, remedy)
-    known = np.array([unit in same for unit in have])
-    rows = np.array([model.units.index(same[unit]) for unit in have if unit in same])
-    mapped = _with_likelihood(model, _rows(likelihood, rows), np.array(have)[known])
-    if known.all():
-        return mapped
-    states = infer(mapped, recording.pick(known)).mean
-    new, width = recording.pick(~known), recording.bin_width
-    fitted = fit_readout(kind, states, new.counts, new.masks, width)
-    order = np.argsort(np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)]))
-    whole = jax.tree.map(
-        lambda one, other: one if one.ndim == 0 else jnp.concatenate([one, other])[order],
-        mapped.model.likelihood,
-        fitted,
-    )
-    return _with_likelihood(model, whole, have)
-
-
-def _with_likelihood(model: UnitModel, likelihood: Likelihood, units: Any) -> UnitModel:
-    other = eqx.tree_at(lambda m: m.likelihood, model.model, likelihood)
-    names = tuple(str(unit) for unit in units)
-    return UnitModel(other, model.filter, names, model.bin_width, fitted=model.fitted)
-
-
-def _check_map(
-    same: Mapping[str, str], have: Sequence[str], known: Sequence[str], where: str
-) -> None:
-    for unit, target in same.items():
-        if unit not in have:
-            raise InputError(f"unit {unit!r}", where, "name units of the recording")
-        if target not in known:
-            raise InputError(f"unit {target!r}", where, "map to units of the model")
-    if not same:
-        raise InputError("no units", where, "map one or more")
-    if len(set(same.values())) < len(same):
-        raise InputError("a unit of the model twice", where, "map to each at most once")
-
-
-def _rows(likelihood: Likelihood, rows: np.ndarray) -> Any:
-    """The likelihood of some of the channels."""
-    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[rows], likelihood)

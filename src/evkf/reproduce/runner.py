@@ -28,8 +28,7 @@ import numpy as np
 from jax._src import xla_bridge
 from threadpoolctl import threadpool_limits
 
-from evkf.data.files import replacing
-from evkf.data.installed import need, versions
+from evkf.data.files import need, replacing, versions
 from evkf.errors import EvkfError, InputError
 from evkf.filters import CompiledStep, Filter
 from evkf.learning import CompiledLearner, Learner

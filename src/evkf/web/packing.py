@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from evkf.data.files import finite
+
 ALIGN = 8
 """Bytes that arrays begin at a multiple of."""
 
@@ -54,17 +56,3 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         at += num * dtype.itemsize
         at += -at % ALIGN
     return header, arrays
-
-
-def finite(value: Any) -> Any:
-    """The same for JSON, which has no number for what is not finite: None in its place.
-
-    Example:
-        >>> finite({"elbo": float("nan"), "bins": [1, 2.5]})
-        {'elbo': None, 'bins': [1, 2.5]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evkf.data.installed import need
+from evkf.data.files import need
 from evkf.live.addresses import is_loopback
 from evkf.live.desk import Desk
 from evkf.live.machine import aside

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from evkf.analysis.decoding import r2
 from evkf.analysis.forecasting import expected_observation
-from evkf.data import Recording, list_nwb, open_recording
+from evkf.data import Reading, Recording, list_nwb, open_recording
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
 from evkf.learning import Learner, LearnerState, StateFitting, fit_states, warm_up
@@ -105,9 +105,10 @@ def read_reaches(
         align, window = "start_time", None
         if ONSET in contents["trial_columns"]:
             align, window, event, when = ONSET, WINDOW, "movement onset", -WINDOW[0]
-        recording = open_recording(path, BIN_WIDTH, align, window, wanted, MIN_RATE)
+        reading = Reading(BIN_WIDTH, align, window, wanted, MIN_RATE)
+        recording = open_recording(path, reading)
     else:
-        recording = open_recording(path, BIN_WIDTH, min_rate=MIN_RATE)
+        recording = open_recording(path, bin_width=BIN_WIDTH, min_rate=MIN_RATE)
         velocity = velocity or _velocity(path, recording.behaviour)
         if subset:
             event, when = "movement onset", -WINDOW[0]
@@ -191,6 +192,7 @@ def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
     for first, last in zip(starts, [*starts[1:], edges[-1]], strict=True):
         moment = jax.tree.map(lambda leaf, first=first: leaf[first], models)
         train = infer(model._replace(model=moment), parts.train)
+        assert train.rates is not None
         pairs = zip((train.rates, train.mean), now, strict=True)
         decoded.append([parts.decoded(Pair(old, new[first:last])) for old, new in pairs])
     rates, latents = (np.concatenate(blocks) for blocks in zip(*decoded, strict=True))

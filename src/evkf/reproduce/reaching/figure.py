@@ -10,7 +10,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from evkf.analysis.decoding import integrate
 from evkf.analysis.spike_metrics import condition_averages
-from evkf.plotting.recordings import aligned_rates, by_direction, hand_paths, latent_paths
+from evkf.plotting.recordings import Event, aligned_rates, by_direction, hand_paths, latent_paths
 from evkf.plotting.style import STYLE
 from evkf.recordings.halves import Halves, Pair
 from evkf.recordings.units import UnitModel, infer
@@ -34,6 +34,7 @@ class DecodedReaches(NamedTuple):
 def decode_reaches(reaches: Reaches, parts: Halves, model: UnitModel) -> DecodedReaches:
     """Filter and decode the test half; positions are summed up from the true starts of the hand."""
     train, test = infer(model, parts.train), infer(model, parts.test)
+    assert train.rates is not None and test.rates is not None  # noqa: PT018
     rates = Pair(train.rates, test.rates)
     velocity, score = parts.decoded(rates), parts.behaviour_r2(rates)
     assert velocity is not None
@@ -75,7 +76,7 @@ def draw(reaches: Reaches, parts: Halves, shown: DecodedReaches) -> Figure:
     chosen = most_modulated(shown.rates, half.lengths, labels, UNITS)
     for ax, unit in zip(panels, chosen, strict=False):
         rates, width = shown.rates[:, unit], half.bin_width
-        aligned_rates(ax, rates, half.lengths, labels, width, events, reaches.event, colours)
+        aligned_rates(ax, rates, half.lengths, labels, width, Event(events, reaches.event), colours)
         ax.set_title(f"Unit {half.units['id'][unit]}", loc="left", weight="normal", size=8.5)
         ax.set_ylabel("rate (spikes/s)" if ax is panels[0] else "")
     for ax in panels[len(chosen) :]:

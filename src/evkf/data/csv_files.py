@@ -1,13 +1,13 @@
-"""CSV files of counts: one row a bin, one column a unit."""
+"""Recordings as CSV files: one row a bin, one column a unit."""
 
 import csv
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
+from evkf.data.binning import check_counts, find_width
 from evkf.data.files import check_file, unreadable
-from evkf.data.layout import check_counts, find_width
 from evkf.data.recording import Recording
 from evkf.errors import InputError
 from evkf.numerics.trials import bins_of
@@ -18,13 +18,13 @@ OWN = ("time", "trial")
 def read_csv(
     path: Path, bin_width: float | None, signals: bool = False, leave_out: Collection[str] = ()
 ) -> Recording:
-    """Read a recording from a CSV file, as `evkf.data.read_arrays` describes it.
+    r"""Read a recording from a CSV file, as `evkf.data.read_arrays` describes it.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     place = Path(folder) / "a.csv"
-        ...     _ = place.write_text("trial,u1,u2\\n1,0,3\\n1,2,0\\n2,0,1\\n")
+        ...     _ = place.write_text("trial,u1,u2\n1,0,3\n1,2,0\n2,0,1\n")
         ...     recording = read_csv(place, 0.02)
         >>> recording.lengths, recording.units["id"].tolist(), recording.trials["trial"].tolist()
         ((2, 1), ['u1', 'u2'], [1, 2])
@@ -36,44 +36,51 @@ def read_csv(
     if not units or not rows:
         what = f"{len(units)} columns of units and {len(rows)} rows"
         raise InputError(what, source, "pass a header of unit names, and one row a bin")
-
-    def place(row: int, unit: int) -> str:
-        return f"line {lines[row]}, column {header[units[unit]]!r}"
-
-    counts = np.empty((len(rows), len(units)))
-    for row, cells in enumerate(rows):
-        counts[row] = _numbers(
-            [cells[k] for k in units], [header[k] for k in units], source, lines[row]
-        )
+    counts = _numbers(rows, units, header, source, lines)
     if not signals:
-        check_counts(counts, np.ones(counts.shape, bool), source, place)
+        seen = np.ones(counts.shape, bool)
+        check_counts(
+            counts, seen, source, lambda row, k: f"line {lines[row]}, column {header[units[k]]!r}"
+        )
         counts = counts.astype(np.int64)
     split = "trial" in header and "trial" not in leave_out
     labels = [cells[header.index("trial")].strip() if split else "" for cells in rows]
     firsts = [k for k, label in enumerate(labels) if k == 0 or label != labels[k - 1]]
-    _check_together([labels[k] for k in firsts], [lines[k] for k in firsts], source)
+    names: dict[str, None] = {}
+    for k in firsts:
+        if labels[k] in names:
+            what = f"trial {labels[k]!r} again, after another"
+            where = f"{source}: line {lines[k]}, column 'trial'"
+            raise InputError(what, where, "keep the rows of a trial together, one name a trial")
+        names[labels[k]] = None
     lengths = np.diff([*firsts, len(rows)])
     given = {}
     if "time" in header and "time" not in leave_out:
-        column = header.index("time")
-        times = [
-            _numbers([cells[column]], ["time"], source, line)[0]
-            for cells, line in zip(rows, lines, strict=True)
-        ]
-        given["start_times"] = _start_times(np.array(times), lengths, width, source, lines)
+        times = _numbers(rows, [header.index("time")], header, source, lines)[:, 0]
+        starts = times[firsts]
+        bins = bins_of(lengths)
+        # half a bin of tolerance passes rounded times, and no missing row
+        wrong = ~(np.abs(times - np.repeat(starts, lengths) - width * bins) < width / 2)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            what = f"time {times[row]}, which is not {bins[row]} bins of {width} s after the "
+            what += "begin of its trial"
+            where = f"{source}: line {lines[row]}, column 'time'"
+            raise InputError(what, where, "pass the right bin_width, and every bin of a trial")
+        given["start_times"] = starts
     return Recording(
         counts,
         width,
         tuple(lengths.tolist()),
         **given,
-        trials={"trial": _labels([labels[k] for k in firsts])} if split else {},
+        trials={"trial": _labels(list(names))} if split else {},
         units={"id": _labels([header[k] for k in units])},
         source=source,
     )
 
 
 def write_csv(path: Path, recording: Recording) -> None:
-    """Write a recording that is no more than counts, times and trials.
+    """Write a recording of counts, times and trials; one with more is refused.
 
     Example:
         >>> import tempfile
@@ -103,7 +110,7 @@ def write_csv(path: Path, recording: Recording) -> None:
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Header, rows, and the line each row ends at."""
+    """Return the header, the rows, and the line each row ends at."""
     check_file(path)
     rows, lines = [], []
     try:
@@ -128,52 +135,32 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     return header, rows, lines
 
 
-def _numbers(cells: Sequence[str], names: Sequence[str], source: str, line: int) -> np.ndarray:
-    try:
-        return np.array(cells, float)
-    except ValueError:
-        for cell, name in zip(cells, names, strict=True):
-            try:
-                float(cell)
-            except ValueError as error:
-                what = f"{cell!r}, which is not a number" if cell.strip() else "an empty cell"
-                where = f"{source}: line {line}, column {name!r}"
-                remedy = "pass a number, or leave out the column"
-                raise InputError(what, where, remedy) from error
-        raise
+def _numbers(
+    rows: list[list[str]], columns: list[int], header: list[str], source: str, lines: list[int]
+) -> np.ndarray:
+    """Return columns as numbers; the error names the first cell that is none."""
+    values = np.empty((len(rows), len(columns)))
+    for row, cells in enumerate(rows):
+        try:
+            values[row] = np.array([cells[k] for k in columns], float)
+        except ValueError:
+            for k in columns:
+                try:
+                    float(cells[k])
+                except ValueError as error:
+                    cell = cells[k]
+                    what = f"{cell!r}, which is not a number" if cell.strip() else "an empty cell"
+                    where = f"{source}: line {lines[row]}, column {header[k]!r}"
+                    remedy = "pass a number, or leave out the column"
+                    raise InputError(what, where, remedy) from error
+            raise
+    return values
 
 
 def _labels(texts: list[str]) -> np.ndarray:
-    """Whole numbers where all texts are such, written the one way there is."""
+    """Return whole numbers if all texts are numbers in their usual form, else the texts."""
     try:
         numbers = [int(text) for text in texts]
     except ValueError:
         return np.array(texts)
     return np.array(numbers if [str(n) for n in numbers] == texts else texts)
-
-
-def _check_together(labels: list[str], lines: list[int], source: str) -> None:
-    seen: set[str] = set()
-    for label, line in zip(labels, lines, strict=True):
-        if label in seen:
-            what = f"trial {label!r} again, after another"
-            where = f"{source}: line {line}, column 'trial'"
-            raise InputError(what, where, "keep the rows of a trial together, one name a trial")
-        seen.add(label)
-
-
-def _start_times(
-    times: np.ndarray, lengths: np.ndarray, width: float, source: str, lines: list[int]
-) -> np.ndarray:
-    starts = times[np.cumsum(lengths) - lengths]
-    bins = bins_of(lengths)
-    # Half a bin lets rounded times pass, and no missing row.
-    wrong = ~(np.abs(times - np.repeat(starts, lengths) - width * bins) < width / 2)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        what = (
-            f"time {times[row]}, which is not {bins[row]} bins of {width} s after its trial began"
-        )
-        where = f"{source}: line {lines[row]}, column 'time'"
-        raise InputError(what, where, "pass the right bin_width, and every bin of a trial")
-    return starts
