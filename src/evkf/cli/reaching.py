@@ -10,14 +10,8 @@ from evkf.cli.console import (
     FELL_SHORT,
     Behaviour,
     Condition,
-    Config,
-    Force,
-    Json,
-    Quiet,
-    check_free,
-    console,
-    emit,
-    json_target,
+    Run,
+    expanded,
     noting,
     progress_bar,
     result_files,
@@ -36,6 +30,7 @@ Data = Annotated[
 ]
 
 
+@expanded
 def reaching(
     data: Data = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write into.")] = Path(
@@ -45,12 +40,10 @@ def reaching(
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few passes.")] = False,
     behaviour: Behaviour = None,
     condition: Condition = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    *,
+    run: Run,
 ) -> None:
-    r"""Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
+    """Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
 
     Half of the trials train every method, 250 where there are 500; the others judge it. Written
     into the folder: reaching.json with the rows of every seed, reaching.md with their means, and
@@ -78,8 +71,7 @@ def reaching(
     if not path.is_file():
         raise InputError("no such file", str(path), "check --data or EVKF_DATA")
     files = result_files(out, "reaching", ["reaching"])
-    check_free([*files, *json_target(json_file, path, *files)], force)
-    say = console(quiet, json_file)
+    say = run.start(files, path)
     with noting(say):
         reaches = experiment.read_reaches(path, behaviour, condition)
     recording = reaches.recording
@@ -127,8 +119,8 @@ def reaching(
         "missed": missed,
     }
     text = report(means, reaches, num, quick)
-    write_results(out, "reaching", result, text, {"reaching": figure}, force)
+    write_results(out, "reaching", result, text, {"reaching": figure}, run.force)
     say.print(f"\n{text}\n{verdict(missed, judged)}\nwritten: {', '.join(map(str, files))}")
-    emit(json_file, result)
+    run.emit(result)
     if missed:
         raise typer.Exit(FELL_SHORT)

@@ -13,13 +13,10 @@ from typer.core import TyperCommand
 
 from evkf.cli.console import (
     FELL_SHORT,
-    Config,
-    Force,
-    Json,
-    Quiet,
+    Run,
     check_free,
     console,
-    emit,
+    expanded,
     json_target,
     progress_bar,
     result_files,
@@ -88,39 +85,36 @@ class ExperimentCommand(TyperCommand):
 def command(name: str) -> Callable[..., None]:
     """Return the command that computes an experiment."""
 
-    def run(
+    def compute(
         quick: Quick = False,
         trials: Trials = None,
         methods: Methods = None,
         out: Out = DEFAULT_OUT,
         scheduler: Scheduler = None,
-        force: Force = False,
-        quiet: Quiet = False,
-        json_file: Json = None,
-        config: Config = None,
+        *,
+        run: Run,
     ) -> None:
         size = read_size(name, quick, trials, methods)
-        check_free([*files(name, out), *json_target(json_file, *files(name, out))], force)
-        result = reproduce(name, size, out, scheduler, force, console(quiet, json_file))
-        emit(json_file, result)
+        say = run.start(files(name, out))
+        result = reproduce(name, size, out, scheduler, run.force, say)
+        run.emit(result)
         if result["missed"]:
             raise typer.Exit(FELL_SHORT)
 
-    run.__doc__ = TITLES[name]
-    return run
+    compute.__doc__ = TITLES[name]
+    return expanded(compute)
 
 
+@expanded
 def run_all(
     quick: Quick = False,
     trials: Trials = None,
     out: Out = DEFAULT_OUT,
     scheduler: Scheduler = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_file: Json = None,
-    config: Config = None,
+    *,
+    run: Run,
 ) -> None:
-    r"""Compute every table and figure of the paper but that of reaching.
+    """Compute every table and figure of the paper but that of reaching.
 
     The same as `evkf reproduce NAME` for every name, into one folder. Results that are in the
     folder already, of as many trials, stay.
@@ -138,21 +132,21 @@ def run_all(
     results = {
         name: _read_result(paths[0], sizes[name])
         for name, paths in every.items()
-        if not force and all(path.exists() for path in paths)
+        if not run.force and all(path.exists() for path in paths)
     }
     written = [path for paths in every.values() for path in paths]
     missing = [path for name in every if name not in results for path in every[name]]
-    check_free([*missing, *json_target(json_file, *written)], force)
-    say = console(quiet, json_file)
+    check_free([*missing, *json_target(run.json_file, *written)], run.force)
+    say = console(run.quiet, run.json_file)
     for name, size in sizes.items():
         if name in results:
             missed = len(results[name]["missed"])
             words = f", which missed {missed} of its targets" if missed else ""
             say.print(f"{name} is there already{words}; --force computes it again")
         else:
-            results[name] = reproduce(name, size, out, scheduler, force, say)
+            results[name] = reproduce(name, size, out, scheduler, run.force, say)
     say.print("not among these: reaching, which needs a recording: evkf reproduce reaching --help")
-    emit(json_file, results)
+    run.emit(results)
     if any(result["missed"] for result in results.values()):
         raise typer.Exit(FELL_SHORT)
 
