@@ -91,8 +91,8 @@ def stream(path: Path) -> dict[str, Any]:
             settled = peak()
 
     begin = time.perf_counter()
-    chunks = stream_recording(path, bin_width=BIN_WIDTH, chunk_bins=CHUNK)
-    bins, _ = filter_to_hdf5(out, model, chunks, progress=use)
+    stream = stream_recording(path, bin_width=BIN_WIDTH, chunk_bins=CHUNK)
+    bins, _ = filter_to_hdf5(out, model, stream, progress=use)
     seconds = time.perf_counter() - begin
     with h5py.File(out) as file:
         stored: Any = file["rates"]

@@ -9,9 +9,9 @@ import pytest
 import quantities as pq
 
 from evkf.data import Recording
-from evkf.data.binning import bin_spikes
 from evkf.data.convert import from_neo, from_pynapple, to_neo, to_pynapple
 from evkf.errors import InputError
+from evkf.numerics.binning import bin_spikes
 
 
 def spikes():

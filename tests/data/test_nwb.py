@@ -20,8 +20,8 @@ from evkf.data import (
     stream_nwb,
 )
 from evkf.data import nwb as streaming
-from evkf.data.binning import bin_spikes, bin_trials, inside, merged, resample
 from evkf.errors import InputError
+from evkf.numerics.binning import bin_spikes, bin_trials, inside, merged, resample
 from tests.data import nwb_files
 
 

@@ -315,8 +315,8 @@ def test_a_recording_is_what_it_was_after_a_round_trip(tmp_path, seed):
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.001, 0.01, 0.02, 1 / 3]))
 def test_spikes_are_found_in_the_bins_they_were_placed_in(seed, width):
-    from evkf.data.binning import bin_spikes
     from evkf.data.nwb_write import _place_spikes
+    from evkf.numerics.binning import bin_spikes
 
     rng = np.random.default_rng(seed)
     start = rng.uniform(0, 1e5)

@@ -68,7 +68,7 @@ def test_one_trial_is_cut_and_candidates_are_fewer_than_units(pretend):
     found = suggest_latents(Recording(np.ones((50, 5), int), 0.02), passes=3)
     assert list(found.scores) == [2, 4]
     assert {(train.num_bins, passes) for train, _, passes in pretend} == {(40, 3)}
-    with pytest.raises(InputError, match="say how many"):
+    with pytest.raises(InputError, match="give the number of latents"):
         suggest_latents(Recording(np.ones((50, 2), int), 0.02))
 
 

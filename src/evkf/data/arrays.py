@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from evkf.data.binning import check_counts, find_width
 from evkf.data.csv_files import read_csv, write_csv
 from evkf.data.files import (
     HDF5,
@@ -25,6 +24,7 @@ from evkf.data.files import (
 )
 from evkf.data.recording import Recording, cut_trials
 from evkf.errors import InputError
+from evkf.numerics.binning import check_counts, find_width
 
 TABLES = ("behaviour", "trials", "units")
 OWN = ("counts", "bin_width", "bin_ms", "lengths", "trial_lengths", "masks", "start_times")

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from evkf.data.binning import (
+from evkf.data.recording import Recording
+from evkf.errors import InputError
+from evkf.numerics.binning import (
     bin_spikes,
     check_bin_width,
     check_samples,
@@ -15,8 +17,6 @@ from evkf.data.binning import (
     resample,
     whole_bins,
 )
-from evkf.data.recording import Recording
-from evkf.errors import InputError
 
 TOUCH = 1e-6
 """Seconds that pynapple takes off an epoch that ends at the begin of the next."""

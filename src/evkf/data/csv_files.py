@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.data.binning import check_counts, find_width
 from evkf.data.files import check_file, unreadable
 from evkf.data.recording import Recording
 from evkf.errors import InputError
+from evkf.numerics.binning import check_counts, find_width
 from evkf.numerics.trials import bins_of
 
 OWN = ("time", "trial")

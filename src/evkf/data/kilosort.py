@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evkf.data.binning import bin_index, check_bin_width, whole_bins
 from evkf.data.files import BROKEN, check_file, unreadable
 from evkf.data.recording import Recording
 from evkf.errors import InputError
+from evkf.numerics.binning import bin_index, check_bin_width, whole_bins
 
 CHUNK = 1 << 20
 """Spikes in memory at a time."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from evkf.data.binning import bin_index, bin_trials, check_bin_width, resample, whole_bins
 from evkf.data.nwb_file import (
     INVALID,
     MODULE,
@@ -24,6 +23,7 @@ from evkf.data.nwb_file import (
 )
 from evkf.data.recording import Columns, Query, Reading, Recording, Series
 from evkf.errors import InputError
+from evkf.numerics.binning import bin_index, bin_trials, check_bin_width, resample, whole_bins
 from evkf.numerics.trials import bins_of
 
 BUFFER, LEAST = 1 << 24, 4096

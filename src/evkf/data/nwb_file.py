@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 from jaxtyping import Bool, Float
 
-from evkf.data.binning import check_spike_times, inside, merged, whole_bins
 from evkf.data.files import need
 from evkf.data.recording import Columns, Query, Recording
 from evkf.errors import InputError
+from evkf.numerics.binning import check_spike_times, inside, merged, whole_bins
 from evkf.numerics.checks import check_known
 
 TRIALS, INVALID = "intervals/trials", "intervals/invalid_times"

@@ -114,7 +114,7 @@ class UnitModel(NamedTuple):
 def _is_named(meta: dict[str, Any]) -> bool:
     """True for a fitted estimator whose likelihood and dynamics were given by name."""
     params = meta["params"]
-    named = params["dynamics"] == "mlp" and params["likelihood"] in KINDS
+    named = params.get("dynamics") == "mlp" and params.get("likelihood") in KINDS
     return named and not (meta["given"] or meta["kept"] or _learning(meta)["watch"])
 
 

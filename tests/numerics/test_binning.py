@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evkf.data.binning import (
+from evkf.errors import InputError
+from evkf.numerics.binning import (
     bin_index,
     bin_spikes,
     check_bin_width,
@@ -16,7 +17,6 @@ from evkf.data.binning import (
     resample,
     whole_bins,
 )
-from evkf.errors import InputError
 
 
 @pytest.mark.parametrize("width", [0.001, 0.005, 0.02, 0.1, 1 / 30, 1 / 30000])
