@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from evkf.analysis.estimates import Estimates, join_estimates, summarise, to_xarray
-from evkf.analysis.forecasting import expected_observation, forecast, observation_variance
+from evkf.analysis.forecasting import forecast
 from evkf.dynamics import VanDerPol
 from evkf.errors import InputError
+from evkf.expectations.readout import expected_observation, observation_variance
 from evkf.filters import VJF, VariationalKalmanFilter, scan_filter
 from evkf.filters.batched import read_session, scan_checked
 from evkf.likelihoods import Poisson

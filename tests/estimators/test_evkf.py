@@ -16,12 +16,13 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.validation import check_is_fitted
 
 from evkf.analysis.estimates import to_xarray
-from evkf.analysis.forecasting import expected_observation, forecast
+from evkf.analysis.forecasting import forecast
 from evkf.analysis.smoothing import smooth
 from evkf.dynamics import Linear
 from evkf.errors import InputError
 from evkf.estimators.evkf import EVKF
 from evkf.estimators.settings import Learning
+from evkf.expectations.readout import expected_observation
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.likelihoods import Custom, Gaussian, Poisson
 from evkf.model import Model, simulate

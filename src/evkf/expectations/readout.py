@@ -166,31 +166,46 @@ class Projection(NamedTuple):
     loads: Float[Array, "L N"]
     """Channels come last: small products are faster so."""
     products: Float[Array, "D N"] | None
-    """$l_i l_j$ for $i \\ge j$, up to `PACK` latents: fewer kernels and flops."""
+    r"""$l_i l_j$ up to `PACK` latents: fewer kernels and flops; only for $i \ge j$ if packed."""
+    packed: bool
 
     def var(self, cov: Matrix, root: Matrix | None = None) -> Channels:
         """Variances of the readouts, from the covariance of the latents, or a root of it."""
-        if self.products is not None:
-            rows, columns = np.tril_indices(len(self.loads))
-            twice = jnp.asarray(2 - (rows == columns), self.loads.dtype)
-            return jnp.maximum((twice * pack(cov)) @ self.products, 0)
-        if root is not None:
-            return jnp.sum((root.T @ self.loads) ** 2, axis=0)
-        return jnp.sum((cov @ self.loads) * self.loads, axis=0)
+        if self.products is None:
+            if root is not None:
+                return jnp.sum((root.T @ self.loads) ** 2, axis=0)
+            return jnp.sum((cov @ self.loads) * self.loads, axis=0)
+        if not self.packed:
+            return cov.reshape(-1) @ self.products
+        rows, columns = np.tril_indices(len(self.loads))
+        twice = jnp.asarray(2 - (rows == columns), self.loads.dtype)
+        return jnp.maximum((twice * pack(cov)) @ self.products, 0)
 
-    def hessian(self, curvature: Channels) -> Float[Array, " D"]:
-        """The Hessian in the latents, packed, from the curvatures in the readouts."""
-        if self.products is not None:
-            return self.products @ curvature
-        return pack((self.loads * curvature) @ self.loads.T)
+    def hessian(self, curvature: Channels) -> Float[Array, " D"] | Matrix:
+        """The Hessian in the latents, from the curvatures in the readouts."""
+        if self.products is None:
+            whole = (self.loads * curvature) @ self.loads.T
+            return pack(whole) if self.packed else whole
+        hessian = self.products @ curvature
+        return hessian if self.packed else hessian.reshape(2 * (len(self.loads),))
 
 
-def project(loads: Float[Array, "L N"]) -> Projection:
-    """Prepare the way from latents to readouts with these weights, and back."""
+def project(loads: Float[Array, "L N"], packed: bool = True) -> Projection:
+    """Prepare the projection of latents to readouts with these weights, and back.
+
+    Args:
+        loads: Weights of the latents.
+        packed: True to represent Hessians by their lower triangles (see
+            `evkf.numerics.linalg.pack`), with fewer flops; False for matrices, which are cheaper
+            to differentiate.
+    """
     if len(loads) > PACK:
-        return Projection(loads, None)
+        return Projection(loads, None, packed)
+    if not packed:
+        whole = loads[:, None] * loads
+        return Projection(loads, whole.reshape(-1, loads.shape[1]), packed)
     rows, columns = np.tril_indices(len(loads))
-    return Projection(loads, loads[rows] * loads[columns])
+    return Projection(loads, loads[rows] * loads[columns], packed)
 
 
 def expected_observation(model: Model, belief: Belief) -> Channels:

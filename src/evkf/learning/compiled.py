@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from evkf.analysis.forecasting import expected_observation, forecast
+from evkf.analysis.forecasting import forecast
 from evkf.errors import InputError
+from evkf.expectations.readout import expected_observation
 from evkf.filters import Info
 from evkf.filters.compiled import CPU_OPTIONS, Packed, packing
 from evkf.learning.learner import Learner, LearnerState, LearnInfo

@@ -63,12 +63,11 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
 def _through_readout(likelihood: lik.Likelihood) -> EllOf:
     assert isinstance(likelihood, lik.ReadoutLikelihood | lik.Gaussian)
     C, b = likelihood.C, likelihood.b
-    readout = project(C.T)
+    readout = project(C.T, packed=False)
 
     def at(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         site = observe(likelihood, y, mask, base=False).expect(C @ mean + b, readout.var(cov))
-        curv = unpack(readout.hessian(site.curvature), len(mean))
-        return jnp.sum(site.value), site.slope @ C, curv
+        return jnp.sum(site.value), site.slope @ C, readout.hessian(site.curvature)
 
     return at
 

@@ -8,9 +8,9 @@ import pytest
 
 from evkf import dynamics as dyn
 from evkf import likelihoods as lik
-from evkf.analysis.forecasting import expected_observation
 from evkf.errors import InputError
 from evkf.expectations.dispatch import Moments, gaussian_ell
+from evkf.expectations.readout import expected_observation
 from evkf.families import GaussianFamily, LowRankBelief, LowRankGaussianFamily
 from evkf.filters import VariationalKalmanFilter, scan_filter
 from evkf.filters.evkf.predict import push_low_rank

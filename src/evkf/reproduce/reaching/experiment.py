@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array
 
 from evkf.analysis.decoding import r2
-from evkf.analysis.forecasting import expected_observation
 from evkf.data import Reading, Recording, list_nwb, open_recording
 from evkf.dynamics import ResidualMLP
 from evkf.errors import InputError
+from evkf.expectations.readout import expected_observation
 from evkf.learning import Learner, LearnerState, StateFitting, fit_states, warm_up
 from evkf.model import Model
 from evkf.recordings.halves import Halves, Pair, halve, spikes
