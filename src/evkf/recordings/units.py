@@ -21,7 +21,7 @@ from evkf.dynamics import Dynamics
 from evkf.errors import InputError
 from evkf.estimators.evkf import EVKF
 from evkf.estimators.settings import Learning
-from evkf.estimators.trials import Trials, filter_trials, read_trials
+from evkf.estimators.trials import Trials, estimate_trials, read_trials
 from evkf.filters import VariationalKalmanFilter
 from evkf.learning.warm_up import fit_readout
 from evkf.likelihoods import Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
@@ -212,7 +212,7 @@ def infer(
 def infer_trials(model: UnitModel, trials: Trials) -> Inferred:
     """The same of what `read_trials` gave, which may be trials of several recordings."""
     key = jax.random.key(0)
-    found = filter_trials(model.filter, model.model, trials, key, per=model.per_rate)
+    found = estimate_trials(model.filter, model.model, trials, key, per=model.per_rate)
     assert found.rates is not None
     assert found.predicted is not None
     return Inferred(found.mean, found.cov, found.rates, found.predicted, found.elbo)
