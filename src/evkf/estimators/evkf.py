@@ -27,12 +27,11 @@ from evkf.estimators.settings import Learning
 from evkf.estimators.trials import (
     Trials,
     count_columns,
-    filter_trials,
+    estimate_trials,
     join,
     read_bin,
     read_trials,
     scan_trials,
-    smooth_trials,
 )
 from evkf.learning import (
     CompiledLearner,
@@ -284,7 +283,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         seen = given[2].masks.any(axis=1)
         if not seen.any():
             raise InputError("no observed bins", "masks", "pass one or more")
-        return float(np.mean(filter_trials(*given, rates=False).elbo[seen]))
+        return float(np.mean(estimate_trials(*given, rates=False).elbo[seen]))
 
     def forecast(
         self,
@@ -478,8 +477,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         filter, model, trials, key = self._arguments(X, masks, inputs)
         signals = isinstance(model.likelihood, Gaussian | StudentT)
         per = 1.0 if signals else float(self._begun.assembly.settings["bin_width"])
-        infer_trials = filter_trials if given == "past" else smooth_trials
-        estimates = infer_trials(filter, model, trials, key, rates=rates, per=per)
+        estimates = estimate_trials(filter, model, trials, key, given, rates, per)
         return trials.split(estimates._replace(signals=signals))
 
 

@@ -284,63 +284,43 @@ def scan_trials(
     )
 
 
-def filter_trials(
-    filter: Filter,
+def estimate_trials(
+    filter: VariationalKalmanFilter,
     model: Model,
     trials: Trials,
     key: Key,
+    given: str = "past",
     rates: bool = True,
     per: float = 1.0,
 ) -> Estimates:
-    """Filter every trial from the initial state on, with rates and one-step predictions.
+    """Filter or smooth every trial from the initial state on.
 
     Args:
         filter: The filter.
         model: The model.
         trials: The trials.
         key: Randomness.
+        given: "past" to filter, with rates and one-step predictions; "all" to smooth, with rates.
         rates: False to leave out rates and predictions.
         per: Number by which expected observations are divided to give rates.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.filters import VariationalKalmanFilter
         >>> from evkf.likelihoods import Poisson
         >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
         >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
-        >>> estimates = filter_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
+        >>> estimates = estimate_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
         >>> estimates.mean.shape, estimates.predicted.shape
         ((5, 2), (5, 1))
     """
-    trace = scan_trials(filter, model, trials, key, predictions=rates)
+    if given == "past":
+        trace = scan_trials(filter, model, trials, key, predictions=rates)
+        estimates = summarise(model, trace, rates, per=per)
+    else:
+        mean, cov, info = smooth(filter, model, *fill_up(trials), key)
+        estimates = Estimates(np.asarray(mean), np.asarray(cov), np.asarray(info.elbo))
+        if rates:
+            trace = Trace(jax.vmap(model.family.from_moments)(mean, cov), info)
+            estimates = estimates._replace(rates=summarise(model, trace, per=per).rates)
     # Rows by index are copies, which can be written to.
-    return summarise(model, trace, rates, per=per).rows(np.arange(len(trials.fresh)))
-
-
-def smooth_trials(
-    filter: VariationalKalmanFilter,
-    model: Model,
-    trials: Trials,
-    key: Key,
-    rates: bool = True,
-    per: float = 1.0,
-) -> Estimates:
-    """Smooth every trial, with rates; see `filter_trials`.
-
-    Example:
-        >>> from evkf.dynamics import VanDerPol
-        >>> from evkf.likelihoods import Poisson
-        >>> model = Model(VanDerPol(), Poisson([[1.0, 0.0]]))
-        >>> trials = read_trials(model, [np.zeros((2, 1)), np.ones((3, 1))])
-        >>> estimates = smooth_trials(VariationalKalmanFilter(), model, trials, jax.random.key(0))
-        >>> estimates.mean.shape, estimates.rates.shape
-        ((5, 2), (5, 1))
-    """
-    smoothed = smooth(filter, model, *fill_up(trials), key)
-    mean, cov, elbo = (np.asarray(x) for x in (smoothed.mean, smoothed.cov, smoothed.info.elbo))
-    estimates = Estimates(mean, cov, elbo)
-    if rates:
-        belief = jax.vmap(model.family.from_moments)(smoothed.mean, smoothed.cov)
-        trace = Trace(belief, smoothed.info)
-        estimates = estimates._replace(rates=summarise(model, trace, per=per).rates)
     return estimates.rows(np.arange(len(trials.fresh)))
