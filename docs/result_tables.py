@@ -68,8 +68,8 @@ def vdp_learning(found: dict) -> str:
     """How well the oscillator is learned."""
     said = [found["known_readout"][kind]["summary"] for kind in KINDS]
     rows = [
-        ["gap of mean log q at the truth to the filter that knows it, mean"],
-        ["the same, worst seed"],
+        ["gap in mean log q to the filter with the true model, mean"],
+        ["this gap, worst seed"],
         ["KL of one-bin transitions, mean"],
         ["log Chamfer above its floor, median"],
     ]
