@@ -1,8 +1,8 @@
 """Bounded and positive states.
 
-Not every state is a real number. A switch is on or off, seldom in between; a share lies between 0
-and 1, a concentration is positive. The filter is the same for all of these; what changes is the
-family of its beliefs, and with it the dynamics.
+Some states are not real numbers: a switch is mostly on or off, a share lies between 0 and 1, a
+concentration is positive. One filter serves all of them; the family of beliefs and the dynamics
+differ.
 """
 
 import sys
@@ -40,13 +40,13 @@ def follow(model, seed):
 
 # ## States that saturate: continuous Bernoulli
 #
-# `NaturalDynamics` takes any module from the state to natural parameters. This one turns the
-# square about its centre and stretches it, so that states jump from corner to corner. The module
-# holds arrays, which can be learned.
+# `NaturalDynamics` takes any module that maps a state to natural parameters. This module rotates
+# the square about its centre and scales it, so that states jump from corner to corner. Its arrays
+# can be learned.
 
 
 class Turn(eqx.Module):
-    """Natural parameters 40 R(2z - 1), R a turn by 0.9 rad."""
+    """Natural parameters 40 R(2z - 1), where R rotates by 0.9 rad."""
 
     weight: jax.Array
 
@@ -61,17 +61,17 @@ switch = NaturalDynamics(
 switching = Model(switch, Gaussian(rng.normal(size=(12, 2)), noise=0.5))
 switched, switch_beliefs = follow(switching, 1)
 
-# A continuous Bernoulli has one parameter: its mean fixes its variance, and in the middle of the
-# interval it is the uniform distribution. It suits states that are at one end or the other.
+# A continuous Bernoulli has one parameter, so its mean determines its variance. With mean 0.5 it is
+# uniform. This family suits states near 0 or 1.
 
 # ## States between 0 and 1 with narrow beliefs: Beta
 #
-# A share that swings between 0.1 and 0.9, and its lagging companion. The network gives logits of
-# the mean; the concentration says how far states scatter about it.
+# One share oscillates between 0.1 and 0.9; the second follows with a lag. The module returns logits
+# of the mean; the concentration sets the spread of states about that mean.
 
 
 class Swing(eqx.Module):
-    """Logits that turn by 0.15 rad per bin, and are drawn to a circle of radius 2."""
+    """Logits that rotate by 0.15 rad per bin and approach a circle of radius 2."""
 
     turn: jax.Array
 
@@ -86,15 +86,15 @@ share = BetaDynamics(Swing(jnp.array([[cos, -sin], [sin, cos]])), 2, concentrati
 sharing = Model(share, Gaussian(rng.normal(size=(8, 2)), noise=0.2))
 shared, share_beliefs = follow(sharing, 2)
 
-# ## Positive states: Gamma, seen through spikes
+# ## Positive states: Gamma, observed through spikes
 #
-# A drive that relaxes to 1 and is kicked by the other. Under Poisson counts with a log-linear
-# readout the expected rate is finite only where the belief's rate is above the weight; the filter
-# ensures this by itself.
+# Each of two drives relaxes to 1 and is driven by the other. For Poisson counts with a log-linear
+# readout, the expected count is finite only if the rate parameter of the belief exceeds the weight.
+# The filter ensures this.
 
 
 class Relax(eqx.Module):
-    """What softplus makes the mean of the next state."""
+    """Inverse softplus of the mean of the next state."""
 
     pull: jax.Array
 
@@ -108,11 +108,11 @@ weights = rng.uniform(0.0, 0.8, size=(40, 2))
 driving = Model(drive, Poisson(weights, np.full(40, np.log(15.0)), bin_width=0.02))
 driven, drive_beliefs = follow(driving, 3)
 
-# ## Look at them
+# ## Plot the beliefs
 #
-# Intervals are those of the family: within the bounds, and asymmetric near them. A belief is an
-# array of natural parameters, (latents, parameters): for Beta, both shapes minus one; for Gamma,
-# shape minus one and the negative rate.
+# The intervals follow from the family: they lie within the bounds and are asymmetric near them. A
+# belief is an array of natural parameters, (latents, parameters): for Beta, both shapes minus one;
+# for Gamma, shape minus one and the negative rate.
 
 
 def beta_band(beliefs):
@@ -124,7 +124,7 @@ def gamma_band(beliefs):
 
 
 def switch_band(beliefs):
-    """The quantiles of exp(l z) on [0, 1] are log(1 + p (e^l - 1)) / l."""
+    """Quantiles of exp(l z) on [0, 1], which are log(1 + p (e^l - 1)) / l."""
     nat = np.where(np.abs(beliefs[:, 0, 0]) < 1e-3, 1e-3, beliefs[:, 0, 0]).astype(float)
     return [np.logaddexp(np.log1p(-p), np.log(p) + nat) / nat for p in (0.025, 0.975)]
 
@@ -150,13 +150,12 @@ with plt.rc_context(STYLE):
 
 # ![Three states with their intervals](../docs/img/bounded_states.png)
 #
-# Beliefs of these families are products, in which latents are independent. Where every neuron
-# sees both drives, as in the last row, only their mixture is well known, and intervals of the
-# single drives are sometimes too narrow; Gaussian beliefs can hold such correlations.
+# Beliefs of these families are products of independent latents. In the last row, every neuron
+# depends on both drives, so the data determine only a mixture of them well. Intervals of the single
+# drives are then sometimes too narrow. Gaussian beliefs can represent such correlations.
 #
-# ## Learn them
+# ## Learn the dynamics
 #
-# Here the dynamics were known. To learn them, put a network in their place, and pass the model to
-# a `Learner` as with any other: `NaturalDynamics(ContinuousBernoulli(2), Network([2, 32, 2],
-# key))`. How well that works: [reproduction](../docs/reproduction.md), table 3 and the Gamma
-# figure.
+# These dynamics were known. To learn dynamics, use a network instead, such as
+# `NaturalDynamics(ContinuousBernoulliFamily(2), Network([2, 32, 2], key))`, and pass the model to a
+# `Learner`. Table 3 and the Gamma figure of [reproduction](../docs/reproduction.md) show results.

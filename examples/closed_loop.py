@@ -1,8 +1,8 @@
 """A live session with a controller.
 
-A rig of 100 simulated neurons sends spikes; a session estimates the state that drives them and
-learns how it moves; a controller answers every estimate and holds the state at a target; a guard
-enforces the limits. In the shell, with the ready-made controller: `evkf live --steer 1,0`.
+A rig of 100 simulated neurons sends spikes. A session estimates the state behind them and learns
+its dynamics. A controller computes a command from every estimate to hold the state at a target. A
+guard enforces the limits. The shell has a ready-made controller: `evkf live --steer 1,0`.
 """
 
 import sys
@@ -24,8 +24,8 @@ from evkf.numerics.jax_config import low_latency
 
 # ## The plan
 #
-# What `evkf live` makes of its options: bins of 10 ms from the simulated rig, every estimate with
-# a forecast of one bin, and a stimulator whose two channels push the state.
+# `evkf live` makes a plan from its options. This plan has bins of 10 ms from the simulated rig, a
+# forecast of one bin with every estimate, and a stimulator whose two channels push the state.
 
 QUICK = "--quick" in sys.argv
 TARGET = np.array([1.0, 0.0])
@@ -41,24 +41,25 @@ PLAN = Plan(
 
 # ## The controller
 #
-# Anything with a method `command`: called once per bin with the estimate and with what was on, it
-# returns a number for every channel of the stimulator. This one asks for what will be missing.
+# A controller is an object with a method `command`. The session calls it once per bin with the
+# estimate and the present output `u`; it returns one number per channel of the stimulator. This
+# controller corrects half of the predicted distance to the target.
 
 
 class Push:
-    """Pushes the state towards the target, half of the way in every bin."""
+    """Push the state half of the way to the target in every bin."""
 
     def __init__(self, weight: np.ndarray):
         self.inverse = np.linalg.pinv(weight)
 
     def command(self, estimate: Estimate, u: np.ndarray) -> np.ndarray:
-        # Where the state will be in the next bin if nothing changes, and what is missing then.
+        # Distance from the predicted state of the next bin to the target, if the output stays.
         missing = TARGET - estimate.ahead[0]
         return u + 0.5 * self.inverse @ missing
 
 
 class Rest:
-    """Does nothing."""
+    """Command zero."""
 
     def command(self, estimate: Estimate, u: np.ndarray) -> np.ndarray:
         return np.zeros_like(u)
@@ -66,14 +67,15 @@ class Rest:
 
 # ## A session
 #
-# The guard and the rig are processes of their own. The session filters, publishes, journals, asks
-# the controller, and learns in the time that is left; a sink receives every estimate.
+# The guard and the rig run in separate processes. The session filters each bin, publishes and
+# journals it, calls the controller, and learns in the remaining time. A sink receives every
+# estimate.
 
 
 def run(
     folder: Path, made: Parts, engine: Engine, costs: Costs, controller: Controller
 ) -> np.ndarray:
-    """The estimated state in every bin."""
+    """Run a session, and return the estimated state of every bin."""
     folder.mkdir()
     opened = open_loop(PLAN, folder, made.model, real_time=True)
     assert opened is not None
@@ -92,11 +94,11 @@ def run(
     return np.stack(states)
 
 
-# ## Once without stimulation, once with
+# ## One run without stimulation, one run with it
 
 
 def main() -> None:
-    """Run both, and compare."""
+    """Run both sessions and compare them."""
     low_latency()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,8 +116,8 @@ def main() -> None:
 
 
 def draw(alone: np.ndarray, steered: np.ndarray) -> None:
-    """Both paths, over time and in the plane."""
-    # Here, so that the processes of guard and rig, which import this file, need not load it.
+    """Draw both paths, over time and in the plane."""
+    # Imported here, because the processes of guard and rig import this file without drawing.
     import matplotlib.pyplot as plt
 
     from evkf.plotting.style import ESTIMATE, MUTED, STYLE, TRUTH
@@ -143,14 +145,14 @@ def draw(alone: np.ndarray, steered: np.ndarray) -> None:
 if __name__ == "__main__":
     main()
 
-# ![The state alone runs round its cycle; steered it stays at the
+# ![Without stimulation, the state follows its cycle; with it, the state stays at the
 # target](../docs/img/closed_loop.png)
 #
-# Stimulation begins after five sound estimates in a row, and pauses whenever one is not sound:
-# now and then on a busy machine without real-time priority, hardly ever on an idle one.
+# Stimulation begins after five sound estimates in a row, and pauses whenever an estimate is not
+# sound: sometimes on a busy machine without real-time priority, rarely on an idle machine.
 #
 # ## Next
 #
-# - Limits, stimulators of your own, how it stops: [closed loop](../docs/closed_loop.md).
+# - Limits, your own stimulator, ways to stop: [closed loop](../docs/closed_loop.md).
 # - Bins from a rig: [rigs](../docs/rig.md), [frames](../docs/live_protocol.md).
 # - Promises and evidence: [reliability](../docs/reliability.md).

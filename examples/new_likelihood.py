@@ -1,9 +1,8 @@
 """A new likelihood.
 
-An observation model of your own in one class: channels that saturate, as calcium indicators and
-amplifiers do. From one function the package derives what it needs: gradients, curvatures and
-expectations. We check the class, filter with it, and compare it with a model that ignores the
-saturation.
+A new observation model is one class. Here, channels saturate, as calcium indicators and amplifiers
+do. The package derives gradients, curvatures and expectations from one function. We test the class,
+filter with it, and compare it with a model without saturation.
 """
 
 import sys
@@ -26,11 +25,14 @@ BINS, CHANNELS = (100, 12) if QUICK else (600, 12)
 
 # ## The class
 #
-# Channel n sees the state only through a = C z + b, so we subclass `ReadoutLikelihood`:
-# `each_kernel` is the log density (up to terms without a), `each_mean` and `each_sample` return
-# the mean and a draw, `check` refuses what cannot be observed. Positive parameters are stored as
-# their logarithm, so that learning cannot leave the range. The density is not log-concave, and
-# the class says so; `each_scale` is the length in a over which the density bends.
+# Each channel depends on the state only through a = C z + b, so we subclass `ReadoutLikelihood`:
+#
+# - `each_kernel` is the log density, up to terms without a.
+# - `each_mean` and `each_sample` return the mean and a draw.
+# - `check` refuses impossible observations.
+# - A positive parameter is stored as its logarithm, so that learning keeps it positive.
+# - `log_concave` is False, because this density is not log-concave. `each_scale` is then the length
+#   in a over which the density bends.
 
 
 class Saturating(ReadoutLikelihood):
@@ -65,13 +67,13 @@ class Saturating(ReadoutLikelihood):
         return jax.nn.sigmoid(a) + jnp.exp(0.5 * self.log_noise) * noise
 
     def check(self, ys, mask, where):
-        """Any finite number can be observed."""
+        """Accept any finite number."""
 
 
-# ## Check it
+# ## Test the class
 #
-# The density integrates to one, and draws have its mean. ([Extending](../docs/extending.md) has
-# the full list of checks, including derivatives and the update against brute force.)
+# The density must integrate to one, and draws must have its mean. [Extending](../docs/extending.md)
+# lists all checks, including derivatives and a comparison of the update with brute force.
 
 one = Saturating(np.ones((1, 1)), noise=0.01)
 ys = jnp.linspace(-1.5, 2.5, 4001)
@@ -81,9 +83,9 @@ for a in (-4.0, 0.0, 1.0):
     draws = one.each_sample(jnp.full(20_000, a), jax.random.key(1))
     assert abs(float(jnp.mean(draws) - one.each_mean(jnp.array([a]))[0])) < 5e-3
 
-# ## Use it
+# ## Use the class
 #
-# Like any other: in a model, to simulate, to filter, to learn.
+# Models use the new likelihood like any other, to simulate, to filter and to learn.
 
 rng = np.random.default_rng(0)
 turn = 0.995 * np.array([[np.cos(0.08), -np.sin(0.08)], [np.sin(0.08), np.cos(0.08)]])
@@ -95,10 +97,10 @@ _, trace = scan_filter(filter, model, signals)
 assert not np.any(trace.info.status & 2), "an update fell back"
 
 
-# ## Is it worth it?
+# ## Comparison with a linear model
 #
-# The same signals under a model that takes them as linear in the state: its readout is the best
-# linear one, fitted to the true states, and its noise what is left over.
+# The comparison uses the same signals and a model that is linear in the state. Its readout is the
+# best linear fit to the true states, and its noise is the variance of the residuals.
 
 design = np.column_stack([np.asarray(states), np.ones(BINS)])
 best, *_ = np.linalg.lstsq(design, np.asarray(signals), rcond=None)
@@ -133,12 +135,12 @@ with plt.rc_context(STYLE):
     axes[1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
     figure.savefig("new_likelihood.png", dpi=110)
 
-# ![A channel that saturates, and the state inferred with and without knowing
-# so](../docs/img/new_likelihood.png)
+# ![A channel that saturates, and the state inferred with and without
+# saturation](../docs/img/new_likelihood.png)
 #
 # ## Next
 #
-# - Log densities without a linear readout, families and dynamics of your own:
+# - Log densities without a linear readout, new families and dynamics:
 #   [extending](../docs/extending.md).
-# - Learn its parameters too: pass the model to `evkf.Learner`, or the likelihood to
+# - Learning the parameters: pass the model to `evkf.Learner`, or the likelihood to
 #   `EVKF(likelihood=..., learning=Learning(parts=[...]))`, with "readout" and "observation".

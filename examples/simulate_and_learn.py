@@ -1,7 +1,7 @@
 """Simulate and learn.
 
-The spikes of 100 neurons follow an oscillator that is never observed. From the spikes alone, in one
-pass, we learn a readout, the state in every bin and the dynamics themselves.
+An unobserved oscillator drives the spikes of 100 neurons. From the spikes alone, one pass learns
+the readout, the state in every bin and the dynamics.
 """
 
 import sys
@@ -21,10 +21,10 @@ QUICK = "--quick" in sys.argv
 BIN, NEURONS = 0.01, 100
 LEARNED, AHEAD = (400, 20) if QUICK else (4000, 80)
 
-# ## A population to look at
+# ## A simulated population
 #
-# A model is a prior, dynamics and a likelihood. Here the dynamics are a Van der Pol
-# oscillator, and every neuron fires with a rate of exp(C z + b) spikes per second.
+# A model has a prior, dynamics and a likelihood. Here the dynamics are a Van der Pol oscillator,
+# and neurons fire with rates of exp(C z + b) spikes per second.
 
 rng = np.random.default_rng(0)
 C = 0.6 * rng.normal(size=(NEURONS, 2))
@@ -36,8 +36,8 @@ print(f"{len(counts)} bins, {counts.mean() / BIN:.0f} spikes per second and neur
 
 # ## Learn
 #
-# `EVKF` is given the number of latents and the width of the bins, and nothing else. It estimates a
-# readout from the first bins, then filters every bin and learns from it: dynamics, noise, readout.
+# `EVKF` needs only the number of latents and the width of the bins. It estimates a readout from the
+# first bins, the warm-up. Then it filters every bin and learns dynamics, noise and readout from it.
 # `watch=True` measures how much the dynamics improve prediction.
 
 model = EVKF(latents=2, bin_width=BIN, learning=Learning(warm_up=200, watch=True))
@@ -45,26 +45,26 @@ model.fit(counts[:LEARNED])
 gain = float(model.evidence_.over_walk)
 print(f"the dynamics gain {gain:.3f} nats per bin over a random walk")
 
-# ## Test it on what follows
+# ## Test on the following bins
 #
-# `transform` filters without learning. Latents are known up to an affine map, so one is fitted
-# before they are compared with the truth; for your data there is no truth, and `score` and
-# forecasts take its place.
+# `transform` filters without learning. The data determine latents only up to an affine map, so we
+# fit such a map before the comparison with the truth. Real data have no known truth: use `score`
+# and forecasts instead.
 
 found = model.transform(counts)
 weight, offset = affine_map(found[:LEARNED], states[:LEARNED])
 print(f"R² of the true state, unseen bins: {affine_r2(found[LEARNED:], states[LEARNED:]):.3f}")
 
-# A forecast has the mean, covariance and expected counts of the bins that follow.
+# A forecast has the mean, covariance and expected counts of the following bins.
 
 ahead = model.forecast(AHEAD, counts[: LEARNED + 400])
 mean = ahead.mean @ weight + offset
 std = np.sqrt(np.einsum("tij,ik,jk->tk", ahead.cov, weight, weight))
 
-# ## Look at what was learned
+# ## Plot the learned dynamics
 #
-# The learned system is a model like the one that made the data: its velocity field, fixed points
-# and limit cycle can be computed. The plot uses the true coordinates.
+# The learned model has a velocity field, fixed points and a limit cycle, like the model that
+# generated the data. The plot uses the true coordinates.
 
 learned, back = model.model_.dynamics, np.linalg.inv(weight)
 points = grid([-3, -4.5], [3, 4.5], 17)
@@ -114,7 +114,6 @@ with plt.rc_context(STYLE):
 #
 # ## Next
 #
-# - A stream instead of an array: `learn_one(y)` bin by bin, `prepare(neurons)` before the first.
-# - Part by part, with a filter of your choice and parameters that you know:
-#   [filters](../docs/filters.md).
-# - How it learns, and how well: [learning](../docs/learning.md).
+# - A stream instead of an array: `prepare(neurons)` once, then `learn_one(y)` for each bin.
+# - Separate parts, with another filter and known parameters: [filters](../docs/filters.md).
+# - The learning algorithm and its results: [learning](../docs/learning.md).

@@ -1,7 +1,7 @@
 """Your NWB file.
 
-From an NWB file with spikes, trials and behaviour to latents, a test of them on held-out
-trials, and an NWB file that holds the results. The same in the shell: `evkf fit`, `score`,
+This tutorial infers latents from an NWB file with spikes, trials and behaviour, tests them on
+held-out trials, and writes them to an NWB file. The shell has the same steps: `evkf fit`, `score`,
 `filter`, `plot`.
 """
 
@@ -23,11 +23,11 @@ from evkf.recordings.units import fit_recording, infer
 QUICK = "--quick" in sys.argv
 TRIALS, BINS, PASSES = (8, 40, 2) if QUICK else (48, 75, None)
 
-# ## Open it
+# ## Open the file
 #
-# Put the path of your file in place of this simulated one. `align` names the column of the trials
-# table at which every trial begins; `behaviour` names what to read beside the spikes.
-# Kilosort and Phy folders, npz, HDF5 and CSV files are opened by the same function.
+# Replace this simulated file by your own. `align` names the column of the trials table with the
+# start of each trial; `behaviour` names the series to read beside the spikes. The same function
+# opens Kilosort and Phy folders, npz, HDF5 and CSV files.
 
 folder = Path(tempfile.mkdtemp())
 made = simulate_recording(neurons=40, trials=TRIALS, bins=BINS, seed=3)
@@ -41,8 +41,8 @@ print(f"{recording.num_trials} trials, {recording.num_units} units, {recording.n
 # ## Train on some trials, test on the others
 #
 # Every third trial is held out. `fit_recording` learns readout, dynamics, noise and initial state
-# from the rest, and the model remembers its units. How many latents? Raise the number
-# while the bits per spike below go up, or ask `evkf.recordings.dimension.suggest_latents`.
+# from the other trials, and stores the units with the model. To choose the number of latents, raise
+# it while the bits per spike below increase, or use `evkf.recordings.dimension.suggest_latents`.
 
 left_out = np.arange(recording.num_trials) % 3 == 2
 learned = recording.take(np.flatnonzero(~left_out))
@@ -50,31 +50,31 @@ judged = recording.take(np.flatnonzero(left_out))
 model = fit_recording(learned, latents=2, hidden=8 if QUICK else 32, passes=PASSES)
 model.save(folder / "model.safetensors")
 
-# `infer` filters: its estimate for a bin uses that bin and those before it. `predicted` uses only
-# those before, and so can be tested: bits per spike relative to the mean rates of the training
-# trials.
+# `infer` filters: the estimate of a bin uses that bin and earlier bins. `predicted` uses earlier
+# bins only, so it can be tested on the bin: bits per spike, relative to the mean rates of the
+# training trials.
 
 found = infer(model, judged)
 bits = bits_per_spike(judged.counts, found.predicted, reference=learned.counts.mean(axis=0))
 print(f"{bits:.3f} bits per spike, one bin ahead, on held-out trials")
 
-# Behaviour is decoded from rates by ridge regression, fitted to the training trials.
+# Ridge regression, fitted to the training trials, decodes behaviour from rates.
 
 seen = infer(model, learned)
 trial = np.repeat(np.arange(learned.num_trials), learned.lengths)
 velocity = decode_ridge(seen.rates, learned.behaviour["hand_vel"], trial, found.rates)
 print(f"hand velocity, R² {r2(judged.behaviour['hand_vel'], velocity):.2f} on held-out trials")
 
-# ## Write it back
+# ## Write the results
 #
-# A copy of the file gets a processing module with latents, covariances and rates, which any
-# NWB reader can show; `read_estimates` returns them.
+# A copy of the file gets a processing module with latents, covariances and rates. Any NWB reader
+# can show them; `read_estimates` returns them.
 
 everything = infer(model, recording)
 write_nwb(folder / "latents.nwb", recording, everything)
 print("stored:", read_estimates(folder / "latents.nwb").mean.shape)
 
-# ## Look at it
+# ## Plot the results
 
 conditions = judged.trials["condition"]
 first = slice(0, judged.lengths[0])
@@ -101,5 +101,5 @@ with plt.rc_context(STYLE):
 # ## Next
 #
 # - Units, trials, blanking, long sessions, other days: [recordings](../docs/recordings.md).
-# - To compare it with other methods on the same trials: `evkf score`.
-# - The model in a live session: `evkf live --model model.safetensors`.
+# - Comparison with other methods on the same trials: `evkf score`.
+# - A live session with this model: `evkf live --model model.safetensors`.
