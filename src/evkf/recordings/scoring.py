@@ -140,9 +140,9 @@ def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
     """
     latents = model.model.dynamics.dim
     still = Linear(np.eye(latents), noise=np.full(latents, WALK))
-    learn = ("noise", "readout", "prior")
+    parts = ("noise", "readout", "prior")
     readout = model.model.likelihood
-    walk = fit_recording(halves.train, latents, readout, still, learn=learn, passes=passes)
+    walk = fit_recording(halves.train, latents, readout, still, parts=parts, passes=passes)
     return evkf(halves, walk, "random walk")
 
 
