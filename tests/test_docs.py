@@ -67,7 +67,7 @@ LABELS = [
 
 LEAST_EXAMPLES = 100
 
-FOREIGN = {"--upgrade", "--ulimit", "--cap-add"}
+FOREIGN = {"--upgrade", "--ulimit", "--cap-add", "--others", "--against"}
 """Options of other programs that pages name, here of `make lock`."""
 
 DOCTESTS = """
