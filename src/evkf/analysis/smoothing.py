@@ -49,6 +49,12 @@ class SmootherKernel(NamedTuple):
     gain: Matrix
     cov: Matrix
 
+    def apply(self, belief: GaussianBelief) -> GaussianBelief:
+        """Return the smoothed belief about a bin, given that about the next."""
+        mean = self.mean + self.gain @ (belief.mean - self.predicted)
+        spread = self.gain @ cholesky(belief.cov)
+        return GaussianBelief(mean, factorisable(self.cov + spread @ spread.T))
+
 
 class Smoothed(NamedTuple):
     r"""Smoothing beliefs of a recording, time first.
@@ -134,7 +140,7 @@ def _smooth(
     ) -> tuple[GaussianBelief, GaussianBelief]:
         filtered, kernel, last = inputs
         belief = tree_where(last, filtered, later)
-        return _apply_kernel(kernel, belief), belief
+        return kernel.apply(belief), belief
 
     _, (filtered, kernels, info) = lax.scan(
         forward, start, (ys, masks, us, fresh, jnp.arange(len(ys)))
@@ -238,7 +244,7 @@ class FixedLag(eqx.Module):
         )
         kernels = tree_where(state.begun, kernels, state.kernels)
         oldest, _ = lax.scan(
-            lambda later, kernel: (_apply_kernel(kernel, later), None),
+            lambda later, kernel: (kernel.apply(later), None),
             _moments(model.family, belief),
             kernels,
             reverse=True,
@@ -275,12 +281,6 @@ def _make_kernel(
     sound = jnp.all(jnp.isfinite(gain)) & jnp.isfinite(jnp.sum(moved**2))
     gain, cov = jnp.where(sound, gain, 0), jnp.where(sound, rest.T @ rest, cov)
     return SmootherKernel(mean, family.mean(prediction), gain, cov)
-
-
-def _apply_kernel(kernel: SmootherKernel, belief: GaussianBelief) -> GaussianBelief:
-    mean = kernel.mean + kernel.gain @ (belief.mean - kernel.predicted)
-    spread = kernel.gain @ cholesky(belief.cov)
-    return GaussianBelief(mean, factorisable(kernel.cov + spread @ spread.T))
 
 
 def _moments(family: Family, belief: Belief) -> GaussianBelief:

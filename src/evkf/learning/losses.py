@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from evkf.expectations.products import product_ell
 from evkf.families import GaussianFamily, ProductFamily, Univariate
@@ -26,7 +26,7 @@ from evkf.learning.ring import Bins, Window
 from evkf.learning.window_filter import filter_window, state_ell
 from evkf.model import Model
 from evkf.numerics.linalg import inverse_positive, tree_where
-from evkf.types import Belief, Key, Nat, Scalar
+from evkf.types import Belief, Key, Scalar
 
 Replayed = tuple[Scalar, Belief]
 
@@ -74,7 +74,8 @@ def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key:
         assert isinstance(family, Univariate | ProductFamily)
         change = jax.tree.map(jnp.subtract, family.to_mean(belief), family.to_mean(held))
         target = jax.tree.map(jnp.add, held, family.natural_gradient(held, change))
-        return _half_square(target, predicted)
+        difference = ravel_pytree(target)[0] - ravel_pytree(predicted)[0]
+        return 0.5 * difference @ difference
 
     return _one_step(filter, model, windows, key, each), windows.bins.belief
 
@@ -89,7 +90,9 @@ def natural_literal(
 
     def each(belief: Belief, predicted: Belief) -> Scalar:
         family = model.family
-        return _half_square(lax.stop_gradient(family.nat(belief)), family.nat(predicted))
+        target, nat = lax.stop_gradient(family.nat(belief)), family.nat(predicted)
+        difference = ravel_pytree(target)[0] - ravel_pytree(nat)[0]
+        return 0.5 * difference @ difference
 
     return _one_step(filter, model, windows, key, each), windows.bins.belief
 
@@ -130,8 +133,3 @@ def _one_step(
 
     before = jax.tree.map(shifted, windows.start, windows.bins.belief)
     return jnp.mean(jax.vmap(jax.vmap(one))(before, windows.bins))
-
-
-def _half_square(target: Nat, nat: Nat) -> Scalar:
-    difference: Float[Array, " D"] = ravel_pytree(target)[0] - ravel_pytree(nat)[0]
-    return 0.5 * difference @ difference

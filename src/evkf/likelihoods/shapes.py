@@ -49,19 +49,7 @@ def check_likelihood(likelihood: Likelihood, dim: int) -> None:
         )
     if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
         return  # those of this package fit, and tracing takes time
-    _check_leaves(part)
-    z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
-    if isinstance(part, ReadoutLikelihood):
-        _check_each(part, y, key)
-    _check_method(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
-    for method, args in (("mean", (z,)), ("sample", (z, key))):
-        _check_method(part, method, args, [(num,)], "one number per channel", needed=False)
-    spread = "one variance per channel or a matrix"
-    _check_method(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
-
-
-def _check_leaves(part: Likelihood) -> None:
-    """Refuse leaves that cannot be compiled, and NaN, with which every bin would fall back."""
+    # Leaves that cannot be compiled, and NaN, with which every bin would fall back.
     for path, leaf in jax.tree_util.tree_leaves_with_path(part):
         where = type(part).__name__ + jax.tree_util.keystr(path)
         text = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "USOMm"
@@ -75,6 +63,14 @@ def _check_leaves(part: Likelihood) -> None:
         real = not isinstance(leaf, Tracer) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         if real and np.any(np.isnan(leaf)):
             raise InputError("NaN", where, "pass numbers")
+    z, y, mask, key = jnp.zeros(dim), jnp.zeros(num), jnp.ones(num, bool), jax.random.key(0)
+    if isinstance(part, ReadoutLikelihood):
+        _check_each(part, y, key)
+    _check_method(part, "log_prob", (z, y, mask), [()], "the sum over the observed channels")
+    for method, args in (("mean", (z,)), ("sample", (z, key))):
+        _check_method(part, method, args, [(num,)], "one number per channel", needed=False)
+    spread = "one variance per channel or a matrix"
+    _check_method(part, "cov", (z,), [(num,), (num, num)], spread, needed=False)
 
 
 def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:

@@ -11,7 +11,7 @@ from evkf import likelihoods as lik
 from evkf.errors import InputError
 from evkf.filters import StreamingVMC, scan_filter
 from evkf.filters.peers.learned import ShallowNetwork
-from evkf.filters.peers.svmc import _draw_ancestors, _propose_gaussian, _propose_natural
+from evkf.filters.peers.svmc import _draw, _draw_ancestors
 from evkf.model import Model, simulate
 from evkf.types import Status
 from tests.filters.peers.linear import kalman_run, linear_model
@@ -28,7 +28,9 @@ def test_gaussian_proposals_keep_the_dynamics(noise):
     dynamics = dyn.Linear([[0.9, 0.2], [-0.1, 0.8]], noise)
     ancestors = jnp.tile(jnp.array([[0.5, -1.0]]), (200_000, 1))
     out = jnp.tile(jnp.array([[0.4, -0.3, 0.2, 0.3]]), (200_000, 1))
-    cloud, log_ratio = _propose_gaussian(dynamics, out, ancestors, jnp.zeros(0), KEY)
+    cloud, log_ratio = _draw(
+        Model(dynamics, lik.Poisson([[1.0, 0.0]])), out, ancestors, jnp.zeros(0), KEY
+    )
     weights = jnp.exp(log_ratio)
     np.testing.assert_allclose(jnp.mean(weights), 1, atol=0.01)
     mean = dynamics.mean(ancestors[0], jnp.zeros(0))
@@ -40,7 +42,7 @@ def test_continuous_bernoulli_proposals_keep_the_dynamics():
     model = Model(dynamics, lik.Gaussian(np.eye(2)))
     ancestors = jnp.tile(jnp.array([[0.2, 0.7]]), (100_000, 1))
     out = jnp.tile(jnp.array([[0.5, -0.8]]), (100_000, 1))
-    cloud, log_ratio = _propose_natural(model, out, ancestors, jnp.zeros(0), KEY)
+    cloud, log_ratio = _draw(model, out, ancestors, jnp.zeros(0), KEY)
     weights = jnp.exp(log_ratio)
     np.testing.assert_allclose(jnp.mean(weights), 1, atol=0.01)
     mean = model.family.mean(model.transition(ancestors[0], jnp.zeros(0)))

@@ -136,7 +136,20 @@ class VariationalKalmanFilter(PredictUpdate):
         else:
             key = jax.random.key(0)
         updated = self._solve(model, prediction, y, mask, key)
-        return _settle(prediction, updated, mask)
+        # Keep the update if it is sound and something was observed, else the prediction.
+        seen = total_of_many(mask.astype(updated.elbo.dtype)) > 0
+        sound = updated.sound & jnp.isfinite(updated.elbo)
+        keep = sound & seen
+        belief = tree_where(keep, updated.belief, prediction.belief)
+        status = (
+            jnp.where(updated.converged | ~sound | ~seen, 0, int(Status.NOT_CONVERGED))
+            + jnp.where((sound | ~seen) & ~prediction.failed, 0, int(Status.FELL_BACK))
+            + jnp.where(prediction.capped, int(Status.CAPPED), 0)
+        )
+        elbo = jnp.where(keep, updated.elbo, jnp.where(seen, jnp.nan, 0))
+        gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
+        info = Info(elbo, gap, updated.evaluations, updated.residual, status)
+        return State(belief), info
 
     def limits(self, family: Family, dtype: jnp.dtype) -> Limits:
         """Return the stopping rule of updates in a family of states."""
@@ -163,23 +176,6 @@ class VariationalKalmanFilter(PredictUpdate):
             return update_gaussian(model, prediction, y, mask, sampling, limits)
         newton, sampling = self.solver != "cvi", (key, self.num_samples)
         return update_product(model, prediction, y, mask, sampling, limits, newton)
-
-
-def _settle(prediction: Prediction, updated: Updated, mask: Mask) -> tuple[State, Info]:
-    """Keep the update if it is sound and something was observed, else the prediction."""
-    seen = total_of_many(mask.astype(updated.elbo.dtype)) > 0
-    sound = updated.sound & jnp.isfinite(updated.elbo)
-    keep = sound & seen
-    belief = tree_where(keep, updated.belief, prediction.belief)
-    status = (
-        jnp.where(updated.converged | ~sound | ~seen, 0, int(Status.NOT_CONVERGED))
-        + jnp.where((sound | ~seen) & ~prediction.failed, 0, int(Status.FELL_BACK))
-        + jnp.where(prediction.capped, int(Status.CAPPED), 0)
-    )
-    elbo = jnp.where(keep, updated.elbo, jnp.where(seen, jnp.nan, 0))
-    gap = jnp.where(sound | ~seen, updated.gap, jnp.nan)
-    info = Info(elbo, gap, updated.evaluations, updated.residual, status)
-    return State(belief), info
 
 
 def check_variational(filter: VariationalKalmanFilter) -> VariationalKalmanFilter:

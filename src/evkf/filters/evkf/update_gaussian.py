@@ -123,30 +123,26 @@ def update_gaussian(
     moments = solution.moments
     spread = root @ moments.root
     belief = GaussianBelief(mean + root @ moments.mean, factorisable(spread @ spread.T))
+    cross = prediction.cross
+    if isinstance(cross, AdditiveCross):
+        # L_t - M_t = E_q[log qbar] - E_q E_{q_{t-1}}[log p(z_t | z_{t-1})]
+        noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
+        second = diagonal(moments.cov) + moments.mean**2
+        predicted = total(jnp.log(diagonal(root)) + 0.5 * second)
+        shift = belief.mean - cross.mean
+        square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
+        gap = noise.log_det_root() + 0.5 * square - predicted
+    else:
+        gap = natural_gap(model, prediction, model.family.nat(belief))
     return Updated(
         belief=belief,
         elbo=solution.elbo,
-        gap=_gap(model, prediction, root, moments, belief),
+        gap=gap,
         evaluations=solution.evaluations,
         residual=solution.residual,
         converged=solution.converged,
         sound=all_finite(belief, solution.residual),
     )
-
-
-def _gap(
-    model: Model, prediction: Prediction, root: Matrix, moments: Moments, belief: GaussianBelief
-) -> Scalar:
-    r"""Return $L_t - M_t = E_q[\log \bar q] - E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})]$."""
-    cross = prediction.cross
-    if not isinstance(cross, AdditiveCross):
-        return natural_gap(model, prediction, model.family.nat(belief))
-    noise = model.dynamics.noise  # pyright: ignore[reportAttributeAccessIssue]
-    second = diagonal(moments.cov) + moments.mean**2
-    predicted = total(jnp.log(diagonal(root)) + 0.5 * second)
-    shift = belief.mean - cross.mean
-    square = noise.relative_trace(belief.cov + shift[:, None] * shift) + cross.spread
-    return noise.log_det_root() + 0.5 * square - predicted
 
 
 def conjugate_update(ell: GaussianEll, dim: int, dtype: jnp.dtype) -> WhitenedSolution:

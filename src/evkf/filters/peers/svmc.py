@@ -24,7 +24,7 @@ from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, 
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
-from evkf.types import Belief, Input, Key, Scalar, Status
+from evkf.types import Belief, Key, Scalar, Status
 
 FLOOR = 1e-6
 """Share of the process noise added to the covariance of a cloud, which may be a single point."""
@@ -243,38 +243,34 @@ def _propose(
     r"""Draw from the proposal, with log weights $\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
     y, mask, u = data
     out = proposal.apply(ancestors, jnp.tanh, jnp.concatenate([y, u]))
-    if isinstance(model.dynamics, GaussianDynamics):
-        cloud, log_ratio = _propose_gaussian(model.dynamics, out, ancestors, u, key)
-    else:
-        cloud, log_ratio = _propose_natural(model, out, ancestors, u, key)
+    cloud, log_ratio = _draw(model, out, ancestors, u, key)
     log_likelihood = jax.vmap(model.likelihood.log_prob, (0, None, None))(cloud, y, mask)
     log_w = log_likelihood + log_ratio
     return cloud, jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
 
 
-def _propose_gaussian(
-    dynamics: GaussianDynamics, out: Array, ancestors: Points, u: Input, key: Key
-) -> tuple[Points, Weights]:
-    r"""Return draws and $\log p / r$; the gradient does not pass from proposal to dynamics."""
-    shift, log_scale = jnp.split(out, 2, axis=1)
-    centre = jax.vmap(dynamics.mean, (0, None))(ancestors, u)
-    noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
-    log_std = lax.stop_gradient(0.5 * jnp.log(dynamics.noise.var())) + log_scale
-    unit = lax.stop_gradient(jnp.sqrt(dynamics.noise.var()))
-    cloud = lax.stop_gradient(centre) + unit * shift + jnp.exp(log_std) * noise
-    white = dynamics.noise.whiten((cloud - centre).T).T
-    log_p = -0.5 * jnp.sum(white**2, axis=1) - dynamics.noise.log_det_root()
-    return cloud, log_p + 0.5 * jnp.sum(noise**2, axis=1) + jnp.sum(log_std, axis=1)
-
-
-def _propose_natural(
+def _draw(
     model: Model, out: Array, ancestors: Points, u: Input, key: Key
 ) -> tuple[Points, Weights]:
-    """Return draws and their log ratio for a family with unconstrained natural parameters."""
-    family = model.family
-    there = jax.vmap(model.transition, (0, None))(ancestors, u)
-    nats = lax.stop_gradient(there) + out[:, :, None]
-    keys = jax.random.split(key, len(ancestors))
-    cloud = jax.vmap(lambda nat, key: family.sample(nat, key, 1)[0])(nats, keys)
-    log_prob = jax.vmap(family.log_prob)
-    return cloud, log_prob(there, cloud) - log_prob(nats, cloud)
+    r"""Draw from the proposal with this output of its network, with log ratios $\log p / r$."""
+    dynamics, family = model.dynamics, model.family
+    if isinstance(dynamics, GaussianDynamics):
+        # The gradient does not pass from proposal to dynamics.
+        shift, log_scale = jnp.split(out, 2, axis=1)
+        centre = jax.vmap(dynamics.mean, (0, None))(ancestors, u)
+        noise = jax.random.normal(key, ancestors.shape, ancestors.dtype)
+        log_std = lax.stop_gradient(0.5 * jnp.log(dynamics.noise.var())) + log_scale
+        unit = lax.stop_gradient(jnp.sqrt(dynamics.noise.var()))
+        cloud = lax.stop_gradient(centre) + unit * shift + jnp.exp(log_std) * noise
+        white = dynamics.noise.whiten((cloud - centre).T).T
+        log_p = -0.5 * jnp.sum(white**2, axis=1) - dynamics.noise.log_det_root()
+        log_ratio = log_p + 0.5 * jnp.sum(noise**2, axis=1) + jnp.sum(log_std, axis=1)
+    else:
+        # Any other family has unconstrained natural parameters here.
+        there = jax.vmap(model.transition, (0, None))(ancestors, u)
+        nats = lax.stop_gradient(there) + out[:, :, None]
+        keys = jax.random.split(key, len(ancestors))
+        cloud = jax.vmap(lambda nat, key: family.sample(nat, key, 1)[0])(nats, keys)
+        log_prob = jax.vmap(family.log_prob)
+        log_ratio = log_prob(there, cloud) - log_prob(nats, cloud)
+    return cloud, log_ratio

@@ -15,7 +15,6 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
-from numpy.typing import ArrayLike
 
 from evkf.dynamics import ResidualRBF
 from evkf.filters.base import Info
@@ -35,11 +34,10 @@ PRIOR_COUNT = 10
 """Bins that the noise of the given model counts as, where no warm-up replaces it."""
 
 
-def _falling_rate(count: ArrayLike) -> Array:
-    return 1e-3 / jnp.sqrt(1 + jnp.asarray(count) / 1000)
-
-
-DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(_falling_rate))
+DEFAULT_OPTIMISER = optax.chain(
+    optax.clip_by_global_norm(100.0),
+    optax.sgd(lambda count: 1e-3 / jnp.sqrt(1 + jnp.asarray(count) / 1000)),
+)
 
 
 class Recognition(eqx.Module):
