@@ -68,7 +68,7 @@ LABELS = [
 LEAST_EXAMPLES = 100
 
 FOREIGN = {"--upgrade", "--ulimit", "--cap-add", "--others", "--against"}
-"""Options of other programs that pages name, here of `make lock`."""
+"""Options of other programs that pages name: of `make lock`, Docker and benchmarks/bench.py."""
 
 DOCTESTS = """
 import doctest, importlib, json, pkgutil

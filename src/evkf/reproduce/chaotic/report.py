@@ -162,12 +162,5 @@ def draw(result: ExperimentResult) -> Figure:
     return figure
 
 
-EXPERIMENTS = {
-    "table1": Experiment(
-        experiment,
-        report,
-        {"table1": Picture("Errors against latents", draw)},
-        shortfalls,
-        timed=True,
-    )
-}
+PICTURES = {"table1": Picture("Errors against latents", draw)}
+EXPERIMENTS = {"table1": Experiment(experiment, report, PICTURES, shortfalls, timed=True)}

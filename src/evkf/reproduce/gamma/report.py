@@ -257,11 +257,5 @@ def _by_noise(ax: Axes, rows: list[Row], name: str) -> None:
     ax.set_xlabel("$b_0$ (the noise of the dynamics is $1/\\sqrt{b_0}$)")
 
 
-EXPERIMENTS = {
-    "gamma": Experiment(
-        gamma,
-        report,
-        {"gamma": Picture("Latents, and log density by b0", draw)},
-        shortfalls,
-    )
-}
+PICTURES = {"gamma": Picture("Latents, and log density by b0", draw)}
+EXPERIMENTS = {"gamma": Experiment(gamma, report, PICTURES, shortfalls)}

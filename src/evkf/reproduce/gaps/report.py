@@ -176,12 +176,5 @@ def draw(result: ExperimentResult) -> Figure:
     return figure
 
 
-EXPERIMENTS = {
-    "gaps": Experiment(
-        experiment,
-        report,
-        {"gaps": Picture("Bounds, evidence and slacks", draw)},
-        shortfalls,
-        needs=("uncorrected",),
-    )
-}
+PICTURES = {"gaps": Picture("Bounds, evidence and slacks", draw)}
+EXPERIMENTS = {"gaps": Experiment(experiment, report, PICTURES, shortfalls, needs=("uncorrected",))}

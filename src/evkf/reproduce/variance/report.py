@@ -216,11 +216,5 @@ def _ratios(ax: Axes) -> None:
     ax.set_ylim(min(low, 0.5), max(high, 2))
 
 
-EXPERIMENTS = {
-    "variance": Experiment(
-        experiment,
-        report,
-        {"variance": Picture("Variance lost and the formula", draw)},
-        shortfalls,
-    )
-}
+PICTURES = {"variance": Picture("Variance lost and the formula", draw)}
+EXPERIMENTS = {"variance": Experiment(experiment, report, PICTURES, shortfalls)}
