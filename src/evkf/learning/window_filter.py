@@ -49,7 +49,16 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
 
         return total
     if has_independent_channels(likelihood):
-        return _through_readout(likelihood)
+        assert isinstance(likelihood, lik.ReadoutLikelihood | lik.Gaussian)
+        C, b = likelihood.C, likelihood.b
+        readout = project(C.T)
+
+        def through_readout(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
+            site = observe(likelihood, y, mask, base=False).expect(C @ mean + b, readout.var(cov))
+            curv = unpack(readout.hessian(site.curvature), len(mean))
+            return jnp.sum(site.value), site.slope @ C, curv
+
+        return through_readout
 
     def in_general(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
         origin, unit = jnp.zeros_like(mean), jnp.eye(len(mean), dtype=mean.dtype)
@@ -58,18 +67,6 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
         return value, grad, unpack(curv, len(mean))
 
     return in_general
-
-
-def _through_readout(likelihood: lik.Likelihood) -> EllOf:
-    assert isinstance(likelihood, lik.ReadoutLikelihood | lik.Gaussian)
-    C, b = likelihood.C, likelihood.b
-    readout = project(C.T, packed=False)
-
-    def at(mean: Vector, cov: Matrix, y: Observation, mask: Mask, key: Key) -> Ell:
-        site = observe(likelihood, y, mask, base=False).expect(C @ mean + b, readout.var(cov))
-        return jnp.sum(site.value), site.slope @ C, readout.hessian(site.curvature)
-
-    return at
 
 
 _light = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
