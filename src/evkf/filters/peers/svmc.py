@@ -24,7 +24,7 @@ from evkf.filters.peers.learned import BinData, LearningFilter, ShallowNetwork, 
 from evkf.model import Model
 from evkf.numerics.checks import check_positive, check_positive_whole
 from evkf.numerics.linalg import all_finite, tree_where
-from evkf.types import Belief, Key, Scalar, Status
+from evkf.types import Belief, Input, Key, Scalar, Status
 
 FLOOR = 1e-6
 """Share of the process noise added to the covariance of a cloud, which may be a single point."""
