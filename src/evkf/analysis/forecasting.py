@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
 from evkf import families as fam
 from evkf.errors import InputError
-from evkf.expectations.readout import GAUSSIANS, expected_observation, observation_variance
+from evkf.expectations.readout import GAUSSIANS, expected_observation
 from evkf.families.base import MAX_TENSOR_DIM
 from evkf.filters import Filter, State, VariationalKalmanFilter
 from evkf.filters.base import read_bin
 from evkf.model import Model, draw_path, read_inputs
 from evkf.numerics.checks import check_even, check_whole
-from evkf.numerics.linalg import tree_where
 from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Vector
 
 
@@ -106,36 +105,6 @@ def _forecast(
         jax.vmap(partial(expected_observation, model))(beliefs),
         status,
     )
-
-
-@partial(jax.jit, static_argnames="variance")
-def expected_counts(
-    filter: VariationalKalmanFilter,
-    model: Model,
-    beliefs: Belief,
-    fresh: Bool[Array, " T"],
-    variance: bool = False,
-) -> tuple[Float[Array, "T N"], Float[Array, "T N"], Float[Array, "T N"] | None]:
-    """Expected observations at the beliefs of bins, and at what those before foretold.
-
-    Args:
-        filter: What predicts.
-        model: The model.
-        beliefs: One a bin.
-        fresh: True where a trial begins, which is foretold from the initial state.
-        variance: Whether to tell the variances of what was foretold too.
-    """
-    none = jnp.zeros(model.dynamics.num_inputs)
-
-    def each(bins: tuple[Any, ...]) -> tuple[Array, Array, Array | None]:
-        now, before, begins = bins
-        before = tree_where(begins, model.prior, before)
-        ahead = filter.predict(model, State(before), jax.random.key(0), none).belief
-        spread = observation_variance(model, ahead) if variance else None
-        return expected_observation(model, now), expected_observation(model, ahead), spread
-
-    before = jax.tree.map(lambda x: jnp.concatenate([x[:1], x[:-1]]), beliefs)
-    return jax.lax.map(each, (beliefs, before, fresh), batch_size=256)
 
 
 def sample_forecast(
