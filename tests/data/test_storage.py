@@ -64,7 +64,7 @@ def path(tmp_path):
 
 def rewrite(path, arrays=None, **changes):
     """Write another header, with a digest that fits."""
-    header, old = storage._read_file(path)
+    header, old = storage._read(path)
     arrays = old if arrays is None else arrays
     header = {k: v for k, v in {**header, **changes}.items() if v is not None}
     path.write_bytes(b"".join(storage._serialise(header, arrays)))
@@ -78,7 +78,7 @@ def test_bits_survive(path):
 
 
 def test_the_package_reads_what_is_written_and_its_own_files_are_read(path):
-    header, arrays = storage._read_file(path)
+    header, arrays = storage._read(path)
     named = {name: np.asarray(leaf) for name, leaf in storage._leaves_by_path(tree()).items()}
     found = load(path.read_bytes())
     assert found.keys() == named.keys()
@@ -104,7 +104,7 @@ def test_numpy_stays_numpy_and_shapes_will_do(path):
 
 
 def test_header_says_what_is_inside(path):
-    header, arrays = storage._read_file(path)
+    header, arrays = storage._read(path)
     assert header["format"] == "evkf-tree"
     assert header["schema"] == storage.SCHEMA
     assert header["kind"] == "Pair"
@@ -115,7 +115,7 @@ def test_header_says_what_is_inside(path):
 def test_header_names_the_version_that_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(evkf, "__version__", "9.9")
     save_tree(tmp_path / "a.safetensors", (), {})
-    assert storage._read_file(tmp_path / "a.safetensors")[0]["version"] == "9.9"
+    assert storage._read(tmp_path / "a.safetensors")[0]["version"] == "9.9"
 
 
 def test_files_of_equal_trees_are_equal(path):

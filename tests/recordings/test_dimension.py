@@ -8,7 +8,7 @@ import pytest
 from evkf.data import Recording
 from evkf.errors import InputError
 from evkf.recordings import dimension
-from evkf.recordings.dimension import as_good, suggest_latents
+from evkf.recordings.dimension import compare, suggest_latents
 from evkf.recordings.halves import held_out, in_blocks
 
 
@@ -108,7 +108,8 @@ def test_without_an_error_the_best_is_taken(table):
     table.update({2: np.repeat([-1000.0, 1.0], 20), 4: np.zeros(40)})
     recording = Recording(np.ones((200, 16), int), 0.02)
     assert suggest_latents(recording, candidates=(2, 4)).latents == 4
-    assert not as_good(np.array([-1000.0, 1.0]), np.zeros(2))
+    short, error = compare(np.array([-1000.0, 1.0]), np.zeros(2))
+    assert short > error
 
 
 def test_a_score_that_is_not_finite_is_worse_than_any_other(table):

@@ -218,7 +218,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except EvkfError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(_one_line(error))
+        # HDF5 names no file, and writes many lines
+        what = " ".join(str(error.strerror or error).split())
+        _fail(what if error.filename is None else f"{error.filename}: {what}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
@@ -250,12 +252,6 @@ def insistent_interrupt(every: float = 0.5) -> Iterator[None]:
         ended.set()
         pressed.set()
         signal.signal(signal.SIGINT, before)
-
-
-def _one_line(error: OSError) -> str:
-    """What the system says, and of which file; HDF5 names none, and says it in many lines."""
-    what = " ".join(str(error.strerror or error).split())
-    return what if error.filename is None else f"{error.filename}: {what}"
 
 
 def _fail(problem: str) -> NoReturn:

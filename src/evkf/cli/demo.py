@@ -133,9 +133,13 @@ def run_demo(
                 estimate = demo.stream(recording.counts, seed, realtime, ticker)
             summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
     else:
-        folder, web = _free_folder(out, force), _web(say)
         options |= {"seconds": seconds, "bin_width": BIN_WIDTH}
-        timing = _run_session(folder, seconds, neurons, seed, web, say)
+        folder = out / SESSION
+        if folder.exists() and any(folder.iterdir()):
+            if not force or not (folder / PLAN).exists():
+                raise InputError("a folder that holds something", str(folder), "name another --out")
+            shutil.rmtree(folder)
+        web, timing = _run_session(folder, seconds, neurons, seed, say)
         recording, estimate = session_beside_truth(folder)
         summary, figure = demo.summarise(recording, estimate), demo.draw(recording, estimate)
         summary["timing"] |= timing
@@ -155,35 +159,25 @@ def run_demo(
         _stay(*after, quiet)
 
 
-def _free_folder(out: Path, force: bool) -> Path:
-    """Return the folder of the session; one of an earlier run is removed if forced."""
-    folder = out / SESSION
-    if folder.exists() and any(folder.iterdir()):
-        if not force or not (folder / PLAN).exists():
-            raise InputError("a folder that holds something", str(folder), "name another --out")
-        shutil.rmtree(folder)
-    return folder
+def _run_session(
+    folder: Path, seconds: float, neurons: int, seed: int, say: Console
+) -> tuple[str, dict]:
+    """Run a session to its end.
 
-
-def _web(say: Console) -> str:
-    """Return the address of the page; empty without the packages that it needs."""
+    Returns:
+        The address of its page, empty without the packages that it needs, and the timing of bins.
+    """
+    web = ""
     try:
         check_installed()
+        for port in (PORT, 0):
+            with socket.socket() as trial, contextlib.suppress(OSError):
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind((HOST, port))
+                web = f"{HOST}:{trial.getsockname()[1]}"
+                break
     except InputError as error:
         say.print(f"no page: {error}")
-        return ""
-    for port in (PORT, 0):
-        with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((HOST, port))
-            return f"{HOST}:{trial.getsockname()[1]}"
-    return ""
-
-
-def _run_session(
-    folder: Path, seconds: float, neurons: int, seed: int, web: str, say: Console
-) -> dict:
-    """Run a session to its end; return the timing of its bins."""
     low_latency()
     bins = round(seconds / BIN_WIDTH)
     plan = Plan(
@@ -203,7 +197,7 @@ def _run_session(
     median, high = (each / 1e3 for each in report.latency_ns[:2])
     estimate = {"median_us": median, "p99_us": high}
     late = report.counters.late + report.counters.lost
-    return {"estimate": estimate, "learned_bins": report.learned, "late_bins": late}
+    return web, {"estimate": estimate, "learned_bins": report.learned, "late_bins": late}
 
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:

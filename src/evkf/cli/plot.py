@@ -1,7 +1,7 @@
 """The command `evkf plot`: figures of a recording and of a model's estimates of it."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -59,6 +59,9 @@ KINDS: dict[type, str] = {
     Bernoulli: "Bernoulli",
 }
 """Likelihoods whose predictions are judged, in words."""
+
+TITLE: dict[str, Any] = {"loc": "left", "size": 9.5, "weight": "bold"}
+"""Place and type of titles."""
 
 
 @expanded
@@ -192,11 +195,7 @@ def _aligned(
 def _name(ax: Axes, what: str) -> None:
     """Put a name before the title."""
     title = ax.get_title("left")
-    _entitle(ax, f"{what}: {title[0].lower()}{title[1:]}")
-
-
-def _entitle(ax: Axes, title: str) -> None:
-    ax.set_title(title, loc="left", size=9.5, weight="bold")
+    ax.set_title(f"{what}: {title[0].lower()}{title[1:]}", **TITLE)
 
 
 def _check_plane(recording: Recording, behaviour: str) -> None:
@@ -235,5 +234,5 @@ def _reaches(
     else:
         decoded_paths(ax, true, decoded, lengths, own, unit, colours)
     share = f"R² {r2(true, decoded):.2f}, {len(lengths)} {what} the decoder has not seen"
-    _entitle(ax, f"{ax.get_title('left')}\n{share}")
+    ax.set_title(f"{ax.get_title('left')}\n{share}", **TITLE)
     return ax

@@ -129,11 +129,23 @@ def run_all(
     """
     every = {name: files(name, out) for name in TITLES}
     sizes = {name: read_size(name, quick, trials, None) for name in TITLES}
-    results = {
-        name: _read_result(paths[0], sizes[name])
-        for name, paths in every.items()
-        if not run.force and all(path.exists() for path in paths)
-    }
+    results: dict[str, dict[str, Any]] = {}
+    for name, paths in every.items():
+        if run.force or not all(path.exists() for path in paths):
+            continue
+        remedy = "name another folder, or compute it again with --force"
+        try:
+            result = json.loads(paths[0].read_text(encoding="utf-8"))
+            config, _ = result["config"], result["missed"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError("not a result", str(paths[0]), remedy) from error
+        size = sizes[name]
+        wanted = {"quick": size.quick, "trials": size.trials, "methods": list(size.methods)}
+        for key, value in wanted.items():
+            if config.get(key) != value:
+                what = f"a result with {key} = {config.get(key)}, not {value}"
+                raise InputError(what, str(paths[0]), remedy)
+        results[name] = result
     written = [path for paths in every.values() for path in paths]
     missing = [path for name in every if name not in results for path in every[name]]
     check_free([*missing, *json_target(run.json_file, *written)], run.force)
@@ -149,22 +161,6 @@ def run_all(
     run.emit(results)
     if any(result["missed"] for result in results.values()):
         raise typer.Exit(FELL_SHORT)
-
-
-def _read_result(path: Path, size: RunSize) -> dict[str, Any]:
-    """Read a result that was written before; refuse one of another size."""
-    remedy = "name another folder, or compute it again with --force"
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        config, _ = result["config"], result["missed"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError("not a result", str(path), remedy) from error
-    wanted = {"quick": size.quick, "trials": size.trials, "methods": list(size.methods)}
-    for key, value in wanted.items():
-        if config.get(key) != value:
-            what = f"a result with {key} = {config.get(key)}, not {value}"
-            raise InputError(what, str(path), remedy)
-    return result
 
 
 def files(name: str, out: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from evkf.errors import InputError
 from evkf.numerics.binning import check_counts, find_width
 
 TABLES = ("behaviour", "trials", "units")
+ENDINGS = "end it in .npz, .h5, .hdf5 or .csv"
 OWN = ("counts", "bin_width", "bin_ms", "lengths", "trial_lengths", "masks", "start_times")
 
 
@@ -81,7 +82,7 @@ def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.nda
     if path.suffix == ".npz":
         return read_npz(path, leave_out)
     if path.suffix not in HDF5:
-        raise _unknown(path)
+        raise InputError(f"a file named {path.name!r}", str(path), ENDINGS)
     with open_hdf5(path, leave_out) as datasets:
         return {name: load(dataset) for name, dataset in datasets.items()}
 
@@ -108,7 +109,7 @@ def write_arrays(path: str | os.PathLike, recording: Recording, *, overwrite: bo
     """
     place = Path(path)
     if place.suffix not in (".npz", ".csv", *HDF5):
-        raise _unknown(place)
+        raise InputError(f"a file named {place.name!r}", str(place), ENDINGS)
     with replacing(place, overwrite) as part:
         if place.suffix == ".csv":
             write_csv(part, recording)
@@ -216,11 +217,6 @@ def _stream(
                     lambda row, unit, begin=begin: f"counts[{begin + row}, {unit}]",
                 )
             yield chunk
-
-
-def _unknown(path: Path) -> InputError:
-    what, remedy = f"a file named {path.name!r}", "end it in .npz, .h5, .hdf5 or .csv"
-    return InputError(what, str(path), remedy)
 
 
 def to_arrays(recording: Recording) -> dict[str, np.ndarray]:

@@ -55,16 +55,20 @@ def from_pynapple(
         check_spike_times(spikes, f"{source}: spike times of unit {unit}")
     spans = [(float(begin), float(end) + TOUCH) for begin, end in np.asarray(epochs.values)]
     counts, lengths = _bin_spans([trains] * len(spans), spans, bin_width, "epochs")
-    trials = {name: np.asarray(epochs.get_info(name)) for name in epochs.metadata_columns}
-    units = {name: np.asarray(tsgroup.get_info(name)) for name in tsgroup.metadata_columns}
+    trials, units = {}, {}
+    for owner, columns in ((epochs, trials), (tsgroup, units)):
+        for name in owner.metadata_columns:
+            column = np.asarray(owner.get_info(name))
+            # text as NumPy keeps it, not as objects
+            columns[name] = column.astype(str) if column.dtype.kind == "O" else column
     units.pop("rate", None)
     recording = Recording(
         counts,
         bin_width,
         lengths,
         np.array([begin for begin, _ in spans]),
-        trials=_texts(trials),
-        units={**_texts(units), "id": np.asarray(tsgroup.index)},
+        trials=trials,
+        units={**units, "id": np.asarray(tsgroup.index)},
         source=source,
     )
     bins, given = recording.times, {}
@@ -249,11 +253,6 @@ def _bin_spans(
             raise InputError(what, f"{where} {number}", "leave it out, or pass narrower bins")
         counts.append(bin_spikes(times, begin, bin_width, num))
     return np.concatenate(counts), tuple(map(len, counts))
-
-
-def _texts(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return columns with text as NumPy keeps it, not as objects."""
-    return {name: x.astype(str) if x.dtype.kind == "O" else x for name, x in columns.items()}
 
 
 def _shared(annotations: list[dict]) -> dict[str, np.ndarray]:

@@ -85,9 +85,14 @@ def read_kilosort(
         units = np.minimum(np.searchsorted(ids, clusters[rows]), len(ids) - 1)
         taken = (ids[units] == clusters[rows]) & (bins >= 0) & (bins < num_bins)
         np.add.at(counts, (bins[taken], units[taken]), 1)
-    columns = {
-        name: _column([values.get(int(unit), "") for unit in ids]) for name, values in table.items()
-    }
+    columns = {}
+    for name, values in table.items():
+        cells = [values.get(int(unit), "") for unit in ids]
+        try:
+            columns[name] = np.array([float(cell) if cell else np.nan for cell in cells])
+        except ValueError:
+            # not all filled cells are numbers
+            columns[name] = np.array(cells)
     return Recording(
         counts,
         bin_width,
@@ -156,43 +161,32 @@ def _labels(folder: Path) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
     """Return the label of every cluster, and all columns of the label files by cluster."""
     table: dict[str, dict[int, str]] = {}
     # later files win: Phy's own file of groups over its export
-    for name in ("cluster_KSLabel.tsv", "cluster_info.tsv", "cluster_group.tsv"):
-        if (folder / name).is_file():
-            table |= _read_tsv(folder / name)
+    for file_name in ("cluster_KSLabel.tsv", "cluster_info.tsv", "cluster_group.tsv"):
+        path = folder / file_name
+        if not path.is_file():
+            continue
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                reader = csv.reader(file, delimiter="\t")
+                header = next(reader, [])
+                key = next((name for name in ("cluster_id", "id") if name in header), None)
+                if key is None:
+                    what = f"no column cluster_id among {', '.join(header) or '(none)'}"
+                    raise InputError(what, f"{path}: line 1", "save the sorting in Phy again")
+                columns: dict[str, dict[int, str]] = {name: {} for name in header if name != key}
+                for cells in filter(None, reader):
+                    row = dict(zip(header, cells, strict=False))
+                    if not row.get(key, "").strip().isdigit():
+                        what = f"{row.get(key)!r} as the id of a cluster"
+                        remedy = "save the sorting in Phy again"
+                        raise InputError(what, f"{path}: line {reader.line_num}", remedy)
+                    for name in columns:
+                        columns[name][int(row[key])] = row.get(name, "").strip()
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise unreadable(path, error) from error
+        table |= columns
     for name in ("group", "KSLabel"):
         if name in table:
             return table[name], table
     what = "no labels in cluster_group.tsv, cluster_info.tsv or cluster_KSLabel.tsv"
     raise InputError(what, str(folder), "copy one of these files, or save the sorting in Phy")
-
-
-def _read_tsv(path: Path) -> dict[str, dict[int, str]]:
-    columns: dict[str, dict[int, str]] = {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter="\t")
-            header = next(reader, [])
-            key = next((name for name in ("cluster_id", "id") if name in header), None)
-            if key is None:
-                what = f"no column cluster_id among {', '.join(header) or '(none)'}"
-                raise InputError(what, f"{path}: line 1", "save the sorting in Phy again")
-            columns = {name: {} for name in header if name != key}
-            for cells in filter(None, reader):
-                row = dict(zip(header, cells, strict=False))
-                if not row.get(key, "").strip().isdigit():
-                    what = f"{row.get(key)!r} as the id of a cluster"
-                    remedy = "save the sorting in Phy again"
-                    raise InputError(what, f"{path}: line {reader.line_num}", remedy)
-                for name in columns:
-                    columns[name][int(row[key])] = row.get(name, "").strip()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise unreadable(path, error) from error
-    return columns
-
-
-def _column(cells: list[str]) -> np.ndarray:
-    """Return numbers if all filled cells are numbers, with NaN for empty ones; else text."""
-    try:
-        return np.array([float(cell) if cell else np.nan for cell in cells])
-    except ValueError:
-        return np.array(cells)

@@ -116,12 +116,17 @@ def select(table: Columns, query: Query, where: str) -> np.ndarray:
     ids = table["id"]
     if query is None:
         return np.arange(len(ids))
+
+    def choose_among(values: np.ndarray) -> str:
+        names = [str(value) for value in np.unique(values)]
+        return f"choose among {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+
     if not isinstance(query, dict):
         places = {name: row for row, name in enumerate(ids.tolist())}
         wanted = np.asarray(query).ravel().tolist()
         missing = [name for name in wanted if name not in places]
         if missing:
-            raise InputError(f"no id {missing[0]}", where, f"choose among {_some(ids)}")
+            raise InputError(f"no id {missing[0]}", where, choose_among(ids))
         rows = np.array([places[name] for name in wanted], int)
     else:
         kept = np.ones(len(ids), bool)
@@ -134,18 +139,13 @@ def select(table: Columns, query: Query, where: str) -> np.ndarray:
             wanted = np.atleast_1d(value)
             found = np.isin(column.astype(str) if wanted.dtype.kind == "U" else column, wanted)
             if not found.any():
-                remedy = f"choose among {_some(column)}"
-                raise InputError(f"no row with {name} = {value!r}", where, remedy)
+                what = f"no row with {name} = {value!r}"
+                raise InputError(what, where, choose_among(column))
             kept &= found
         rows = np.flatnonzero(kept)
     if not len(rows):
         raise InputError(f"nothing is left by {query}", where, "ask for less")
     return rows
-
-
-def _some(values: np.ndarray) -> str:
-    names = [str(value) for value in np.unique(values)]
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def read_intervals(file: Any, name: str) -> Float[np.ndarray, "W 2"]:

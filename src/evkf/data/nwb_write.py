@@ -97,7 +97,21 @@ def write_nwb(
         (4, 2)
     """
     notes = Annotations() if notes is None else notes
-    _check_shapes(recording, estimates, notes)
+    num, latent = recording.num_bins, np.shape(estimates.mean)[-1:]
+    channels = (num, recording.num_units)
+    shapes = {"mean": (num, *latent), "cov": (num, *latent, *latent), "elbo": (num,)}
+    shapes |= {"rates": channels, "predicted": channels}
+    arrays = {f"estimates.{name}": (getattr(estimates, name), x) for name, x in shapes.items()}
+    arrays["notes.source_times"] = (notes.source_times, (num,))
+    for name, (array, shape) in arrays.items():
+        if array is not None and np.shape(array) != shape:
+            what = f"{name.partition('.')[2]} of shape {np.shape(array)}"
+            raise InputError(what, name, f"pass shape {shape}")
+    for name, values in (notes.predictions or {}).items():
+        if np.shape(values)[:1] != (num,) or "/" in name:
+            what = f"{name} of shape {np.shape(values)}"
+            remedy = f"pass {num} rows, and a name without /"
+            raise InputError(what, "notes.predictions", remedy)
     source = _find_source(recording, into)
     if source is None:
         ids = np.arange(recording.num_trials)
@@ -373,24 +387,6 @@ def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
         what = f"results of an earlier run in {source.name}"
         remedy = "start from a file without, or pass --force (overwrite=True) to replace them"
         raise InputError(what, str(path), remedy)
-
-
-def _check_shapes(recording: Recording, estimates: Estimates, notes: Annotations) -> None:
-    num, latent = recording.num_bins, np.shape(estimates.mean)[-1:]
-    channels = (num, recording.num_units)
-    shapes = {"mean": (num, *latent), "cov": (num, *latent, *latent), "elbo": (num,)}
-    shapes |= {"rates": channels, "predicted": channels}
-    arrays = {f"estimates.{name}": (getattr(estimates, name), x) for name, x in shapes.items()}
-    arrays["notes.source_times"] = (notes.source_times, (num,))
-    for name, (array, shape) in arrays.items():
-        if array is not None and np.shape(array) != shape:
-            what = f"{name.partition('.')[2]} of shape {np.shape(array)}"
-            raise InputError(what, name, f"pass shape {shape}")
-    for name, values in (notes.predictions or {}).items():
-        if np.shape(values)[:1] != (num,) or "/" in name:
-            what = f"{name} of shape {np.shape(values)}"
-            remedy = f"pass {num} rows, and a name without /"
-            raise InputError(what, "notes.predictions", remedy)
 
 
 def _add_estimates(

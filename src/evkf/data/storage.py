@@ -103,8 +103,16 @@ def load_tree(
     """
     header, arrays = _read(path)
     wanted = _leaves_by_path(like)
+
+    def describe(leaf: Any) -> str:
+        if leaf is None:
+            return "missing"
+        if not hasattr(leaf, "dtype"):
+            return type(leaf).__name__
+        return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
     for name in wanted if partial else [*wanted, *arrays]:
-        have, want = (_describe(leaves.get(name)) for leaves in (arrays, wanted))
+        have, want = (describe(leaves.get(name)) for leaves in (arrays, wanted))
         if have != want:
             raise InputError(
                 f"leaf {name!r} is {have} in this file (of kind {header['kind']}), "
@@ -142,14 +150,6 @@ def _leaves(arrays: Arrays) -> dict[str, dict]:
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}
         for name, array in arrays.items()
     }
-
-
-def _describe(leaf: Any) -> str:
-    if leaf is None:
-        return "missing"
-    if not hasattr(leaf, "dtype"):
-        return type(leaf).__name__
-    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 
 
 def _digest(header: Header, arrays: Arrays) -> str:
@@ -209,7 +209,18 @@ def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
     where = str(path)
     if not Path(path).is_file():
         raise InputError("no such file", where, "check the name")
-    header, arrays = _read_file(path)
+    need("storage", "storage", "safetensors")
+    from safetensors import SafetensorError, safe_open
+
+    damaged = "no .safetensors file, or a damaged one"
+    remedy = "pass a file that `evkf fit` or `save` wrote; if it is one, copy it again"
+    try:
+        with safe_open(path, "np") as file:
+            text = (file.metadata() or {}).get("evkf", "null")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(text)
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{damaged}: {error}", where, remedy) from error
     if not (isinstance(header, dict) and header.get("format") == FORMAT):
         raise InputError(f"no file of format {FORMAT!r}", where, "load what evkf has saved")
     schema, writer = header.get("schema"), header.get("version")
@@ -222,25 +233,5 @@ def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
         )
     whole = header.get("leaves") == _leaves(arrays)
     if not whole or header.get("sha256") != _digest(header, arrays):
-        raise _damaged(where, "its contents are not what was written")
+        raise InputError(f"{damaged}: its contents are not what was written", where, remedy)
     return header, arrays
-
-
-def _read_file(path: str | os.PathLike) -> tuple[Any, Arrays]:
-    """Return header and leaves as they are in the file, not yet checked."""
-    need("storage", "storage", "safetensors")
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            text = (file.metadata() or {}).get("evkf", "null")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = json.loads(text)
-    except (SafetensorError, ValueError) as error:
-        raise _damaged(str(path), str(error)) from error
-    return header, arrays
-
-
-def _damaged(where: str, how: str) -> InputError:
-    remedy = "pass a file that `evkf fit` or `save` wrote; if it is one, copy it again"
-    return InputError(f"no .safetensors file, or a damaged one: {how}", where, remedy)

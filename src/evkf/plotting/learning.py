@@ -1,14 +1,11 @@
 """The figure of the demonstration: inference and learning of a simulated oscillator."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from evkf.plotting.style import BAND, ESTIMATE, RATES, SPIKES, STYLE, TRUTH, Z95
 
@@ -66,10 +63,15 @@ def learning_figure(data: LearningData) -> Figure:
             for place in (grid[:2, 2], grid[2:, 1], grid[2:, 2])
         ]
 
-        _draw_image(raster, times, np.minimum(data.counts, 1)[:, data.order], SPIKES, 1.0)
-        raster.set_title("Spikes, neurons sorted by preferred direction")
+        # neurons upwards, time to the right
+        extent = (2 * times[0] - times[1], times[-1], 0.5, len(data.order) + 0.5)
+        place: dict[str, Any] = {"aspect": "auto", "origin": "lower", "extent": extent, "vmin": 0}
+        raster.imshow(np.minimum(data.counts, 1)[:, data.order].T, SPIKES, vmax=1.0, **place)
         limit = float(np.percentile(data.rates, 99.5))
-        image = _draw_image(heat_map, times, data.rates[:, data.order], RATES, limit)
+        image = heat_map.imshow(data.rates[:, data.order].T, RATES, vmax=limit, **place)
+        for axes in (raster, heat_map):
+            axes.set_ylabel("neuron")
+        raster.set_title("Spikes, neurons sorted by preferred direction")
         bar = heat_map.inset_axes((1.012, 0, 0.012, 1))
         figure.colorbar(image, cax=bar, label="spikes/s", extend="max")
         bar.tick_params(length=0, pad=2)
@@ -117,18 +119,3 @@ def learning_figure(data: LearningData) -> Figure:
         planes[0].set_xlim(-corner[0], corner[0])
         planes[0].set_ylim(-corner[1], corner[1])
     return figure
-
-
-def _draw_image(
-    axes: Axes,
-    times: Float[np.ndarray, " T"],
-    values: Float[np.ndarray, "T N"],
-    colours: Colormap,
-    limit: float,
-) -> AxesImage:
-    """Draw values with neurons upwards and time to the right."""
-    axes.set_ylabel("neuron")
-    extent = (2 * times[0] - times[1], times[-1], 0.5, values.shape[1] + 0.5)
-    return axes.imshow(
-        values.T, colours, vmin=0, vmax=limit, aspect="auto", origin="lower", extent=extent
-    )

@@ -128,22 +128,17 @@ def raster(
     )
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0)
-    named = _named_rows(ids)
+    # round numbers on the axis, if ids are numbers in order
+    ticks, named = MaxNLocator(8, integer=True), []
+    if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
+        named = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1])))).tolist()
+    if len(named) < 2:
+        named = sorted({int(row) for row in ticks.tick_values(0, num - 1) if 0 <= row < num})
     ax.set_yticks(named, [str(ids[row]) for row in named])
     width = f"{1e3 * bin_width:g} ms"
     ax.set(xlabel="time (s)" if event is None else f"time from {event} (s)", ylabel="unit")
     ax.set_title(f"Spikes in bins of {width}, and inferred rates")
     return ax
-
-
-def _named_rows(ids: np.ndarray) -> list[int]:
-    """Return the rows that the axis names: round numbers, if ids are numbers in order."""
-    ticks = MaxNLocator(8, integer=True)
-    if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
-        rows = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1]))))
-        if len(rows) > 1:
-            return rows.tolist()
-    return sorted({int(row) for row in ticks.tick_values(0, len(ids) - 1) if 0 <= row < len(ids)})
 
 
 @styled
@@ -350,29 +345,30 @@ def aligned_rates(
     shifts = np.round(when / bin_width).astype(int)
     first, grid = aligned(values, trials, shifts)
     times = bin_width * (first + np.arange(grid.shape[1]) + 0.5)
+
+    def draw_average(rows: np.ndarray, **style: Any) -> None:
+        """Draw means over trials, where at least half of them have a bin."""
+        there = np.isfinite(rows).sum(axis=0)
+        average = np.nansum(rows, axis=0) / np.maximum(there, 1)
+        shown = (2 * there >= len(rows)) & (there > 0)
+        ax.plot(times, np.where(shown, average, np.nan), **style)
+
     ax.axvline(0, color=MUTED, lw=0.7, ls=(0, (4, 3)), zorder=0)
     for label, colour in chosen.items():
         own = grid[labels == label]
         ax.plot(times, own.T, color=colour, lw=0.5, alpha=0.25)
-        ax.plot(times, _average(own), color=colour, lw=2)
+        draw_average(own, color=colour, lw=2)
     if spikes is not None:
         known, sd = np.isfinite(spikes)[:, None], SD_S / bin_width
         smooth = smooth_trials(np.asarray(spikes, float)[:, None], lengths, sd, known)
         _, seen = aligned(np.where(known, smooth, np.nan)[:, 0], trials, shifts)
         for label, colour in chosen.items():
-            ax.plot(times, _average(seen[labels == label]), color=colour, lw=1, ls=SEEN)
+            draw_average(seen[labels == label], color=colour, lw=1, ls=SEEN)
     ax.set(xlabel=f"time from {event.name} (s)", ylabel="rate (spikes/s)", ylim=(0, None))
     ax.set_title("Single trials and averages")
     if colours is None:
         legend(ax, chosen, lines={} if spikes is None else RATES)
     return ax
-
-
-def _average(rows: np.ndarray) -> np.ndarray:
-    """Return means over trials, NaN where fewer than half of them have a bin."""
-    there = np.isfinite(rows).sum(axis=0)
-    mean = np.nansum(rows, axis=0) / np.maximum(there, 1)
-    return np.where((2 * there >= len(rows)) & (there > 0), mean, np.nan)
 
 
 @styled

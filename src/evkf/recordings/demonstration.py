@@ -104,11 +104,6 @@ def simulate_neurons(num_bins: int, num_neurons: int, seed: int) -> DemoRecordin
     return DemoRecording(model, np.asarray(states), np.asarray(counts))
 
 
-def warm_up_bins(num_bins: int) -> int:
-    """Return the number of bins of the warm-up."""
-    return min(WARM_UP, num_bins // 4)
-
-
 def stream(
     counts: Float[np.ndarray, "T N"],
     seed: int = 0,
@@ -124,7 +119,7 @@ def stream(
         on_bin: Called after every bin with its index, the seconds until its estimate, and the mean.
     """
     begin = time.perf_counter()
-    first = warm_up_bins(len(counts))
+    first = min(WARM_UP, len(counts) // 4)
     likelihood = warm_up(counts[:first], 2, "poisson", BIN_WIDTH)
     start = Model(ResidualMLP(2, 0.05, jax.random.key(seed)), likelihood)
     learner = Learner(parts=("dynamics", "noise", "readout"), ring=max(64, min(4096, len(counts))))
@@ -181,7 +176,7 @@ def forecasts(
 
 def stretches(num_bins: int) -> tuple[range, range]:
     """Return the bins whose forecasts are compared: just after the warm-up, and the last ones."""
-    first, num = warm_up_bins(num_bins), min(200, num_bins // 8)
+    first, num = min(WARM_UP, num_bins // 4), min(200, num_bins // 8)
     return range(first, first + num), range(num_bins - AHEAD - num, num_bins - AHEAD)
 
 

@@ -106,13 +106,11 @@ def suggest_latents(
     if best is None:
         what = f"no finite score of {', '.join(map(str, scores))} latents"
         raise InputError(what, recording.source, "leave out bins or units with extreme values")
-    enough = (latents for latents in bounds if as_good(bounds[latents], bounds[best]))
+    behind = {latents: compare(pieces, bounds[best]) for latents, pieces in bounds.items()}
+    enough = next(latents for latents, (short, error) in behind.items() if short <= error)
     per_bin = len(bounds[best]) / test.num_bins
-    behind = {
-        latents: Difference(*(per_bin * x for x in _short(pieces, bounds[best])))
-        for latents, pieces in bounds.items()
-    }
-    return Suggestion(next(enough), scores, behind)
+    behind = {latents: Difference(*(per_bin * x for x in pair)) for latents, pair in behind.items()}
+    return Suggestion(enough, scores, behind)
 
 
 def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATES) -> list[int]:
@@ -141,23 +139,18 @@ def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " 
     return np.array([piece.sum() for pieces in cut for piece in pieces])
 
 
-def as_good(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> bool:
-    """True if bounds of pieces are within one standard error of the best, piece by piece.
+def compare(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> Difference:
+    """Return the mean difference of pieces to the best, and its standard error.
 
     The error is that of the differences, for pieces differ more from one another than models do. It
     is zero with fewer than five pieces.
 
     Example:
         >>> best = np.array([-10.0, -20.0, -30.0, -20.0, -10.0])
-        >>> as_good(best - np.array([1.0, -0.5, 0.2, 0.4, -0.3]), best), as_good(best - 1, best)
-        (True, False)
+        >>> short, error = compare(best - np.array([1.0, -0.5, 0.2, 0.4, -0.3]), best)
+        >>> short <= error, compare(best - 1, best)
+        (True, Difference(mean=1.0, error=0.0))
     """
-    short, error = _short(bounds, best)
-    return short <= error
-
-
-def _short(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> tuple[float, float]:
-    """Return the mean difference of pieces to the best, and its standard error."""
     short = best - bounds
     error = short.std(ddof=1) / np.sqrt(len(short)) if len(short) >= FEWEST else 0.0
-    return float(short.mean()), float(error)
+    return Difference(float(short.mean()), float(error))

@@ -103,19 +103,16 @@ class UnitModel(NamedTuple):
             raise InputError("a model without units", str(path), "load a file of `evkf fit`")
         known = tuple(note["units"]), note["bin_width"]
         fitted = note.get("fitted")
-        if not learner and likelihood is None and dynamics is None and _is_named(meta):
-            return cls(*_read_model(path, meta), *known, None, fitted)
+        if not learner and likelihood is None and dynamics is None:
+            # the model alone is read if likelihood and dynamics were given by name
+            params = meta["params"]
+            named = params.get("dynamics") == "mlp" and params.get("likelihood") in KINDS
+            if named and not (meta["given"] or meta["kept"] or _learning(meta)["watch"]):
+                return cls(*_read_model(path, meta), *known, None, fitted)
         from evkf.estimators.evkf import EVKF  # not needed to filter
 
         estimator = EVKF.load(path, likelihood, dynamics)
         return cls(estimator.model_, estimator.learner_.filter, *known, estimator, fitted)
-
-
-def _is_named(meta: dict[str, Any]) -> bool:
-    """True for a fitted estimator whose likelihood and dynamics were given by name."""
-    params = meta["params"]
-    named = params.get("dynamics") == "mlp" and params.get("likelihood") in KINDS
-    return named and not (meta["given"] or meta["kept"] or _learning(meta)["watch"])
 
 
 def _learning(meta: dict[str, Any]) -> dict[str, Any]:
@@ -304,7 +301,7 @@ def infer_many(
             whole.rows(slice(end - num, end))._replace(**recording.bin_labels())
             for recording, num, end in zip(recordings, lengths, ends, strict=True)
         ]
-    size, done, results = min(_padded(max(lengths)), CHUNK), 0, []
+    size, done, results = min(filled(max([SHORTEST, *lengths])), CHUNK), 0, []
     for recording in recordings:
         begins = range(0, recording.num_bins, CHUNK)
         cuts = (recording.cut(slice(k, min(k + CHUNK, recording.num_bins))) for k in begins)
@@ -345,7 +342,7 @@ def filter_chunks(
         fresh[0] = label is None or numbers[0] != label
         label = numbers[-1]
         masks = chunk.masks if hide is None else chunk.masks & ~np.asarray(hide)
-        size = max(size, num if num >= CHUNK else _padded(num))
+        size = max(size, num if num >= CHUNK else filled(max(num, SHORTEST)))
         # bins that are not observed follow those given
         rows = (chunk.counts, masks, fresh)
         ys, seen, begins = (
@@ -404,10 +401,6 @@ def filter_to_hdf5(
             if progress is not None:
                 progress(chunk)
     return bins, total
-
-
-def _padded(num: int) -> int:
-    return filled(max(num, SHORTEST))
 
 
 def _summarise(model: UnitModel, trace: Trace, variance: bool, num: int) -> Estimates:

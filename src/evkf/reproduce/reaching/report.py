@@ -45,16 +45,9 @@ def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: boo
         zero += f", {1e3 * reaches.when:g} ms into every trial"
     if reaches.subset:
         zero += " as far as the speed of the hand tells, for the subset does not store it"
-    lines += ["", _differences(parts.train.num_trials), ""]
-    lines += ["![Latents, reaches and rates](reaching.png)", ""]
-    lines += [f"The figure is of the trials that seed 0 judges. In D, time 0 is the {zero}."]
-    return "\n".join(lines) + "\n"
-
-
-def _differences(trials: int) -> str:
-    """Say what differs from the paper."""
-    fewer = "as here" if trials == experiment.TRIALS else f"here {trials} are learned from"
-    return (
+    num = parts.train.num_trials
+    fewer = "as here" if num == experiment.TRIALS else f"here {num} are learned from"
+    differences = (
         f"What differs from the paper: it takes {experiment.TRIALS} trials to learn from and as "
         f"many others ({fewer}). It trains on states that GPFA found, which is the row "
         f"“{experiment.ON_GPFA}”; “eVKF” trains dynamics, noise and readout by the bound through "
@@ -67,3 +60,7 @@ def _differences(trials: int) -> str:
         f"“{experiment.FIXED}” it stays as it was. PSTHs are of the judged trials themselves, with "
         "the noise of few spikes: methods that stay close to single spikes come closest to them."
     )
+    lines += ["", differences, ""]
+    lines += ["![Latents, reaches and rates](reaching.png)", ""]
+    lines += [f"The figure is of the trials that seed 0 judges. In D, time 0 is the {zero}."]
+    return "\n".join(lines) + "\n"

@@ -116,6 +116,16 @@ def draw(result: ExperimentResult) -> Figure:
         _ratio(ratio, rows)
         _gamma(gamma, rows)
         _single(single, series)
+        across = [0.05, 0.1, 0.2, 0.4, 0.8]
+        for ax in (ratio, gamma):
+            ax.set(xscale="log", xlabel="standard deviation of the belief")
+            ax.set_xticks(across, [f"{x:g}" for x in across])
+            ax.set_xticks([], minor=True)
+        for ax in (ratio, gamma, single):
+            # all ratios are shown, and a half to two at least
+            log_numbers(ax)
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, 0.5), max(high, 2))
     return figure
 
 
@@ -156,8 +166,6 @@ def _ratio(ax: Axes, rows: list[Row]) -> None:
             ax.plot(spreads, mid, f"{MARKS[name]}-", color=hue, ms=4.5, lw=1.2)
     ax.set_ylabel("$M P M^{\\mathsf{T}}$ / variance lost")
     ax.set_title("B  The formula for Gaussian states (colours as in A)")
-    _widths(ax)
-    _ratios(ax)
 
 
 def _gamma(ax: Axes, rows: list[Row]) -> None:
@@ -177,8 +185,6 @@ def _gamma(ax: Axes, rows: list[Row]) -> None:
     ax.plot([], [], "s--", color=MUTED, ms=4.5, mfc="white", label="corrected / true variance")
     ax.set_ylabel("ratio of variances")
     ax.set_title("C  Gamma states")
-    _widths(ax)
-    _ratios(ax)
     ax.legend(loc="best")
 
 
@@ -197,23 +203,7 @@ def _single(ax: Axes, series: list[Row]) -> None:
     ax.set(xscale="log", xlabel="variance lost")
     ax.set_ylabel("$M P M^{\\mathsf{T}}$ / variance lost")
     ax.set_title(f"D  Single states of the network, gain {top:g}")
-    _ratios(ax)
     ax.legend(loc="best")
-
-
-def _widths(ax: Axes) -> None:
-    """Set up a horizontal axis of widths of beliefs."""
-    across = [0.05, 0.1, 0.2, 0.4, 0.8]
-    ax.set(xscale="log", xlabel="standard deviation of the belief")
-    ax.set_xticks(across, [f"{x:g}" for x in across])
-    ax.set_xticks([], minor=True)
-
-
-def _ratios(ax: Axes) -> None:
-    """Set up a vertical axis of ratios, which shows all of them, and a half to two at least."""
-    log_numbers(ax)
-    low, high = ax.get_ylim()
-    ax.set_ylim(min(low, 0.5), max(high, 2))
 
 
 PICTURES = {"variance": Picture("Variance lost and the formula", draw)}

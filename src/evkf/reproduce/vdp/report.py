@@ -122,9 +122,10 @@ def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
 
 def report_figure(result: ExperimentResult) -> str:
     """Describe the figure of the first trial."""
+    kind = (QUICK_KINDS if result.quick else KINDS)[-1]
     return f"""# The Van der Pol oscillator, learned
 
-{drawn_kind(result).capitalize()} observations of the first trial, of {result.effort}.
+{kind.capitalize()} observations of the first trial, of {result.effort}.
 
 - **A** States of the last bins: true in black, eVKF's filtering distribution with its 95 % band.
 - **B, C** Forecasts of five bins by the dynamics of that moment, while learning began and when it
@@ -134,11 +135,6 @@ def report_figure(result: ExperimentResult) -> str:
   standard errors.
 - **F** Velocities that every method learned, and the states it inferred after they were frozen.
 """
-
-
-def drawn_kind(result: ExperimentResult) -> str:
-    """Return the likelihood whose first trial is drawn."""
-    return (QUICK_KINDS if result.quick else KINDS)[-1]
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
@@ -213,7 +209,8 @@ def _moving(ax: Axes, rows: list[Row]) -> None:
 
 def draw_vdp(result: ExperimentResult) -> Figure:
     """Draw the paper's figure; below, every method."""
-    every = select(result.rows_with_series, kind=drawn_kind(result))
+    kind = (QUICK_KINDS if result.quick else KINDS)[-1]
+    every = select(result.rows_with_series, kind=kind)
     by_name = {each["method"]: each for each in select(every, trial=0)}
     ours, true = by_name["evkf"], by_name[ORACLE]
     num = len(ours["mean"]) - JUDGED
