@@ -8,6 +8,7 @@ from tests.quick import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
 
 def test_python_blocks_run_in_order(capsys):
@@ -26,7 +27,11 @@ def test_exit_codes_are_those_of_the_command_line():
     assert len(rows) == 4
     for row in rows:
         code, meaning = row.split(maxsplit=1)
-        assert f"| {code} | {meaning} |" in README.replace("`", "")
+        assert f"| {code} | {meaning} |" in COMMANDS.replace("`", "")
+
+
+def test_is_short():
+    assert len(README.splitlines()) < 200
 
 
 def test_pictures_are_there_and_small():
