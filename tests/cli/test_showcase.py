@@ -1,5 +1,6 @@
 """The demonstration as a live session: what it prints, writes and leaves."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -89,7 +90,8 @@ def test_a_demonstration_that_was_told_to_end_shows_nothing(
 
     monkeypatch.setattr(command, "run_new", run)
     monkeypatch.setattr(command, "low_latency", lambda: None)
+    options = command.DemoOptions(out=tmp_path, seconds=4.0, neurons=30)
     with pytest.raises(KeyboardInterrupt):
-        command.run_demo(tmp_path, seconds=4.0, neurons=30, quiet=True)
+        inspect.unwrap(command.run_demo)(options, quiet=True)
     assert (asked[0].source, asked[0].bins, asked[0].channels) == ("rig", 400, 30)
     assert not list(tmp_path.glob("*.*"))
