@@ -1,4 +1,4 @@
-r"""Expected log-likelihoods $E_q[\log p(y|z)]$ of Gaussian beliefs, and the method for any pair.
+r"""Expected log-likelihoods $E_q[\log p(y|z)]$: how each is computed, and those of Gaussians.
 
 | family | likelihood | method |
 |---|---|---|
@@ -9,9 +9,10 @@ r"""Expected log-likelihoods $E_q[\log p(y|z)]$ of Gaussian beliefs, and the met
 | Bernoulli up to 10 dimensions | any other | exact sum over its states |
 | any other pair | | sampling, the same samples throughout an update |
 
-`expectation_method(family, likelihood)` names the method of the last column. Every part of a
-`Joint` has its own. `gaussian_ell` prepares the expectation for full Gaussian beliefs;
-`evkf.expectations.products.product_ell` does so for products of univariate families.
+A linear readout is $Cz + b$; A is the log-partition function of the family.
+`expectation_method(family, likelihood)` returns the name of the method. For a `Joint` likelihood,
+the method is chosen for each part. `gaussian_ell` prepares the expectation for full Gaussian
+beliefs, `evkf.expectations.products.product_ell` for products of univariate families.
 """
 
 from collections.abc import Callable
@@ -31,33 +32,46 @@ from evkf.types import Key, Mask, Matrix, Observation, Scalar, Vector
 
 
 class Ell(NamedTuple):
-    """Expected log-likelihood with its gradient and expected Hessian in whitened coordinates."""
+    """The expected log-likelihood of a Gaussian belief, and two derivatives.
+
+    The derivatives are in the whitened coordinates u (see `GaussianEll`).
+    """
 
     value: Scalar
+    """Expected log-likelihood, in nats."""
     grad: Vector
+    """Expected gradient of the log-likelihood."""
     curv: Float[Array, " D"]
-    """The lower triangle of the Hessian (see `evkf.numerics.linalg.pack`)."""
+    """Lower triangle of the expected Hessian (see `evkf.numerics.linalg.pack`)."""
 
 
 class Moments(NamedTuple):
-    """Mean and covariance of a Gaussian u; compiled expectations compute only those they use."""
+    """Mean and covariance of a Gaussian belief about u, the whitened coordinates of `GaussianEll`.
+
+    The covariance is given in several forms, as different expectations need different forms.
+    """
 
     mean: Vector
     cov: Matrix
     root: Matrix
-    """A triangular root of the covariance."""
+    r"""A triangular matrix R such that $RR^\top$ is the covariance."""
     log_det: Scalar
     """Log-determinant of the covariance."""
 
     @classmethod
     def standard(cls, dim: int, dtype: jnp.dtype) -> Self:
-        """Moments before the observation: those of the standard normal."""
+        """Return the moments of u before the observation: mean zero, covariance I.
+
+        Args:
+            dim: Number of latents.
+            dtype: Floating-point type.
+        """
         identity = jnp.eye(dim, dtype=dtype)
         return cls(jnp.zeros(dim, dtype), identity, identity, jnp.zeros((), dtype))
 
     @classmethod
     def from_root(cls, mean: Vector, root: Matrix) -> Self:
-        """Moments from a triangular root of the covariance."""
+        r"""Return moments from a mean and a triangular R such that $RR^\top$ is the covariance."""
         log_det = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
         return cls(mean, root @ root.T, root, log_det)
 
@@ -66,17 +80,26 @@ Evaluate = Callable[[Moments], Ell]
 
 
 class GaussianEll(NamedTuple):
-    r"""The expected log-likelihood as a function of u with $z = \bar m + \bar S u$."""
+    r"""The expected log-likelihood of a bin, as two functions of the belief about u.
+
+    u are whitened coordinates, $z = \bar m + \bar S u$, with $\bar m$ the predicted mean and
+    $\bar S$ the Cholesky factor of the predicted covariance; the prediction of u is $N(0, I)$.
+    """
 
     start: Callable[[], tuple[Ell, Bool[Array, ""]]]
-    """Gives `evaluate` at the prediction with the first site of an update (see
-    `ReadoutLikelihood.each_start`), and True if that is the exact one.
+    """Return the `Ell` for the first step of an update, from the prediction, and True if it is
+    exact. It is not exact where the likelihood shortens a first step that would go too far (see
+    `ReadoutLikelihood.each_start`).
     """
     evaluate: Evaluate
+    """Return the exact `Ell` for any moments of u."""
 
 
 def expectation_method(family: fam.Family, likelihood: lik.Likelihood) -> str:
-    """Name how an expectation is computed: closed form, quadrature, exact sum or sampling.
+    """Return how the expected log-likelihood is computed, as a string.
+
+    The string is "closed form", "quadrature", "exact sum" or "sampling". For a `Joint` the
+    methods of the parts are listed, separated by commas.
 
     Example:
         >>> expectation_method(fam.GaussianFamily(2), lik.StudentT([[1.0, 0.0]]))
@@ -97,7 +120,10 @@ def expectation_method(family: fam.Family, likelihood: lik.Likelihood) -> str:
 
 
 def is_conjugate(likelihood: lik.Likelihood) -> bool:
-    """True if a Gaussian belief stays Gaussian under this likelihood."""
+    """Return True if the exact posterior of a Gaussian prediction is Gaussian.
+
+    This is so for `Gaussian` likelihoods, and for a `Joint` of `Gaussian` likelihoods.
+    """
     if isinstance(likelihood, lik.Joint):
         return all(is_conjugate(part) for part in likelihood.parts)
     return isinstance(likelihood, lik.Gaussian)
@@ -112,16 +138,18 @@ def gaussian_ell(
     key: Key,
     num_samples: int,
 ) -> GaussianEll:
-    r"""Prepare one update of a Gaussian belief: all that does not change between iterations.
+    r"""Return the expected log-likelihood of a bin, as functions of the belief about u.
+
+    Whatever is the same in all iterations of an update is computed here, once.
 
     Args:
         likelihood: The observation model.
         mean: Predicted mean $\bar m$.
-        root: Root $\bar S$ of the predicted covariance.
-        y: Observation.
-        mask: True where observed.
-        key: Randomness for sampling; the same samples serve the whole update.
-        num_samples: Number of samples, in antithetic pairs.
+        root: Cholesky factor $\bar S$ of the predicted covariance.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        key: JAX random key; the same samples are used in the whole update.
+        num_samples: Number of samples, an even number: every sample is used with both signs.
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
@@ -202,7 +230,8 @@ def _sampled(
         return jnp.mean(jax.vmap(likelihood.log_prob, (0, None, None))(points, y, mask))
 
     def evaluate(at: Moments) -> Ell:
-        # The derivatives of the sampled average itself, so that its maximum is the fixed point.
+        # Differentiate the sampled average itself: the fixed point of the update is then the
+        # maximum of the sampled bound.
         value, (grad, slope) = jax.value_and_grad(average, (0, 1))(at.mean, at.cov)
         return Ell(value, grad, pack(slope + slope.T))
 

@@ -1,4 +1,4 @@
-"""The expected log-likelihood under products of univariate families, Gaussian or not."""
+"""Expected log-likelihoods for beliefs that are products of univariate families."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from evkf.likelihoods.base import safe
 from evkf.types import Key, Mask, Nat, Observation, Scalar, Vector
 
 MAX_SUM = 10
-"""Most Bernoulli dimensions whose states are summed over."""
+"""Largest number of Bernoulli latents for which all states of z are summed over."""
 
 
 def product_ell(
@@ -24,18 +24,20 @@ def product_ell(
     num_samples: int,
     prior: Nat,
 ) -> Callable[[Nat], Scalar]:
-    r"""The expected log-likelihood as a differentiable function of the natural parameters.
+    r"""Return the expected log-likelihood, as a differentiable function of natural parameters.
 
-    It is $-\infty$ where the expectation does not exist.
+    The function returns $-\infty$ where the expectation does not exist (a Gamma belief for which
+    the expected Poisson rate is infinite, say).
 
     Args:
-        family: The family of the belief, a product of univariate ones.
+        family: The family of the belief, a product of univariate families.
         likelihood: The observation model.
-        y: Observation.
-        mask: True where observed.
-        key: Randomness, if the expectation is sampled.
-        num_samples: Number of samples, if so.
-        prior: Natural parameters of the prediction, by which the level of quadrature is chosen.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        key: JAX random key, used if the expectation is sampled.
+        num_samples: Number of samples, used if the expectation is sampled.
+        prior: Natural parameters of the prediction; their variance determines the number of nodes
+            where quadrature is used.
     """
     if isinstance(likelihood, lik.Joint):
         keys = jax.random.split(key, len(likelihood.parts))
@@ -67,7 +69,10 @@ def product_ell(
 
 
 def sums_exactly(family: fam.Family) -> bool:
-    """True if all states of the family can be summed over."""
+    """Return True if the expectation is an exact sum over all values of z.
+
+    This is so for `BernoulliFamily` of at most `MAX_SUM` latents.
+    """
     return isinstance(family, fam.BernoulliFamily) and family.dim <= MAX_SUM
 
 
@@ -115,10 +120,19 @@ def _product_poisson(
 
 
 def feasible_start(family: fam.Family, likelihood: lik.Likelihood, prior: Nat, mask: Mask) -> Nat:
-    r"""Return the start of an update: the prediction, unless its expected rate is infinite.
+    r"""Return natural parameters from which an update can start, at a finite bound.
 
-    A Gamma belief has a finite expected Poisson rate only while $C_{nl} < \beta_l$. The optimum
-    may exist though the prediction is infeasible: begin from the same mean with a rate that is.
+    This is the prediction, unless latents are Gamma and counts are Poisson with an exponential
+    link. The expected Poisson rate is then finite only if the rate $\beta_l$ of every Gamma latent
+    l exceeds the readout weights $C_{nl}$ of all observed channels n. The optimum may satisfy this
+    though the prediction does not. Therefore a $\beta_l$ smaller than 1.5 times the largest weight
+    is raised to that value, and the mean of the latent is kept.
+
+    Args:
+        family: The family of the belief.
+        likelihood: The observation model.
+        prior: Natural parameters of the prediction.
+        mask: True where observed, (channels,).
     """
     if isinstance(likelihood, lik.Joint):
         for part, seen in zip(likelihood.parts, likelihood.split(mask), strict=True):

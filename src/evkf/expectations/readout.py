@@ -1,9 +1,10 @@
-r"""Expectations over linear readouts $a = Cz + b$, and the observations that a model predicts.
+r"""Expectations over linear readouts $Cz + b$, and the observations that a model predicts.
 
-Through a linear readout every channel sees a one-dimensional Gaussian $N(a, v)$, however many
-latents there are. `observe` prepares $E_{N(a, v)}[\log p(y_n | a)]$ of every channel with its
-derivatives in $a$; `project` takes moments of latents to readouts, and these derivatives back. The
-updates of all families, the learning windows and forecasts use both.
+If z is Gaussian, the readout $(Cz + b)_n$ of channel n is a one-dimensional Gaussian $N(a, v)$ of
+mean a and variance v, however many latents there are. `observe` prepares the expectation
+$E_{x \sim N(a, v)}[\log p(y_n | x)]$ of every channel, and the derivatives in a. `project`
+converts the covariance of z to the variances v, and curvatures in the readouts to a Hessian in z.
+The updates of all Gaussian families, the learner and the forecasts use these functions.
 """
 
 from collections.abc import Callable
@@ -28,17 +29,21 @@ from evkf.types import Belief, Mask, Matrix, Observation
 
 GAUSSIANS = (fam.GaussianFamily, fam.LowRankGaussianFamily, fam.DiagonalGaussianFamily)
 PACK = 16
-"""Most latent dimensions for which products of readout weights are formed."""
+"""Largest number of latents for which `project` computes all products of two readout weights."""
 
 
 def has_independent_channels(likelihood: lik.Likelihood) -> bool:
-    """True if the channels are independent given a linear readout."""
+    """Return True if every channel depends on one linear readout, independently of the others."""
     gaussian = isinstance(likelihood, lik.Gaussian) and likelihood.independent
     return gaussian or isinstance(likelihood, lik.ReadoutLikelihood)
 
 
 def choose_level(likelihood: lik.ReadoutLikelihood, v: Channels) -> Int[Array, ""]:
-    """Index of the quadrature rule in `LEVELS` that serves the widest channel."""
+    """Return the index in `LEVELS` of a quadrature rule that is accurate for every channel.
+
+    The larger the variances v of the readouts, the more nodes the rule has. The channel whose
+    standard deviation is largest relative to the scale of the likelihood determines the index.
+    """
     ratio = jnp.max(jnp.sqrt(v) / likelihood.each_scale())
     return jnp.sum(ratio > jnp.asarray(REACH, v.dtype)).astype(jnp.int32)
 
@@ -50,14 +55,17 @@ def expect_channels(
     y: Channels,
     level: Int[Array, ""] | int,
 ) -> Site:
-    """Expectations over $N(a, v)$: in closed form, else by Gauss–Hermite rules.
+    """Return the expected log-likelihood of every channel, with slope and curvature in a.
+
+    The expectation over $N(a, v)$ is in closed form if the likelihood has one; otherwise by a
+    Gauss–Hermite rule, and terms that do not depend on the readout are left out.
 
     Args:
-        likelihood: One with independent channels.
-        a: Means of the readouts.
-        v: Their variances.
-        y: Observations.
-        level: Index of the rule in `LEVELS`.
+        likelihood: A likelihood whose channels are independent given a linear readout.
+        a: Means of the readouts, (channels,).
+        v: Variances of the readouts, (channels,).
+        y: Observations, (channels,).
+        level: Index in `LEVELS` of the Gauss–Hermite rule.
     """
     if isinstance(likelihood, lik.Gaussian):
         precision = likelihood.bin_width / likelihood.noise.var()
@@ -81,9 +89,10 @@ def expect_channels(
             return jax.jvp(lambda x: likelihood.each_kernel(x, y), (x,), (jnp.ones_like(x),))
 
         (value, first), (_, second) = jax.jvp(slope, (points,), (jnp.ones_like(points),))
-        # Stein's form of the curvature is the exact derivative of the rule itself, so that the
-        # fixed point is the maximum of the computed bound; it cancels for narrow beliefs, where
-        # both agree.
+        # Stein's form of the curvature is the exact derivative of the sum over nodes, so that the
+        # fixed point of an update is the maximum of the computed bound. For narrow beliefs Stein's
+        # form loses digits by cancellation; the average of second derivatives is used there, and
+        # agrees.
         stein = (weights * nodes) @ first / jnp.where(narrow, 1, std)
         return Site(weights @ value, weights @ first, jnp.where(narrow, weights @ second, stein))
 
@@ -91,22 +100,44 @@ def expect_channels(
 
 
 class ObservedChannels(NamedTuple):
-    """The observation of one bin, prepared by `observe` for expectations over its readouts."""
+    """The observation of one bin, from which expected log-likelihoods are computed.
+
+    Made by `observe`. The expectations are over the readouts $N(a, v)$ of the channels.
+    """
 
     joint: lik.Joint
+    """The likelihood, as a `Joint` (of a single part, if need be)."""
     y: Channels
+    """Observation; a harmless value where masked."""
     mask: Mask
+    """True where observed."""
     constant: Channels
-    """Terms of the log density without the readout."""
+    """Terms of the log density that do not depend on the readout, one for each channel."""
     level: Int[Array, ""] | int
-    """Index of the quadrature rule in `LEVELS`."""
+    """Index in `LEVELS` of the quadrature rule."""
 
     def expect(self, a: Channels, v: Channels) -> Site:
-        r"""$E_{N(a, v)}[\log p(y_n | a)]$ with its derivatives in $a$; zero where masked."""
+        r"""Return the expected log-likelihood of every channel, with slope and curvature in a.
+
+        All three are zero where masked.
+
+        Args:
+            a: Means of the readouts.
+            v: Variances of the readouts.
+        """
         return self._masked(self._sites(a, v))
 
     def start(self, a: Channels, v: Channels) -> tuple[Site, Bool[Array, " N"]]:
-        """The first site of an update (`ReadoutLikelihood.each_start`); True where it is exact."""
+        """Return value, slope and curvature for the first step of an update.
+
+        They differ from those of `expect` where the first step would go too far (see
+        `ReadoutLikelihood.each_start`). Also return, for each channel, True where slope and
+        curvature are those of `expect`.
+
+        Args:
+            a: Means of the readouts.
+            v: Variances of the readouts.
+        """
         exact = self._sites(a, v)
         first = [
             part.each_start(site, *terms) if isinstance(part, lik.ReadoutLikelihood) else site
@@ -116,7 +147,7 @@ class ObservedChannels(NamedTuple):
         return begun, (begun.slope == true.slope) & (begun.curvature == true.curvature)
 
     def _pieces(self, a: Channels, v: Channels) -> list[tuple[Any, ...]]:
-        """Every part of the likelihood with its channels of a, v and y."""
+        """Return, for each part of the likelihood: the part, and a, v, y of the part's channels."""
         return list(zip(self.joint.parts, *map(self.joint.split, (a, v, self.y)), strict=True))
 
     def _sites(self, a: Channels, v: Channels) -> list[Site]:
@@ -135,15 +166,17 @@ def observe(
     v: Channels | None = None,
     base: bool = True,
 ) -> ObservedChannels:
-    """Prepare the expectations of one bin.
+    """Prepare the expected log-likelihoods of one bin, and return them as `ObservedChannels`.
 
     Args:
-        likelihood: One with independent channels, or a `Joint` of such.
-        y: Observation.
-        mask: True where observed.
-        v: Predicted variances of the readouts, zero where masked, by which the level of quadrature
-            is chosen; the lowest level when left out.
-        base: False leaves out the terms of y alone, which learning does not need.
+        likelihood: A likelihood whose channels are independent given a linear readout, or a
+            `Joint` of such likelihoods.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        v: Predicted variances of the readouts, (channels,), zero where masked. They determine the
+            number of quadrature nodes; the smallest number when left out.
+        base: False to leave out terms that depend on y only, which learning does not need. True by
+            default.
     """
     joint = likelihood if isinstance(likelihood, lik.Joint) else lik.Joint([likelihood])
     y = safe(y, mask, joint.parts[0].b)  # pyright: ignore[reportAttributeAccessIssue]
@@ -161,16 +194,27 @@ def observe(
 
 
 class Projection(NamedTuple):
-    """Weights of Gaussian latents in readouts; made by `project`."""
+    """The linear map from latents to readouts, prepared by `project`."""
 
     loads: Float[Array, "L N"]
-    """Channels come last: small products are faster so."""
+    """Weight of every latent in every readout. The last axis is channels, which makes small matrix
+    products faster.
+    """
     products: Float[Array, "D N"] | None
-    r"""$l_i l_j$ up to `PACK` latents: fewer kernels and flops; only for $i \ge j$ if packed."""
+    r"""Products $l_i l_j$ of the weights of latents i and j, for every channel; only $i \ge j$ if
+    packed. None for more than `PACK` latents.
+    """
     packed: bool
+    """True if Hessians are represented by their lower triangles."""
 
     def var(self, cov: Matrix, root: Matrix | None = None) -> Channels:
-        """Variances of the readouts, from the covariance of the latents, or a root of it."""
+        r"""Return the variances of the readouts, (channels,).
+
+        Args:
+            cov: Covariance of the latents.
+            root: A matrix R such that $RR^\top$ is the covariance, used for more than `PACK`
+                latents; there the result cannot become negative by rounding.
+        """
         if self.products is None:
             if root is not None:
                 return jnp.sum((root.T @ self.loads) ** 2, axis=0)
@@ -182,7 +226,10 @@ class Projection(NamedTuple):
         return jnp.maximum((twice * pack(cov)) @ self.products, 0)
 
     def hessian(self, curvature: Channels) -> Float[Array, " D"] | Matrix:
-        """The Hessian in the latents, from the curvatures in the readouts."""
+        """Return the Hessian in the latents, from the curvatures in the readouts, (channels,).
+
+        If packed, the Hessian is returned as its lower triangle, else as a matrix.
+        """
         if self.products is None:
             whole = (self.loads * curvature) @ self.loads.T
             return pack(whole) if self.packed else whole
@@ -191,13 +238,13 @@ class Projection(NamedTuple):
 
 
 def project(loads: Float[Array, "L N"], packed: bool = True) -> Projection:
-    """Prepare the projection of latents to readouts with these weights, and back.
+    """Prepare the linear map from latents to readouts, and return it as a `Projection`.
 
     Args:
-        loads: Weights of the latents.
-        packed: True to represent Hessians by their lower triangles (see
-            `evkf.numerics.linalg.pack`), with fewer flops; False for matrices, which are cheaper
-            to differentiate.
+        loads: Weight of every latent in every readout, (latents, channels).
+        packed: True (default) to represent Hessians by their lower triangles (see
+            `evkf.numerics.linalg.pack`), which takes fewer operations; False for full matrices,
+            which are faster to differentiate.
     """
     if len(loads) > PACK:
         return Projection(loads, None, packed)
@@ -209,11 +256,12 @@ def project(loads: Float[Array, "L N"], packed: bool = True) -> Projection:
 
 
 def expected_observation(model: Model, belief: Belief) -> Channels:
-    """$E_q[E[y|z]]$ of every channel.
+    """Return the expected observation $E_q[E[y|z]]$ under a belief q, (channels,).
 
-    In closed form for means that are linear or exponential in the readout; for any other readout
-    of a Gaussian belief by Gauss–Hermite, and else by the nodes of the family, which are exact only
-    for the first moments of z.
+    The expectation is in closed form if the mean of y is linear or exponential in the readout.
+    Otherwise, under Gaussian beliefs and linear readouts, it is computed by Gauss–Hermite
+    quadrature. In all other cases it is a weighted sum over a few points (the nodes of the
+    family), which is exact only for the first moments of z.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -226,10 +274,12 @@ def expected_observation(model: Model, belief: Belief) -> Channels:
 
 
 def observation_variance(model: Model, belief: Belief) -> Channels:
-    r"""$\operatorname{Var} y = E_q[\operatorname{Var}(y|z)] + \operatorname{Var}_q E[y|z]$.
+    r"""Return the predictive variance of every channel, (channels,).
 
-    For a `ReadoutLikelihood` under Gaussian beliefs, of every channel: in closed form for means
-    that are exponential in the readout, else by Gauss–Hermite.
+    It is $\operatorname{Var} y = E_q[\operatorname{Var}(y|z)] + \operatorname{Var}_q E[y|z]$ under
+    a belief q. The variance is in closed form if the mean of y is exponential in the readout, else
+    by Gauss–Hermite quadrature. Raise InputError unless the likelihood is a `ReadoutLikelihood`
+    and the belief is Gaussian.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -279,7 +329,7 @@ def _expected(family: fam.Family, likelihood: lik.Likelihood, belief: Belief) ->
 
 
 def _has_exponential_mean(likelihood: lik.ReadoutLikelihood) -> bool:
-    """True if expected observations are exponential in the readout."""
+    """Return True if the mean of y given the readout is exponential in the readout."""
     return isinstance(likelihood, lik.NegativeBinomial) or (
         isinstance(likelihood, lik.Poisson) and likelihood.link == "exp"
     )
@@ -288,11 +338,11 @@ def _has_exponential_mean(likelihood: lik.ReadoutLikelihood) -> bool:
 def _readout_moments(
     family: fam.Family, likelihood: lik.ReadoutLikelihood, belief: Belief
 ) -> tuple[Channels, Channels]:
-    """Mean and variance of every readout."""
+    """Return the means and the variances of the readouts, each (channels,)."""
     C, a = likelihood.C, likelihood.readout(family.mean(belief))
     if isinstance(family, fam.LowRankGaussianFamily):
         return a, readout_var(C, belief.diagonal, C @ belief.factor)
-    # Not below zero, where rounding of an ill-conditioned covariance can take it.
+    # Rounding of an ill-conditioned covariance can make a variance negative: floor at zero.
     return a, jnp.maximum(jnp.sum((C @ family.cov(belief)) * C, axis=-1), 0)
 
 
@@ -302,7 +352,7 @@ def _quadrature(
     a: Channels,
     v: Channels,
 ) -> Channels:
-    """Expectation over $N(a, v)$ of a function of the readouts, by Gauss–Hermite rules."""
+    """Return the expectation over $N(a, v)$ of a function of the readouts, by Gauss–Hermite."""
 
     def with_nodes(num: int) -> Channels:
         nodes, weights = (jnp.asarray(array, a.dtype) for array in gauss_hermite(num))

@@ -1,4 +1,4 @@
-"""Online filters: one `step` a bin, or a scan of it over a sequence."""
+"""Online filters: call `step` for each bin, or `scan_filter` for a whole sequence."""
 
 import lazy_loader as lazy
 

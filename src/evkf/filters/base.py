@@ -1,8 +1,9 @@
-"""The interface of all filters (`step`), and `scan_filter`, a scan of it over a sequence.
+"""The interface of all filters (`Filter.step`), and `scan_filter`, which filters a sequence.
 
-`step(model, state, y, mask, key, u) -> (state, info)` filters one bin: State holds only what the
-next step needs, Info only diagnostics. Batches are a `jax.vmap` of it, as in `scan_sessions`.
-The checks of arguments here (`read_observations`, `read_bin`, ...) serve all filters and learners.
+`step(model, state, y, mask, key, u) -> (state, info)` filters one bin. The filter state holds only
+what the next step needs; the info holds only diagnostics. To filter several sequences in parallel,
+apply `jax.vmap` to `step`, as `scan_sessions` does. The functions `read_observations`, `read_bin`,
+... check arguments for all filters and learners.
 """
 
 from abc import abstractmethod
@@ -24,25 +25,29 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class State(NamedTuple):
-    """The filtering belief $q(z_t)$, which is all the next step needs."""
+    """The filter state of filters that need nothing but the belief $q(z_t)$ for the next step."""
 
     belief: Belief
 
 
 class Info(NamedTuple):
-    r"""Diagnostics of a step; NaN where a method does not compute one.
+    r"""Diagnostics of one step. A number that a filter does not compute is NaN.
 
     Attributes:
-        elbo: Bound or estimate of $\log p(y_t | y_{<t})$. `VariationalKalmanFilter`: $L_t$, the
-            expected log-likelihood minus the divergence from the prediction, extrapolated to second
-            order over the last step (for beliefs of low rank over that of the mean only: somewhat
-            low, and not comparable with full covariances). VJF: a sample of $M_t$. Others: an
-            estimate of the evidence. 0 where nothing was observed, NaN where the update fell back.
-        gap: $L_t - M_t$, the excess over the bound of methods without a prediction step; not
-            negative when the variance correction is off.
-        evaluations: Evaluations of the gradient (and curvature, where used); 0 for methods without.
-        residual: Relative residual of the fixed point at which an update of
-            `VariationalKalmanFilter` stopped; for beliefs of low rank the nats left to gain.
+        elbo: Lower bound or estimate of $\log p(y_t | y_{<t})$, in nats. From
+            `VariationalKalmanFilter`: the bound $L_t$, which is the expected log-likelihood minus
+            the Kullback-Leibler divergence of the belief from the prediction. The last step of the
+            update is not evaluated; its gain is added to second order. (For `LowRankBelief` only
+            the gain of the mean is added: $L_t$ is then somewhat too low, and not comparable with
+            $L_t$ of full covariances.) From `VJF` and `DirectVJF`: a sampled value of the
+            single-step bound $M_t$. From other filters: an estimate of the log evidence. 0 where
+            nothing was observed, NaN where the update failed and the prediction was kept.
+        gap: $L_t - M_t$, in nats: by how much $L_t$ exceeds the bound of methods without a
+            prediction step. The gap is not negative when the variance correction is off.
+        evaluations: Number of evaluations of the gradient (and of the curvature, where used) in
+            this step; 0 for filters without gradients.
+        residual: Relative residual of the fixed-point equation at which an update of
+            `VariationalKalmanFilter` stopped. For `LowRankBelief`: the nats left to gain.
         status: Bits of `evkf.Status`.
     """
 
@@ -54,28 +59,33 @@ class Info(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Beliefs and diagnostics of a sequence, time first."""
+    """Beliefs and diagnostics of a sequence; the first axis of every array is time, in bins."""
 
     belief: Belief
     info: Info
     prediction: Belief | None = None
-    """One-step predictions: the belief about each bin before it was observed, where asked for."""
+    """One-step predictions: the belief about each bin before that bin was observed. None unless
+    `predictions=True` was passed.
+    """
 
 
 class Filter(eqx.Module):
-    """An online filter: `init`, then `step` for every bin.
+    """An online filter: call `init` once, then `step` for every bin.
 
-    A filter holds settings only. Its state is a tuple with a field `belief`; a step returns the
-    next state and an `Info`. `scan_filter` and `CompiledStep` work with any filter, and
-    docs/filters.md has a skeleton.
+    A filter object holds settings only. The filter state is a named tuple that has a field
+    `belief`; a step returns the next filter state and an `Info`. `scan_filter` and `CompiledStep`
+    work with any filter. docs/filters.md shows how to write a new filter.
     """
 
     @abstractmethod
     def init(self, model: Model) -> State:
-        """Return the state before the first bin."""
+        """Return the filter state before the first bin; the belief is the prior of the model."""
 
     def restart(self, model: Model, state: State) -> State:
-        """Return the state before the first bin of another trial; learned parameters are kept."""
+        """Return the filter state before the first bin of another trial.
+
+        The belief is the prior again. Filters that learn keep the learned parameters.
+        """
         del state
         return self.init(model)
 
@@ -89,20 +99,29 @@ class Filter(eqx.Module):
         key: Key | None = None,
         u: Input | None = None,
     ) -> tuple[State, Info]:
-        """Filter one bin."""
+        """Filter one bin; return the next filter state and the diagnostics of this bin.
+
+        Args:
+            model: The state-space model.
+            state: The filter state after the previous bin.
+            y: Observation of this bin, (channels,).
+            mask: True where observed, (channels,); all True when left out.
+            key: JAX random key, for filters and expectations that sample.
+            u: Input of this bin, (inputs,), for dynamics that take inputs.
+        """
 
 
 class PredictUpdate(Filter):
-    """A filter whose step is a public prediction followed by a public update.
+    """A filter whose step consists of two public methods, `predict` and then `update`.
 
-    A prediction is a tuple with a field `belief`; `update` takes it.
+    `predict` returns a named tuple that has a field `belief`; `update` takes this tuple.
     """
 
     @abstractmethod
     def predict(
         self, model: Model, state: State, key: Key | None = None, u: Input | None = None
     ) -> NamedTuple:
-        """Predict the next bin; the state is not changed."""
+        """Return the prediction for the next bin; the filter state is not changed."""
 
     @abstractmethod
     def update(
@@ -113,7 +132,7 @@ class PredictUpdate(Filter):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[State, Info]:
-        """Update a prediction by an observation."""
+        """Update a prediction by an observation; return the next filter state and an `Info`."""
 
     def step(
         self,
@@ -124,7 +143,7 @@ class PredictUpdate(Filter):
         key: Key | None = None,
         u: Input | None = None,
     ) -> tuple[State, Info]:
-        """Predict, then update."""
+        """Predict, then update; return the next filter state and the diagnostics of this bin."""
         state, info, _ = self.predict_update(model, state, y, mask, key, u)
         return state, info
 
@@ -137,7 +156,7 @@ class PredictUpdate(Filter):
         key: Key | None = None,
         u: Input | None = None,
     ) -> tuple[State, Info, Belief]:
-        """Predict, then update; return the predicted belief as well."""
+        """Predict, then update; return the next filter state, the info and the predicted belief."""
         keys = (None, None) if key is None else jax.random.split(read_key(key, ""))
         predict_key, update_key = keys
         prediction = self.predict(model, state, predict_key, u)
@@ -157,23 +176,26 @@ def scan_filter(  # noqa: PLR0913 - the arguments of a sequence, used by name
     fresh: ArrayLike | None = None,
     predictions: bool = False,
 ) -> tuple[State, Trace]:
-    """Filter a sequence, and return the state to continue from.
+    """Filter a sequence; return the last filter state, from which to continue, and the trace.
 
     Args:
         filter: Any filter.
-        model: The model.
-        ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
-        masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
-        us: Inputs, (bins, inputs).
-        state: The state to continue from; `filter.init(model)` when left out.
-        key: Randomness, for filters and expectations that sample.
-        first: Index of the first bin. The randomness of a bin is the key folded with its index:
-            when continuing from a state, pass the number of bins before it.
-        fresh: True where a trial begins, (bins,): there the filter restarts from the prior.
-        predictions: True to return the one-step predictions too (of a `PredictUpdate` filter).
+        model: The state-space model.
+        ys: Observations, (bins, channels). NaN is an error unless the entry is masked.
+        masks: True where observed, (bins, channels), or (bins,) for whole bins; all True when left
+            out.
+        us: Inputs, (bins, inputs), for dynamics that take inputs.
+        state: The filter state to continue from; `filter.init(model)` when left out.
+        key: JAX random key, for filters and expectations that sample.
+        first: Index of the first bin, 0 by default. Bin t uses `jax.random.fold_in(key, t)`. When
+            continuing from a filter state, pass the number of bins filtered before.
+        fresh: True at the first bin of every trial, (bins,): there the filter restarts from the
+            prior. No bin is marked when left out.
+        predictions: True to return the one-step predictions too; the filter must then be a
+            `PredictUpdate`.
 
     Returns:
-        The last state, and the beliefs and diagnostics of exactly the bins given.
+        The filter state after the last bin, and the beliefs and diagnostics of the given bins.
 
     Example:
         >>> import jax
@@ -202,7 +224,7 @@ def scan_filter(  # noqa: PLR0913 - the arguments of a sequence, used by name
 
 
 def check_filter(filter: Filter) -> None:
-    """Refuse an object that is not a filter, such as a class."""
+    """Raise InputError if the object is not a filter (a class instead of an instance, say)."""
     if not isinstance(filter, Filter):
         raise InputError(
             f"a filter of type {type(filter).__name__}",
@@ -212,7 +234,11 @@ def check_filter(filter: Filter) -> None:
 
 
 def check_state(state: State, like: State, where: str = "state") -> State:
-    """Refuse a state of another filter or of another model."""
+    """Check that a filter state has the structure of another, and return the checked state.
+
+    Raise InputError, which names the argument `where`, if the array shapes or types in `state`
+    differ from those in `like`: the state then comes from another filter or another model.
+    """
     if shapes(state) != shapes(like):
         raise InputError(
             f"state of {shapes(state)[1]} for {shapes(like)[1]}",
@@ -232,7 +258,10 @@ def filter_bin(
     key: Key | None,
     predictions: bool,
 ) -> tuple[State, Trace]:
-    """Filter one bin of a scan; return the next state and the bin's row of the trace."""
+    """Filter one bin; return the next filter state and a `Trace` of this bin only.
+
+    The `Trace` holds the one-step prediction if `predictions` is True.
+    """
     if not predictions:
         state, info = filter.step(model, state, y, mask, key, u)
         return state, Trace(state.belief, info)
@@ -267,7 +296,10 @@ def _scan(
 def read_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[Array, "T N"], Bool[Array, "T N"]]:
-    """Check a sequence against the model, and return it as JAX arrays, zero where masked."""
+    """Check the observations of a sequence; return observations and mask as JAX arrays.
+
+    See `check_observations`.
+    """
     observed, seen = check_observations(model, ys, masks)
     return jnp.asarray(observed), jnp.asarray(seen)
 
@@ -275,7 +307,12 @@ def read_observations(
 def check_observations(
     model: Model, ys: ArrayLike, masks: ArrayLike | None
 ) -> tuple[Float[np.ndarray, "T N"], Bool[np.ndarray, "T N"]]:
-    """Check a sequence against the model, and return it as NumPy arrays, zero where masked."""
+    """Check the observations of a sequence; return observations and mask as NumPy arrays.
+
+    Raise InputError if shapes do not fit the model, or an entry that is not masked is not finite
+    or not possible under the likelihood (a negative count, say). Both returned arrays have shape
+    (bins, channels); masked observations are zero.
+    """
     channels = model.likelihood.num_channels
     trials = f"pass (bins, {channels}): concatenate trials and mark the starts with fresh="
     try:
@@ -315,7 +352,10 @@ def check_observations(
 
 
 def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
-    """Check the marks of trial starts; none when left out."""
+    """Check the marks of trial starts, and return them as a JAX array, (bins,).
+
+    All marks are False when `fresh` is None.
+    """
     marks = np.zeros(num_bins, bool) if fresh is None else np.asarray(fresh)
     if marks.dtype != bool or marks.shape != (num_bins,):
         raise InputError(
@@ -327,12 +367,12 @@ def read_fresh(fresh: ArrayLike | None, num_bins: int) -> Bool[Array, " T"]:
 
 
 def read_bin(model: Model, y: Observation, mask: Mask | None) -> tuple[Observation, Mask]:
-    """Check the observation of one bin.
+    """Check shapes and types of one bin; return observation and mask as JAX arrays.
 
     Args:
-        model: The model.
+        model: The model, which gives the number of channels.
         y: Observation, (channels,).
-        mask: True where observed, (channels,); all when left out.
+        mask: True where observed, (channels,); all True when left out.
     """
     y, channels = jnp.asarray(y), model.likelihood.num_channels
     if y.shape != (channels,):
@@ -348,7 +388,10 @@ def read_bin(model: Model, y: Observation, mask: Mask | None) -> tuple[Observati
 
 
 def read_input(model: Model, u: Input | None) -> Input:
-    """Check the input of one bin."""
+    """Check the input of one bin, and return it in the precision of the model.
+
+    When left out, the input is an array of length 0; InputError if the dynamics take inputs.
+    """
     size = model.dynamics.num_inputs
     dtype = jax.tree.leaves(model.prior)[0].dtype
     if u is None and size == 0:
@@ -360,7 +403,12 @@ def read_input(model: Model, u: Input | None) -> Input:
 
 
 def read_key(key: Key | None, why: str) -> Key:
-    """Check the key of a step that samples, for a reason; old-style keys are accepted."""
+    """Check a JAX random key, and return it; keys of the old style (uint32) are accepted.
+
+    Args:
+        key: JAX random key; None raises InputError.
+        why: Why a key is needed, for the error message.
+    """
     if key is None:
         raise InputError("no key", "key", f"pass key=jax.random.key(0), say: {why}")
     dtype = getattr(key, "dtype", np.dtype(object))
@@ -370,7 +418,13 @@ def read_key(key: Key | None, why: str) -> Key:
 
 
 def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0) -> Info:
-    r"""Return the diagnostics of a filter that only estimates $\log p(y_t | y_{<t})$."""
+    r"""Return the `Info` of a filter that has no bound; gap and residual are NaN.
+
+    Args:
+        evidence: Estimate of the log evidence $\log p(y_t | y_{<t})$, in nats; it becomes `elbo`.
+        status: Bits of `evkf.Status`.
+        evaluations: Number of gradient evaluations in this step.
+    """
     nan = jnp.full_like(evidence, jnp.nan)
     return Info(evidence, nan, jnp.asarray(evaluations), nan, status)
 
@@ -378,7 +432,10 @@ def evidence_info(evidence: Scalar, status: Int[Array, ""], evaluations: int = 0
 def read_step(
     model: Model, y: Observation, mask: Mask | None, key: Key | None, u: Input | None
 ) -> tuple[Observation, Mask, Key, Input]:
-    """Check the arguments of a step that samples; masked entries become zero."""
+    """Check the arguments of a step that samples, and return (y, mask, key, u) as JAX arrays.
+
+    Masked entries of the observation are zero. Raise InputError if the key is left out.
+    """
     y, mask = read_bin(model, y, mask)
     u = read_input(model, u)
     return jnp.where(mask, y, 0).astype(u.dtype), mask, read_key(key, "this filter samples"), u

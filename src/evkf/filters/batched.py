@@ -1,9 +1,10 @@
 """`scan_sessions`: filter many sessions of different lengths under one model.
 
-Sessions of similar length are stacked side by side in one scan, padded at the end; in the padding
-the state of a session does not change. On a CPU this pays for few latents; with more, every core
-filters one session after another. Numbers of bins and of sessions are padded to few sizes, so that
-a new size seldom needs another compilation. `lean.py` has a faster step for GPUs.
+Sessions of similar length are filtered in parallel (`jax.vmap`) in one scan. Shorter sessions are
+padded at the end; in the padding the filter state of a session does not change. On a CPU the
+parallel scan is faster only for models of few latents; for larger models, every core filters one
+session after another. Numbers of bins and of sessions are rounded up to a few sizes, so that a new
+size seldom needs another compilation. `lean.py` has a faster step for GPUs.
 """
 
 import os
@@ -35,24 +36,29 @@ from evkf.numerics.linalg import tree_where
 from evkf.types import Key
 
 SHORTEST = 64
-"""Least number of bins after padding."""
+"""Smallest number of bins after padding."""
 
 MOST_WORK = 2
-"""Largest ratio of filtered to given bins, for sessions of different lengths side by side."""
+"""In a group of sessions that are filtered in parallel: largest ratio of the number of bins after
+padding to the number before.
+"""
 
 
 FEW_LATENTS, MANY_LATENTS = 3, 24
-"""Latents up to which a CPU is faster side by side, and from which XLA itself spreads a step over
-the cores.
+"""Up to the first number of latents, a CPU is faster filtering sessions in parallel (vmap) than one
+after another. Above the second number, XLA (JAX's compiler) distributes a single step over the
+cores, and sessions are filtered in one thread.
 """
 
 
 Bins = tuple[Array, Array, Array]
-"""Observations, masks and inputs; time first, then sessions where there are several."""
+"""Observations, masks and inputs. The first axis is time; the second is sessions, if there are
+several.
+"""
 
 
 class Session(NamedTuple):
-    """Checked bins of a session: observations, zero where masked; masks; inputs."""
+    """The bins of one session, after checks: observations (zero where masked), masks, inputs."""
 
     ys: Float[np.ndarray, "T N"]
     masks: Bool[np.ndarray, "T N"]
@@ -69,23 +75,26 @@ def scan_sessions(
     key: Key | None = None,
     firsts: Sequence[int] | None = None,
 ) -> list[tuple[State, Trace]]:
-    """Filter many sessions at once, each independently, as `scan_filter` would.
+    """Filter many sessions, each independently of the others, as `scan_filter` would.
 
-    A filter that learns, learns from each session separately.
+    A filter that learns starts from the same model in every session, and learns from that session
+    only.
 
     Args:
         filter: Any filter.
-        model: The model of all sessions.
-        ys: Observations of every session, (bins, channels); numbers of bins may differ.
-        masks: True where observed, for every session as in `scan_filter`; None for all of one.
-        us: Inputs of every session, (bins, inputs).
-        states: States to continue from, one a session; `filter.init(model)` when left out.
-        key: Randomness, for filters that sample; session i uses `jax.random.fold_in(key, i)`.
-        firsts: The index of the first bin of every session, as in `scan_filter`; 0 when left out.
+        model: The state-space model of all sessions.
+        ys: Observations, one array (bins, channels) for each session; numbers of bins may differ.
+        masks: True where observed, one array for each session as in `scan_filter`; None instead of
+            an array if all entries of that session were observed.
+        us: Inputs, one array (bins, inputs) for each session.
+        states: Filter states to continue from, one for each session; `filter.init(model)` when left
+            out.
+        key: JAX random key, for filters that sample; session i uses `jax.random.fold_in(key, i)`.
+        firsts: Index of the first bin of each session, as in `scan_filter`; 0 when left out.
 
     Returns:
-        The last state of every session, and beliefs and diagnostics of exactly its bins, as NumPy
-        arrays.
+        For each session, in the given order: the last filter state, and the beliefs and diagnostics
+        of the given bins without padding, as NumPy arrays.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -126,7 +135,10 @@ def scan_sessions(
 def read_session(
     model: Model, ys: ArrayLike, masks: ArrayLike | None, us: ArrayLike | None, index: int | None
 ) -> Session:
-    """Check a session against the model; errors name its index.
+    """Check the arrays of one session, and return them as a `Session`.
+
+    Raise InputError if an array does not fit the model. The error names the argument together with
+    `index`, the number of the session in the list; pass None if there is no list.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -156,7 +168,17 @@ def scan_checked(
     keys: Array | None = None,
     predictions: bool = False,
 ) -> list[tuple[State, Trace]]:
-    """Filter checked sessions, with a key for each; see `scan_sessions` and `scan_filter`."""
+    """Filter sessions that were checked by `read_session`; return one (state, trace) for each.
+
+    Args:
+        filter: Any filter.
+        model: The state-space model of all sessions.
+        sessions: The checked sessions.
+        firsts: Index of the first bin of each session.
+        states: Filter states to continue from; `filter.init(model)` when left out.
+        keys: JAX random keys, one for each session; None for filters that do not sample.
+        predictions: True to return the one-step predictions too.
+    """
     if states is None:
         states = [filter.init(model)] * len(sessions)
     scan = _side_by_side if side_by_side_pays(model) else _one_by_one
@@ -165,7 +187,9 @@ def scan_checked(
 
 
 def side_by_side_pays(model: Model) -> bool:
-    """True if one scan of many sessions is faster than one scan after another.
+    """Return True if filtering sessions in parallel (vmap) is faster than one after another.
+
+    This is so on a GPU, and on a CPU for models of at most `FEW_LATENTS` latents.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -188,7 +212,7 @@ def _one_by_one(
     x64 = jnp.result_type(float) == jnp.float64
 
     def scan(i: int) -> tuple[int, tuple[State, Trace]]:
-        # The caller's setting holds for its own thread only.
+        # JAX keeps the precision setting per thread: set it in this thread too.
         with jax.enable_x64(x64):
             return i, scan_one(i)
 
@@ -219,7 +243,8 @@ def _side_by_side(
     lengths = np.array([len(session.ys) for session in sessions])
     for group in group_lengths(lengths):
         num_bins, num = filled(max(lengths[group[0]], SHORTEST)), filled(len(group))
-        # The first session fills the padding columns, whose results are dropped.
+        # Round the number of sessions up with copies of the first session; their results are
+        # dropped.
         rows = np.array([*group, *group[:1] * (num - len(group))])
         own = np.where(np.arange(num) < len(group), lengths[rows], 0)
         columns = zip(*(sessions[i] for i in group), strict=True)
@@ -246,7 +271,7 @@ def _scan_one(
     key: Key | None,
     predictions: bool,
 ) -> tuple[State, Trace]:
-    """Scan a padded session; after `length` bins its state stays as it is."""
+    """Filter one padded session; return the filter state after `length` bins, and the trace."""
 
     def body(carry: tuple[Any, ...], bin: Bins) -> tuple[Any, ...]:
         state, t = carry
@@ -270,7 +295,10 @@ def _scan_many(
     keys: Array | None,
     predictions: bool,
 ) -> tuple[State, Trace]:
-    """Scan padded sessions side by side; the axis of sessions follows that of bins."""
+    """Filter padded sessions in parallel (vmap); return the last filter states, and the trace.
+
+    In the inputs `bins` and in the trace, the first axis is bins and the second is sessions.
+    """
 
     def step(state: State, y: Array, mask: Array, u: Array, t: Array, key: Key | None):
         own = None if key is None else jax.random.fold_in(key, t)
@@ -293,7 +321,16 @@ def _scan_many(
 
 
 def group_lengths(lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
-    """Group sessions to be stacked side by side, the longest first: few groups, little padding.
+    """Return groups of sessions to filter in parallel: few groups, and little padding.
+
+    Sessions are taken in order of length, the longest first. A session joins the current group
+    unless the padded bins of the group would exceed `MOST_WORK` times the given bins.
+
+    Args:
+        lengths: Number of bins of each session.
+
+    Returns:
+        Lists of indices into `lengths`.
 
     Example:
         >>> group_lengths([500, 90, 30_000, 480])
@@ -314,7 +351,9 @@ def group_lengths(lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
 
 
 def filled(num: int) -> int:
-    """Return the padded size of a number, at most a quarter more: four sizes between n and 2n.
+    """Return the padded size: the number rounded up, to at most a quarter more than the number.
+
+    Between a power of two and the next there are only four padded sizes.
 
     Example:
         >>> [filled(num) for num in (1, 7, 9, 65, 1000, 1025)]
@@ -325,7 +364,7 @@ def filled(num: int) -> int:
 
 
 def _lay_side_by_side(arrays: Sequence[np.ndarray], num_bins: int, num: int) -> np.ndarray:
-    """Stack arrays of sessions along a second axis, zero in the padding."""
+    """Return one array, (num_bins, num, ...), from arrays of sessions; the padding is zero."""
     whole = np.zeros((num_bins, num, *arrays[0].shape[1:]), arrays[0].dtype)
     for column, array in enumerate(arrays):
         whole[: len(array), column] = array

@@ -1,9 +1,9 @@
 """`CompiledStep`: a filter step compiled ahead of time, for streams with a deadline.
 
-At small sizes, passing a model to a compiled function costs more than the step: every leaf of a
-tree is an argument to check, every output a buffer to wrap. Here the small arrays of the model are
-packed into one vector, and state and diagnostics into another: a bin is one dispatch with a few
-arguments and one result.
+For small models, passing a model to a compiled function takes longer than the step itself, because
+JAX checks every input array and wraps every output array. Therefore the small arrays of the model
+are concatenated into one vector, and filter state and diagnostics into another (the carry). A bin
+is then one call of a compiled function that has a few arguments and one result.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,13 @@ Carry = Float[Array, " D"]
 
 
 CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-"""Run the kernels of a step one after another: passing them to other threads costs more."""
+"""Compiler options: run the kernels of a step one after another, in one thread. Starting other
+threads takes longer than a kernel.
+"""
 
 
 LARGE = 2048
-"""Arrays with more numbers than this are not packed."""
+"""Arrays that have more numbers than this stay separate arguments of the compiled step."""
 
 Packed = tuple[Array, ...]
 
@@ -38,7 +40,15 @@ Packed = tuple[Array, ...]
 def packing(
     like: PyTree,
 ) -> tuple[Callable[[PyTree], Packed], Callable[[Sequence[Array | np.ndarray]], PyTree]]:
-    """Return functions that pack a tree of this structure into few arrays, and unpack it."""
+    """Return two functions: one packs a tree into few arrays, the other unpacks these arrays.
+
+    Small arrays of the same type are concatenated into one vector; arrays larger than `LARGE` stay
+    as they are.
+
+    Args:
+        like: A tree of arrays (a model, say) that has the structure, shapes and types of the trees
+            to pack.
+    """
     leaves, structure = jax.tree.flatten(like)
     large = [i for i, leaf in enumerate(leaves) if leaf.size > LARGE]
     kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
@@ -68,15 +78,16 @@ def packing(
 
 
 class CompiledStep:
-    """A filter and a model, compiled for one bin at a time.
+    """The step of a filter under a model, compiled for one bin at a time.
 
-    The carry is a vector with the state and the diagnostics of the last step; `state` and `info`
-    read it. Nothing is compiled after construction.
+    The carry is a vector that holds the filter state and the diagnostics after the last step. The
+    methods `state` and `info` extract them. Nothing is compiled after construction.
 
     Args:
         filter: Any filter.
-        model: The model; `load` exchanges its parameters without compiling again.
-        keyed: Whether steps will be given a key (for filters and expectations that sample).
+        model: The state-space model; `load` replaces the parameters without compiling again.
+        keyed: True if every step will be given a random key (for filters and expectations that
+            sample). False by default.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,16 +146,19 @@ class CompiledStep:
             remedy = "build CompiledStep(..., keyed=True), and pass a key with every bin"
             raise InputError(f"no key for {type(filter).__name__}", "key", remedy) from error
         self._call = lowered.compile()
-        # Reading a carry compiles a little too.
+        # The first calls of `state` and `info` compile small functions too: call both now.
         self.state(self._carry)
         self.info(self._carry)
 
     def init(self) -> Carry:
-        """Return the carry before the first bin."""
+        """Return the carry before the first bin: `filter.init(model)`, and diagnostics of zero."""
         return self._carry
 
     def load(self, model: Model) -> None:
-        """Replace the parameters from the next bin on, without compiling."""
+        """Use the parameters of another model from the next bin on, without compiling.
+
+        Raise InputError if the model has other array shapes or types than the compiled model.
+        """
         if shapes(model) != self._signature:
             raise InputError(
                 "a model of another kind or size",
@@ -161,7 +175,15 @@ class CompiledStep:
         u: ArrayLike | None = None,
         key: Key | None = None,
     ) -> Carry:
-        """Filter one bin."""
+        """Filter one bin; return the carry after this bin.
+
+        Args:
+            carry: The carry after the previous bin.
+            y: Observation, (channels,), in the precision of the model.
+            mask: True where observed, (channels,).
+            u: Input, (inputs,), for dynamics that take inputs.
+            key: JAX random key of this bin, if built with `keyed=True`.
+        """
         if u is None:
             if self._inputs:
                 remedy = f"pass shape ({self._inputs},): the dynamics take inputs"
@@ -191,7 +213,10 @@ class CompiledStep:
     def _mismatch(
         self, carry: ArrayLike, y: ArrayLike, mask: ArrayLike, u: ArrayLike | None
     ) -> InputError | None:
-        """Return an error for an argument of another type or shape; nothing is cast for a bin."""
+        """Return an InputError for the first argument of wrong type or shape; None if all fit.
+
+        Arguments are not converted, because a conversion would take time in every bin.
+        """
         channels = (self._channels,)
         wanted: dict[str, tuple[ArrayLike | None, tuple[int, ...], Any]] = {
             "carry": (carry, self._carry.shape, self._carry.dtype),
@@ -216,11 +241,11 @@ class CompiledStep:
         return jax.tree.map(jnp.array, self._pack(model))
 
     def state(self, carry: Carry) -> State:
-        """Return the filter's state in a carry."""
+        """Return the filter state that a carry holds."""
         return self._unravel_state(carry[: self._size])
 
     def info(self, carry: Carry) -> Info:
-        """Return the diagnostics of the last step."""
+        """Return the diagnostics of the last step, from the carry after this step."""
         said = Info(*carry[self._size :])
         whole = {name: getattr(said, name).astype(int) for name in ("evaluations", "status")}
         return said._replace(**whole)

@@ -1,10 +1,12 @@
-"""One filter step of thousands of sessions under one model, for GPUs; used by `batched.py`.
+"""One filter step for thousands of sessions under one model, for GPUs; used by `batched.py`.
 
-`jax.vmap` of a step gives a GPU thousands of tiny factorisations and products, and every session
-waits for the slowest. Here the axis of sessions comes last and a matrix is a list of its entries: a
-factorisation is arithmetic on rows, the readouts of all sessions are one product with the shared
-matrix C, and all updates take the same few Newton steps. Sessions that have not converged by then,
-or whose prediction must be capped, are filtered again by the filter itself, a few at a time.
+With `jax.vmap` of a step, a GPU computes thousands of tiny factorisations and products, and every
+session waits for the slowest session. Here the last axis is sessions, and a matrix is stored as a
+list of entries, one row (of numbers for all sessions) for each entry. A factorisation is arithmetic
+on these rows, the readouts $Cz + b$ of all sessions are one product with the shared matrix C, and
+all updates take the same few Newton steps. A session that has not converged by then, or whose
+prediction must be capped (cut to the filter's `max_std`), is filtered again by `filter.step`, a few
+sessions at a time.
 """
 
 import math
@@ -29,35 +31,43 @@ from evkf.numerics.covariance import DiagonalCovariance
 from evkf.types import Status
 
 MOST = 16
-"""Largest number of latents for which factorisations are written out."""
+"""Largest number of latents for which this step is used: factorisations are written out entry by
+entry.
+"""
 FEWEST, MOST_EVALUATIONS = 3, 8
-"""Evaluations of every session: the fewest, and the most while many have not converged."""
+"""Smallest and largest number of evaluations of gradient and curvature, the same for all sessions.
+Evaluations go on after the smallest number while many sessions have not converged.
+"""
 MOST_INFLATED = 1e3
-"""Largest ratio of a variance to its conditional variance given the other latents. Beyond that,
-float32 needs the filter's whitening.
+"""Largest ratio of the variance of a latent to its conditional variance given the other latents. A
+session whose prediction exceeds this ratio is filtered by `filter.step`, which whitens (see
+`update_gaussian.py`) and therefore loses fewer digits in float32.
 """
 AGAIN = 64
-"""One in this many sessions is filtered again at a time; with more left, all iterate again."""
+"""At most one in this many sessions is filtered again at a time. While more sessions than that have
+not converged, all sessions take another Newton step.
+"""
 LANES = 128
-"""Sessions in a block of a GPU kernel."""
+"""Number of sessions in one block of a GPU kernel."""
 
 Rows = Float[Array, "D B"]
-"""The lower triangle of a symmetric matrix of every session, row by row."""
+"""A symmetric matrix for each of B sessions: D entries of the lower triangle, row by row."""
 Many = Float[Array, "L B"]
 Each = Float[Array, " B"]
 
 
 class LeanPoint(NamedTuple):
-    """Iterates of all sessions.
+    """The current Newton iterates of all sessions; the last axis is sessions.
 
     Attributes:
-        mean: Means.
-        cov: Covariances.
+        mean: Means of the beliefs.
+        cov: Covariances of the beliefs.
         log_det: Log-determinants of the covariances.
-        elbo: Bounds one step before.
-        gain: Gains of that step, to second order.
-        climbs: True where every step so far raised the bound.
-        residual: Predicted change of the next step.
+        elbo: The bound $L_t$ at the previous iterate, in nats.
+        gain: Gain of the bound by the step from the previous iterate to this one, to second order.
+        climbs: True where the prediction lies within the limits of this step, and no step so far
+            lowered the bound noticeably.
+        residual: Predicted size of the next step, in standard deviations per latent.
     """
 
     mean: Many
@@ -70,7 +80,13 @@ class LeanPoint(NamedTuple):
 
 
 def applies(filter: Filter, model: Model, sessions: int) -> bool:
-    """True if the step applies to filter and model, and there are enough sessions for it to pay."""
+    """Return True if `step_many` can replace `filter.step` and is faster.
+
+    Needed are: a `VariationalKalmanFilter` that uses cubature and the variance correction; full
+    Gaussian beliefs in float32 of at most `MOST` latents; dynamics without inputs that have
+    Gaussian noise independent between latents; a log-concave likelihood of a linear readout whose
+    expectation has a closed form; and at least 1,024 sessions.
+    """
     likelihood, dynamics = model.likelihood, model.dynamics
     if type(filter) is not VariationalKalmanFilter or sessions < 8 * LANES:
         return False
@@ -96,7 +112,17 @@ def step_many(
     ys: Float[Array, "B N"],
     masks: Bool[Array, "B N"],
 ) -> tuple[State, Info]:
-    """Return `jax.vmap(filter.step)` of all sessions, within the tolerance of an update."""
+    """Filter one bin of all sessions; return the next filter states and the diagnostics.
+
+    The result is that of `jax.vmap(filter.step)`, up to the tolerance of an update.
+
+    Args:
+        filter: The filter, for which `applies` is True.
+        model: The state-space model of all sessions.
+        states: Filter states; the first axis is sessions.
+        ys: Observations, (sessions, channels), zero where masked.
+        masks: True where observed, (sessions, channels).
+    """
     assert isinstance(filter, VariationalKalmanFilter)
     mean, cov = states.belief
     num, dim = mean.shape
@@ -136,7 +162,7 @@ def _step(
     i, j = np.tril_indices(dim)
     twice = jnp.asarray(2 - (i == j), mean.dtype)[:, None]
 
-    # Prediction: cubature for the mean, the tangent for the covariance.
+    # Prediction: the mean by cubature, the covariance by the Jacobian of the dynamics at the mean.
     root, _ = _by_rows(_cholesky, rows, dim)
     columns = _square(root, dim) * np.tril(np.ones((dim, dim), root.dtype))[:, :, None]
     u = jnp.zeros(0, mean.dtype)
@@ -182,7 +208,8 @@ def _step(
         precision = prior - pairs.T @ curvature
         cov, entropy = _by_rows(_inverse, precision, dim)
         step = _times(cov, force, dim)
-        # Gain left here, to second order; the covariance contributes tr((PJ - I)^2).
+        # Gain of the bound by the next step, to second order. With P the covariance here and J the
+        # precision after the step, the step of the covariance contributes tr((PJ - I)^2) / 4.
         product = jnp.sum(
             _square(here.cov, dim)[:, :, None] * _square(precision, dim)[None], axis=1
         )
@@ -200,7 +227,7 @@ def _step(
 
     none = jnp.full_like(log_det, -jnp.inf)
     first = iterate(LeanPoint(middle, before, log_det, none, -none, inside, none), start=True)
-    # The bound of a damped first site is not comparable with later ones.
+    # The first bound may be that of a damped step (`each_start`): do not compare later bounds.
     here = iterate(first._replace(elbo=none))
 
     def go_on(carry: tuple[Any, ...]) -> Bool[Array, ""]:
@@ -244,7 +271,16 @@ def _times(rows: Rows, vectors: Many, dim: int) -> Many:
 
 
 def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Each]:
-    """Run a factorisation that is written out for rows, as one Pallas kernel on a GPU."""
+    """Apply a factorisation to the matrices of all sessions; on a GPU, as one Pallas kernel.
+
+    Args:
+        kernel: `_cholesky` or `_inverse`.
+        rows: The matrices, one row for each entry.
+        dim: Number of latents.
+
+    Returns:
+        What the kernel returns: the factor or inverse as rows, and its log-determinant term.
+    """
     num = rows.shape[1]
 
     def written_out(rows: Rows) -> tuple[Rows, Each]:
@@ -281,7 +317,7 @@ def _by_rows(kernel: Callable[..., Any], rows: Rows, dim: int) -> tuple[Rows, Ea
 
 
 def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
-    """Return the lower Cholesky factor and half the log-determinant."""
+    """Return the lower Cholesky factor as rows, and half the log-determinant of the matrix."""
     places = [(i, j) for i in range(dim) for j in range(i + 1)]
     at = dict(zip(places, rows, strict=True))
     log_det = jnp.zeros_like(rows[0])
@@ -297,7 +333,10 @@ def _cholesky(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
 
 
 def _inverse(rows: list[Array], dim: int) -> tuple[list[Array], Array]:
-    """Return inverse and log-determinant of a positive definite matrix, by the sweep operator."""
+    """Return the inverse as rows, and the log-determinant of the matrix, by the sweep operator.
+
+    The matrix must be positive definite.
+    """
     places = [(i, j) for i in range(dim) for j in range(i + 1)]
     at = dict(zip(places, rows, strict=True))
     log_det = jnp.zeros_like(rows[0])

@@ -1,7 +1,8 @@
-"""The exponential family variational Kalman filter, without learning; see `evkf.learning`.
+"""The exponential-family variational Kalman filter (eVKF) for a known model.
 
-`VariationalKalmanFilter.predict` is in `predict.py`; its updates are in one file for each kind of
-belief: `update_gaussian.py`, `update_low_rank.py` and `update_product.py`.
+Learning of the model is in `evkf.learning`. The prediction is computed in `predict.py`; the update
+is computed in one file for each kind of belief: `update_gaussian.py`, `update_low_rank.py` and
+`update_product.py`.
 Paper: alg:evkf.
 """
 
@@ -26,29 +27,38 @@ from evkf.types import Input, Key, Mask, Observation, Status
 SOLVERS = ("auto", "cvi", "newton")
 
 LOW_RANK_TOLERANCE = 1e-3
-"""Default tolerance of beliefs of low rank: nats left to gain before the last step."""
+"""Default tolerance for `LowRankBelief`: an update stops when the next step would raise the bound
+by at most this many nats.
+"""
 
 
 class VariationalKalmanFilter(PredictUpdate):
-    """eVKF: predict by averaging natural parameters, update by conjugate-computation VI.
+    """eVKF: the filter that predicts by averaging natural parameters and updates variationally.
 
-    With linear dynamics, a Gaussian likelihood and the variance correction it is the Kalman filter.
+    The update is conjugate-computation variational inference (CVI), iterative natural-gradient
+    steps, or Newton's method. For linear dynamics, a Gaussian likelihood and the variance
+    correction, this filter is the Kalman filter.
 
     Args:
-        rule: How the prediction's expectation is taken: "cubature" (deterministic, the default),
-            "monte_carlo" as in the paper, or "moment_matching" (averages mean parameters instead
-            of natural ones, on the cubature's nodes).
-        correct: Whether to add the variance that averaging natural parameters loses; None means
-            wherever the family can hold it. Moment matching needs none.
-        solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for the
-            Gaussian, Newton for the others. Conjugate models are always solved exactly.
-        max_evaluations: Bound on evaluations of gradient and curvature in an update.
-        tolerance: Relative residual at which an update stops; None means 5e-7 in float64 and
-            1e-3 in float32, where the bound is within rounding of its optimum. For beliefs of
-            low rank the nats left to gain, instead; None means 1e-3.
-        num_samples: Samples, where a prediction or an expectation is sampled.
-        max_std: Bound on mean and standard deviation of a Gaussian prediction, so that unstable
-            dynamics stay finite while nothing is observed.
+        rule: How the prediction computes an expectation over the last belief: "cubature" (fixed
+            points, the default), "monte_carlo" (random samples, as in the paper), or
+            "moment_matching" (averages mean parameters instead of natural parameters, over the
+            points of cubature).
+        correct: True to add the variance that is lost by averaging natural parameters. None, the
+            default, adds the variance for every family that has a free variance. Moment matching
+            loses no variance and takes no correction.
+        solver: "cvi", "newton" (products of univariate families only), or "auto": CVI for full
+            Gaussian beliefs, Newton for products. Low-rank Gaussian beliefs have a solver of their
+            own. For full Gaussian beliefs, a conjugate (Gaussian) likelihood is solved exactly.
+        max_evaluations: Largest number of evaluations of gradient and curvature in an update.
+        tolerance: Relative residual of the fixed-point equation at which an update stops. None
+            means 5e-7 in float64 and 1e-3 in float32; the bound then differs from its optimum by
+            no more than rounding. For low-rank Gaussian beliefs the tolerance is instead the nats
+            left to gain; None then means 1e-3.
+        num_samples: Number of random samples, where a prediction or an expectation is sampled.
+        max_std: Largest mean (in absolute value) and standard deviation of a Gaussian prediction,
+            1e4 by default, so that predictions of unstable dynamics stay finite while nothing is
+            observed.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -103,7 +113,14 @@ class VariationalKalmanFilter(PredictUpdate):
     def predict(
         self, model: Model, state: State, key: Key | None = None, u: Input | None = None
     ) -> Prediction:
-        """The belief about the next bin before it is observed. The state is not changed."""
+        """Return the prediction: the belief about the next bin before that bin is observed.
+
+        Args:
+            model: The state-space model.
+            state: The filter state after the previous bin, which is not changed.
+            key: JAX random key; needed for the rule "monte_carlo" only.
+            u: Input of the next bin, (inputs,), for dynamics that take inputs.
+        """
         family = model.family
         if self.correct and not family.correctable:
             raise InputError(
@@ -129,7 +146,17 @@ class VariationalKalmanFilter(PredictUpdate):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[State, Info]:
-        """Take an observation into a prediction."""
+        """Update a prediction by an observation; return the next filter state and an `Info`.
+
+        The belief is the prediction where nothing was observed or the update failed.
+
+        Args:
+            model: The state-space model.
+            prediction: What `predict` returned for this bin.
+            y: Observation, (channels,).
+            mask: True where observed, (channels,); all True when left out.
+            key: JAX random key; needed only where the expected log-likelihood is sampled.
+        """
         y, mask = read_bin(model, y, mask)
         if key is not None or "sampling" in expectation_method(model.family, model.likelihood):
             key = read_key(key, "this likelihood is sampled")
@@ -152,7 +179,7 @@ class VariationalKalmanFilter(PredictUpdate):
         return State(belief), info
 
     def limits(self, family: Family, dtype: jnp.dtype) -> Limits:
-        """Return the stopping rule of updates in a family of states."""
+        """Return when an update stops, for a family of beliefs and a floating-point precision."""
         tolerance = self.tolerance
         if tolerance is None and isinstance(family, LowRankGaussianFamily):
             tolerance = LOW_RANK_TOLERANCE
@@ -163,7 +190,7 @@ class VariationalKalmanFilter(PredictUpdate):
     def _solve(
         self, model: Model, prediction: Prediction, y: Observation, mask: Mask, key: Key
     ) -> Updated:
-        """Update by the method for the model's family of states."""
+        """Update the prediction by the method for the family of the model; return the result."""
         low_rank = isinstance(model.family, LowRankGaussianFamily)
         limits = self.limits(model.family, jax.tree.leaves(prediction.belief)[0].dtype)
         if isinstance(model.family, GaussianFamily | LowRankGaussianFamily):
@@ -179,7 +206,7 @@ class VariationalKalmanFilter(PredictUpdate):
 
 
 def check_variational(filter: VariationalKalmanFilter) -> VariationalKalmanFilter:
-    """Return the filter if it is a `VariationalKalmanFilter`; refuse others."""
+    """Return the filter; raise InputError if it is not a `VariationalKalmanFilter`."""
     if not isinstance(filter, VariationalKalmanFilter):
         name = filter.__name__ if isinstance(filter, type) else type(filter).__name__
         raise InputError(f"{name} as the filter", "filter", "pass VariationalKalmanFilter()")

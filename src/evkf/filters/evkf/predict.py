@@ -1,4 +1,9 @@
-r"""The variational prediction $\bar\lambda = E_q[\lambda_\theta(z)]$ and its variance correction.
+r"""The variational prediction of a belief, and the variance correction of the prediction.
+
+The predicted natural parameters are $\bar\lambda = E_q[\lambda_\theta(z)]$, where q is the belief
+about the last bin and $\lambda_\theta(z)$ are the natural parameters of $p(z_t|z_{t-1} = z)$. The
+expectation is a weighted sum over nodes: fixed cubature points or random samples of q. P is the
+covariance of q, f the mean of the dynamics.
 
 Paper: lemma:variational_prediction, eq:nat_param_predict, and the section on underestimated
 variance.
@@ -40,10 +45,11 @@ from evkf.types import Belief, Input, Key, Matrix, Nat, Vector
 RULES = ("cubature", "monte_carlo", "moment_matching")
 
 MAX_STD = 1e4
-"""Default bound on mean and standard deviation of a Gaussian prediction."""
+"""Default of the largest mean (in absolute value) and standard deviation of a Gaussian prediction.
+"""
 
 PATTERNS = 16
-"""Sign patterns for latents that are independent in a belief of low rank; a power of two."""
+"""Largest number of sign patterns in `push_low_rank`; a power of two."""
 
 
 def predict(
@@ -56,23 +62,27 @@ def predict(
     correct: bool,
     max_std: float,
 ) -> Prediction:
-    r"""Push a belief through the dynamics.
+    r"""Return the prediction for a bin, from the belief about the last bin and the dynamics.
 
-    Without correction, natural parameters are averaged, which loses the variance of the belief.
-    With correction, mean and covariance follow the law of total variance with linearised dynamics:
-    $E[m_\theta(z)]$ and $E[V_\theta(z)] + M P M^\top$, $M = \nabla m_\theta$ at the mean. (For
-    Gamma states the corrected mean is $E[f]$, not the $E[f^2]/E[f]$ of averaged natural
-    parameters.) Moment matching averages mean parameters, and needs no correction.
+    Without correction, natural parameters are averaged, which loses the variance of the last
+    belief. With correction, mean and covariance follow the law of total variance for linearised
+    dynamics. Let $m_\theta(z)$ and $V_\theta(z)$ be mean and covariance of $p(z_t|z_{t-1} = z)$,
+    and M the Jacobian of $m_\theta$ at the mean of the last belief. The predicted mean is
+    $E_q[m_\theta(z)]$; the predicted covariance is $E_q[V_\theta(z)] + M P M^\top$. (For Gamma
+    beliefs the corrected mean is $E_q[f]$, whereas averaged natural parameters give
+    $E_q[f^2]/E_q[f]$.) Moment matching averages mean parameters, and needs no correction.
 
     Args:
-        model: The model.
+        model: The state-space model.
         belief: The belief about the last bin.
-        u: Input of this bin.
-        key: Randomness of the rule "monte_carlo".
-        rule: One of `RULES`.
-        num_samples: Samples of the rule "monte_carlo".
+        u: Input of this bin, (inputs,).
+        key: JAX random key, used by the rule "monte_carlo" only.
+        rule: One of `RULES`; see `VariationalKalmanFilter`.
+        num_samples: Number of samples for the rule "monte_carlo".
         correct: True to correct the variance.
-        max_std: Bound on mean and standard deviation of Gaussian predictions.
+        max_std: Largest mean (in absolute value) and standard deviation of Gaussian predictions.
+            Larger values are cut, and `capped` is True. If the prediction contains NaN, the last
+            belief is returned, and `failed` is True.
     """
     if isinstance(model.dynamics, GaussianDynamics) and isinstance(model.family, GaussianFamily):
         new, cross = push_forward(model.dynamics, belief, u, key, rule, num_samples, correct)
@@ -107,7 +117,11 @@ def push_forward(
     num_samples: int,
     correct: bool,
 ) -> tuple[GaussianBelief, AdditiveCross]:
-    """Return the prediction under additive Gaussian noise, neither capped nor checked."""
+    """Return the predicted Gaussian belief, and the terms that the gap $L_t - M_t$ needs.
+
+    For dynamics with additive Gaussian noise. Large values are not cut, and NaN is not replaced:
+    `predict` does both. The arguments are those of `predict`.
+    """
     noise, root = dynamics.noise, cholesky(belief.cov)
     if rule == "monte_carlo":
         standard = jax.random.normal(key, (num_samples, len(root)), root.dtype)
@@ -123,7 +137,7 @@ def push_forward(
     if rule == "moment_matching":
         cov = cov + deviations.T @ deviations
     elif correct:
-        # The image of a root, not of P: the sum stays positive definite in floating point.
+        # Push the Cholesky factor of P, not P: the sum stays positive definite after rounding.
         _, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)
         moved = jax.vmap(push)(root.T)
         cov = cov + moved.T @ moved
@@ -133,11 +147,14 @@ def push_forward(
 def push_low_rank(
     dynamics: Dynamics, belief: LowRankBelief, u: Input, rule: str, correct: bool
 ) -> tuple[LowRankBelief, AdditiveCross]:
-    r"""Return the prediction of a belief with covariance $D + UU^\top$, not capped.
+    r"""Return the prediction of a low-rank Gaussian belief, and the terms of the gap $L_t - M_t$.
 
-    Points lie along the columns of U and along sign patterns of $\sqrt D$. The patterns are rows
-    of a Hadamard matrix: sums over them give the diagonal of $MDM^\top$ except for products of
-    latents that are `PATTERNS` apart. Its other entries are dropped.
+    The belief has covariance $D + UU^\top$, D diagonal and U of few columns. The nodes are pairs
+    of points at plus and minus a multiple of the columns of U, and of $\sqrt D$ times vectors of
+    signs. The vectors of signs are rows of a Hadamard matrix. Sums over these rows give the
+    diagonal of $MDM^\top$ (M the Jacobian of f), except that products of latents whose indices
+    differ by a multiple of `PATTERNS` are counted too. The off-diagonal entries of $MDM^\top$ are
+    dropped. Large values are not cut: `predict` does so. The arguments are those of `predict`.
     """
     if not isinstance(dynamics, GaussianDynamics):
         raise InputError(
@@ -230,10 +247,10 @@ def _general(
 
 
 def cap(mean: Vector, cov: Matrix, max_std: float) -> tuple[Vector, Matrix, Bool[Array, ""]]:
-    r"""Cut mean and standard deviations to $[-max, max]$; correlations stay.
+    r"""Return the mean and covariance after cutting large values, and True if any was cut.
 
-    A latent whose variance overflowed loses its correlations. The last value returned is True if
-    something was cut.
+    Means are cut to between -`max_std` and `max_std`, standard deviations to at most `max_std`.
+    Correlations stay, but a latent whose variance is infinite becomes uncorrelated with all others.
     """
     var = diagonal(cov)
     over = var > max_std**2

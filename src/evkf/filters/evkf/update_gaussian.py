@@ -1,10 +1,17 @@
 r"""The variational update of a full Gaussian belief by conjugate-computation VI (CVI).
 
-Computed in coordinates whitened by the prediction, $z = \bar m + \bar S u$ with
-$\bar q(u) = N(0, I)$: the factorised matrix is $I$ plus the information of the data, whose
-eigenvalues are at least one for log-concave models, and the divergence needs no inverse of the
-prediction. A belief over u is one vector, $h = Jm$ followed by the lower triangle of the precision
-$J$: an iteration is then a handful of XLA kernels, whose number is the cost at small sizes.
+The update is computed in whitened coordinates u, where $z = \bar m + \bar S u$; here $\bar m$ is
+the predicted mean and $\bar S$ the Cholesky factor of the predicted covariance. The prediction of u
+is $\bar q(u) = N(0, I)$. A belief about u has mean m, covariance P and precision $J = P^{-1}$.
+Whitening has two advantages. The matrix to factorise is $J = I - H$, with H the expected Hessian of
+the log-likelihood (ELL: its expectation); for log-concave models all eigenvalues of J are at least
+one. And the Kullback-Leibler divergence (KL) from the prediction needs no inverse of the predicted
+covariance. A belief about u is stored as one vector: $h = Jm$, then the lower triangle of J. For
+small models the time of an iteration is the number of compiled operations, which one vector keeps
+low.
+
+The likelihood enters through `gaussian_ell`; for Poisson counts the formulas are
+`Poisson.each_site` and `each_start` in likelihoods/poisson.py.
 
 Paper: eq:variational_update.
 """
@@ -37,22 +44,24 @@ from evkf.numerics.linalg import (
 from evkf.types import Key, Mask, Matrix, Observation, Scalar
 
 NEAR = 0.3
-"""Residual below which steps are extrapolated."""
+"""Relative residual below which steps are extrapolated (Anderson's method)."""
 SETTLED = 1e-3
-"""Nats left to gain below which the next residual can be predicted from the last two."""
+"""When at most this many nats can still be gained by moving the mean, the next residual is
+predicted from the last two residuals.
+"""
 
 Packed = Float[Array, " D"]
 
 
 class WhitenedSolution(NamedTuple):
-    """The optimum over u.
+    """The updated belief about u.
 
     Attributes:
-        moments: Moments of u.
-        elbo: The bound.
-        evaluations: Evaluations of gradient and curvature.
-        residual: Relative residual of the fixed point.
-        converged: True if the residual is within the tolerance.
+        moments: Mean and covariance of u.
+        elbo: The bound $L_t$, in nats.
+        evaluations: Number of evaluations of gradient and curvature.
+        residual: Relative residual of the fixed-point equation, predicted for the belief returned.
+        converged: True if the residual is at most the tolerance.
     """
 
     moments: Moments
@@ -63,21 +72,21 @@ class WhitenedSolution(NamedTuple):
 
 
 class CVIPoint(NamedTuple):
-    """One iterate of CVI.
+    """One iterate of CVI, and what the next iteration needs.
 
     Attributes:
-        nat: Natural parameters of the belief over u.
-        gap: Full CVI step from here.
+        nat: The belief about u: h, then the lower triangle of J.
+        gap: The CVI step at rate 1 from this iterate, which is zero at the optimum.
         cov: Covariance of u.
-        elbo: The bound.
-        size: Magnitude of the terms of the bound, which sets its rounding error.
-        gain: Gain of the bound from moving the mean, to second order.
-        residual: Relative residual of the fixed point.
-        next_residual: Predicted residual after the next step.
-        exact: One where the gap is exact, zero where it is that of a damped first site.
-        rate: Rate of the next step.
+        elbo: The bound, in nats.
+        size: Sum of the absolute terms of the bound, which determines the rounding error.
+        gain: Gain of the bound if the mean takes the full step, to second order, in nats.
+        residual: Norm of `gap` divided by the norm of `nat`.
+        next_residual: Predicted residual after the next step; 0 where rounding allows no better.
+        exact: 1 where `gap` is exact; 0 where `gap` is from the damped first step of `each_start`.
+        rate: Fraction of the step to take next.
         steps: The last steps taken, newest first.
-        changes: Changes of the gap along these steps.
+        changes: Change of `gap` during each of these steps.
     """
 
     nat: Packed
@@ -102,15 +111,16 @@ def update_gaussian(
     sampling: tuple[Key, int],
     limits: Limits,
 ) -> Updated:
-    """Update a Gaussian belief by an observation.
+    """Update a Gaussian prediction by an observation, and return the result.
 
     Args:
-        model: The model.
-        prediction: The prediction, with a `GaussianBelief`.
-        y: The observation.
-        mask: True where observed.
-        sampling: Key and number of samples, for likelihoods whose expectation is sampled.
-        limits: Stopping rule of CVI; conjugate models take one step.
+        model: The state-space model.
+        prediction: The prediction; its belief is a `GaussianBelief`.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        sampling: JAX random key and number of samples, for likelihoods whose expectation is
+            sampled.
+        limits: When CVI stops. A conjugate (Gaussian) likelihood takes one exact step instead.
     """
     mean, cov = prediction.belief
     dtype, dim = mean.dtype, mean.shape[0]
@@ -146,7 +156,13 @@ def update_gaussian(
 
 
 def conjugate_update(ell: GaussianEll, dim: int, dtype: jnp.dtype) -> WhitenedSolution:
-    """Return the exact posterior for a quadratic expected log-likelihood: one step."""
+    """Return the exact posterior after one step, for a Gaussian likelihood.
+
+    Args:
+        ell: The expected log-likelihood in whitened coordinates, which is quadratic in u.
+        dim: Number of latents.
+        dtype: Floating-point type of the belief.
+    """
     first = ell.evaluate(Moments.standard(dim, dtype))
     nat = jnp.concatenate([first.grad, pack(jnp.eye(dim, dtype=dtype)) - first.curv])
     moments = _moments(nat, dim)
@@ -158,22 +174,26 @@ def conjugate_update(ell: GaussianEll, dim: int, dtype: jnp.dtype) -> WhitenedSo
 def cvi_update(
     ell: GaussianEll, dim: int, dtype: jnp.dtype, log_concave: bool, limits: Limits
 ) -> WhitenedSolution:
-    """Maximise $ELL - KL$ by full natural-gradient steps, shortened until the bound rises.
+    """Maximise the bound $ELL - KL$ by natural-gradient steps, and return the maximum.
 
-    A step goes to $J = I - H$, $h = g - Hu$ with the expected gradient g and Hessian H, which is
-    CVI at rate 1. Near the fixed point, steps are extrapolated along the last step (Anderson's
-    method; along the last three where the model is not log-concave). One iteration is one
-    factorisation and one evaluation. It gives the residual of the fixed point, whose decay
-    predicts the next residual; once that is below the tolerance, the last step is taken without
-    another evaluation, and the bound there is extrapolated to second order.
+    Let g be the expected gradient and H the expected Hessian of the log-likelihood, under the
+    belief about u of mean m. A full step (CVI at rate 1) goes to the precision $J = I - H$ and to
+    $h = g - Hm$. A step that lowers the bound is shortened and tried again. Near the optimum,
+    steps are extrapolated from the last step (Anderson's method); from the last three steps if the
+    likelihood is not log-concave.
+
+    One iteration takes one factorisation and one evaluation of g and H, which give the residual of
+    the fixed-point equation. From the decay of the residual the next residual is predicted. Once
+    the predicted residual is below the tolerance, the last step is taken without another
+    evaluation, and the gain of that step is added to the bound to second order.
 
     Args:
         ell: The expected log-likelihood in whitened coordinates.
-        dim: Latent dimensions.
-        dtype: Precision of the belief.
-        log_concave: False if H may be indefinite away from the optimum; steps are then bent into
-            the cone of positive definite precisions.
-        limits: Bound on evaluations, and the relative residual at which to stop.
+        dim: Number of latents.
+        dtype: Floating-point type of the belief.
+        log_concave: True if H is always negative semidefinite. If False, a step to a precision that
+            is not positive definite is changed so that the precision becomes positive definite.
+        limits: Largest number of evaluations, and the relative residual at which to stop.
     """
     max_evaluations, tolerance = limits
     # Inner product of natural parameters (h, -J/2), each off-diagonal entry counted twice.
@@ -187,8 +207,8 @@ def cvi_update(
     nat = np.concatenate([np.zeros(dim, dtype), identity[np.tril_indices(dim)]])
     gap = jnp.concatenate([start_terms.grad, -start_terms.curv])
     left = jnp.sqrt(total(weight * gap**2) / (nat**2 @ shares).astype(dtype))
-    # The loop carries one vector: every further array costs a copy and a select. The constant
-    # entries of the first point are added at once.
+    # The loop carries one vector, because every further array takes a copy and a select. The
+    # constant entries of the first point are added in one sum.
     zero = jnp.zeros((), dtype)
     first = CVIPoint(
         jnp.zeros_like(gap),
@@ -220,7 +240,7 @@ def cvi_update(
         toward = _extrapolate(here.gap, here.steps, here.changes, weight, direct)
         nat = here.nat + rate * toward
         if not log_concave:
-            # J + S + S J^-1 S / 2 is always positive definite; taken where J + S is not.
+            # Where J + S is not positive definite, go to J + S + S J^-1 S / 2, which always is.
             definite = jnp.all(jnp.isfinite(cholesky(unpack(nat[dim:], dim))))
             bent = unpack(rate * toward[dim:], dim)
             more = jnp.where(definite, 0, 0.5 * pack(bent @ here.cov @ bent))
@@ -274,7 +294,7 @@ def cvi_update(
 
 
 def _moments(nat: Packed, dim: int) -> Moments:
-    """Return moments from natural parameters; up to two dimensions by cofactors."""
+    """Return the moments of u from h and J; for one or two latents by cofactors (no Cholesky)."""
     precision = unpack(nat[dim:], dim)
     if dim <= 2:
         cov, log_det = inverse_positive(precision)
@@ -285,7 +305,7 @@ def _moments(nat: Packed, dim: int) -> Moments:
 
 
 def _divergence(moments: Moments) -> Scalar:
-    """Return the divergence KL to the standard normal."""
+    """Return the Kullback-Leibler divergence from the standard normal, in nats."""
     mean, cov, _, log_det = moments
     return 0.5 * (total(diagonal(cov) + mean**2 - 1) - log_det)
 
@@ -297,7 +317,18 @@ def _extrapolate(
     weight: Packed,
     direct: Bool[Array, ""],
 ) -> Packed:
-    """Return Anderson's step: the gap minus its part predicted from the last steps."""
+    """Return the step of Anderson's method.
+
+    The method finds the combination of the last steps whose changes of the gap fit the gap best
+    (least squares), and goes where the gap minus this combination would lead.
+
+    Args:
+        gap: The CVI step at rate 1 from here.
+        steps: The last steps, newest first.
+        changes: Change of the gap during each of these steps.
+        weight: Weight of every entry in the least squares.
+        direct: False to return `gap` itself.
+    """
     products = jnp.concatenate([changes, gap[None]]) @ (changes * weight).T
     products, along = products[:-1], products[-1]
     sizes = jnp.diagonal(products)

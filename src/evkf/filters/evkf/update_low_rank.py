@@ -1,11 +1,17 @@
-r"""The update of Gaussian beliefs with covariance $D + UU^\top$, in $O(NLR)$ a bin.
+r"""The update of low-rank Gaussian beliefs, whose covariance is $P = D + UU^\top$.
 
-Let $J = \bar P^{-1} + C^\top W C$ be the precision of a full CVI step. Over covariances
-$D + UU^\top$ the bound is highest where $(D + UU^\top)^{-1}$ has the diagonal of $J$ and agrees
-with $J$ on the columns of U. In units of $\sqrt D$ these columns are the eigenvectors of $J$ with
-the smallest eigenvalues. One step of a block method (Rayleigh-Ritz on U and its residual) finds
-them from the columns of the last bin. The mean is not constrained by the family, and takes full
-Newton steps by conjugate gradients.
+Letters: N channels, L latents, R columns of U. The covariance P of the belief is the sum of a
+diagonal matrix D and $UU^\top$; $\bar P$ is the covariance of the prediction, m the mean of the
+belief. C holds the readout weights, (N, L). W is diagonal: for each channel, minus the expected
+curvature of the log-likelihood in the readout, floored at zero. g is the gradient, named where it
+is used. CVI is conjugate-computation variational inference, whose full step would give the
+precision $J = \bar P^{-1} + C^\top W C$. One bin takes $O(NLR)$ operations.
+
+Among covariances $D + UU^\top$, the bound is highest where $P^{-1}$ has the diagonal of J and
+$P^{-1} U = J U$. In units of $\sqrt D$, the columns of this U are the eigenvectors of J that have
+the smallest eigenvalues. One iteration of a block eigenvalue method (Rayleigh-Ritz on the columns
+of U and of their residual) improves U, starting from the prediction. The family does not constrain
+the mean, which takes Newton steps; each is computed by conjugate gradients.
 Paper: eq:variational_update.
 """
 
@@ -28,11 +34,13 @@ from evkf.types import Mask, Observation, Scalar, Vector
 GRADIENTS = 20
 """Largest number of conjugate-gradient iterations in a Newton step."""
 LEFT = 1e-3
-"""Squared relative residual at which they stop, mostly after two or three iterations."""
+"""Squared relative residual at which conjugate gradients stop, mostly after two or three
+iterations.
+"""
 NEAR = 0.3
-"""Nats left to gain below which the gain of the next step can be predicted."""
+"""When a step gains fewer nats than this, the gain of the step after it can be predicted."""
 TINY = 1e-6
-"""Least variance along a column of U in units of D, so that no direction is lost."""
+"""Smallest variance along a column of U in units of D, so that no column becomes zero."""
 
 Columns = Float[Array, "L R"]
 Loads = Float[Array, "N R"]
@@ -40,19 +48,20 @@ Readout = Float[Array, "N L"]
 
 
 class LowRankPoint(NamedTuple):
-    """One iterate.
+    """One iterate, and the step to the next.
 
     Attributes:
-        belief: The belief.
-        elbo: The bound there.
+        belief: The belief at this iterate.
+        elbo: The bound at this belief, in nats.
         step: Newton step of the mean.
-        gain: Gain of the bound from that step, to second order.
-        next_gain: Predicted gain of the step after it; gains are squared near the optimum.
-        diagonal: D of the next covariance.
+        gain: Gain of the bound by this step of the mean, to second order, in nats.
+        next_gain: Predicted gain of the step after that; gains fall quadratically near the
+            optimum.
+        diagonal: D of the next covariance, as a vector.
         factor: U of the next covariance.
-        readout: $Cm$.
-        shift: Change of $Cm$ by the step.
-        loads: $CU$ of the next covariance.
+        readout: The product $Cm$.
+        shift: Change of $Cm$ by the step of the mean.
+        loads: The product $CU$ for U of the next covariance.
     """
 
     belief: LowRankBelief
@@ -68,13 +77,14 @@ class LowRankPoint(NamedTuple):
 
 
 class LowRankOptimum(NamedTuple):
-    """The end of the iteration.
+    """The updated belief, and how the iteration ended.
 
     Attributes:
-        belief: The belief.
-        elbo: The bound, without the gain of the last covariance step and so somewhat low.
-        evaluations: Evaluations of gradient and curvature.
-        residual: Nats left to gain by another step of the mean.
+        belief: The updated belief.
+        elbo: The bound in nats. The gain by the last step of the covariance is not counted, so the
+            bound is somewhat too low.
+        evaluations: Number of evaluations of gradient and curvature.
+        residual: Nats that another step of the mean would gain.
     """
 
     belief: LowRankBelief
@@ -84,14 +94,14 @@ class LowRankOptimum(NamedTuple):
 
 
 class Information(NamedTuple):
-    r"""Sums over the channels at a belief.
+    r"""What the observation says at a belief: the sums over channels.
 
     Attributes:
-        value: Expected log-likelihood.
-        grad: $C^\top g$.
-        diagonal: Diagonal of $C^\top W C$.
-        along: $C^\top W C U$.
-        weights: W, one a channel.
+        value: Expected log-likelihood, in nats.
+        grad: Gradient in the mean, $C^\top g$, with g the expected slopes of the channels.
+        diagonal: Diagonal of the information matrix $C^\top W C$.
+        along: The information matrix times U, $C^\top W C U$.
+        weights: Diagonal of W, one number for each channel.
     """
 
     value: Scalar
@@ -104,14 +114,14 @@ class Information(NamedTuple):
 def update_low_rank(
     model: Model, prediction: Prediction, y: Observation, mask: Mask, limits: Limits
 ) -> Updated:
-    """Update a belief of low rank by an observation.
+    """Update a low-rank Gaussian prediction by an observation, and return the result.
 
     Args:
-        model: The model.
-        prediction: The prediction, with a `LowRankBelief`.
-        y: The observation.
-        mask: True where observed.
-        limits: Bound on evaluations, and the nats left to gain at which to stop.
+        model: The state-space model.
+        prediction: The prediction; its belief is a `LowRankBelief`.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        limits: Largest number of evaluations, and the nats left to gain at which to stop.
     """
     cross, before = prediction.cross, prediction.belief
     assert isinstance(cross, AdditiveCross)
@@ -135,14 +145,18 @@ def update_low_rank(
 def maximise_bound(
     likelihood: Likelihood, prediction: LowRankBelief, y: Observation, mask: Mask, limits: Limits
 ) -> LowRankOptimum:
-    """Iterate full steps of the covariance, and steps of the mean that raise the bound.
+    """Maximise the bound over low-rank Gaussian beliefs, and return the maximum.
+
+    Every iteration takes a full step of the covariance and a Newton step of the mean. Where the
+    bound falls, the step of the mean is shortened and tried again. Raise InputError if the channels
+    are not independent given a linear readout.
 
     Args:
-        likelihood: The likelihood.
+        likelihood: The observation model.
         prediction: The predicted belief.
-        y: The observation.
-        mask: True where observed.
-        limits: Bound on evaluations, and the nats left to gain at which to stop.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        limits: Largest number of evaluations, and the nats left to gain at which to stop.
     """
     parts = likelihood.parts if isinstance(likelihood, Joint) else (likelihood,)
     for part in parts:
@@ -154,7 +168,7 @@ def maximise_bound(
             )
     C, b = (jnp.concatenate([getattr(part, name) for part in parts]) for name in ("C", "b"))
     before = inverse(*prediction[1:])
-    # One pass through C serves mean and factor.
+    # Multiply mean and factor by C in one product.
     seen = C @ jnp.concatenate([prediction.mean[:, None], prediction.factor], axis=1)
     start, loads = seen[:, 0], seen[:, 1:]
     observed = observe(likelihood, y, mask, readout_var(C, prediction.diagonal, loads))
@@ -207,7 +221,7 @@ def maximise_bound(
 
     first = point(prediction, start, *evaluate(prediction, start, loads, True), 0)
     one = jnp.ones((), first.elbo.dtype)
-    # The first step starts from the prediction and may be far: it is always evaluated.
+    # The first step, from the prediction, may be large: always evaluate the bound after it.
     end, _, evaluations = lax.while_loop(keep_going, body, body((first, one, jnp.asarray(1))))
     stepped = LowRankBelief(end.belief.mean + end.step, end.diagonal, end.factor)
     converged = end.next_gain <= limits.tolerance
@@ -219,12 +233,12 @@ def maximise_bound(
 def _covariance(
     C: Readout, before: Inverse, belief: LowRankBelief, data: Information
 ) -> tuple[Vector, Columns, Loads]:
-    """Take one step of diagonal D and factor U towards the optimum; return D, U and $CU$."""
+    """Return D, U and $CU$ after one step of the covariance towards the optimum."""
     rank = belief.factor.shape[1]
     scale = jnp.sqrt(belief.diagonal)[:, None]
     white = belief.factor / scale
     pushed = scale * (before.times(belief.factor) + data.along)
-    # Basis of U and its residual as eigenvectors: JU minus its part along U.
+    # Orthonormal basis (in units of D) of the columns of U and of JU.
     basis = scale * jnp.linalg.qr(jnp.concatenate([white, pushed], axis=1))[0]
     seen = C @ basis
     square = basis.T @ before.times(basis) + (seen * data.weights[:, None]).T @ seen
@@ -233,7 +247,8 @@ def _covariance(
     mixed = vectors[:, :rank] * jnp.sqrt(spread)
     factor = basis @ mixed
     wanted = before.var() + data.diagonal
-    # Two fixed-point iterations; the first is explicit, as U is orthogonal in units of D.
+    # Two fixed-point iterations of D. The first is in closed form, as the columns of U are
+    # orthogonal in units of D.
     shared = (factor / belief.diagonal[:, None]) ** 2 @ (1 / (1 + spread))
     shared = jnp.sum(inverse(1 / (wanted + shared), factor).factor ** 2, axis=1)
     diagonal = 1 / (wanted + shared)
@@ -248,7 +263,18 @@ def _newton(
     factor: Columns,
     grad: Vector,
 ) -> tuple[Vector, Channels]:
-    r"""Return $J^{-1} g$ by preconditioned conjugate gradients, and C times it."""
+    r"""Return the Newton step $J^{-1} g$ of the mean, and the product of C and this step.
+
+    The linear equations are solved by conjugate gradients, preconditioned by $D + UU^\top$.
+
+    Args:
+        C: Readout weights.
+        before: Inverse of the predicted covariance, $\bar P^{-1}$.
+        weights: Diagonal of W.
+        diagonal: D of the next covariance.
+        factor: U of the next covariance.
+        grad: The gradient g of the bound in the mean.
+    """
 
     def near(x: Vector) -> Vector:
         return diagonal * x + factor @ (factor.T @ x)

@@ -1,9 +1,13 @@
 r"""The variational update of a product of univariate families, by Newton's method or CVI.
 
-The optimum solves $\lambda = \bar\lambda + \nabla_\mu ELL(\lambda)$, with $\nabla_\mu ELL$
-the natural gradient $F^{-1} \nabla_\lambda ELL$. Newton's method on this equation takes a handful
-of evaluations where CVI takes dozens. Where Newton's step does not raise the bound, a CVI step is
-taken, which does for a small enough rate.
+Letters: $\lambda$ are the natural parameters of the belief, $\bar\lambda$ those of the prediction,
+$\mu$ the mean parameters, F the Fisher information, ELL the expected log-likelihood, KL the
+Kullback-Leibler divergence from the prediction. The bound $ELL - KL$ is highest where
+$\lambda = \bar\lambda + \nabla_\mu ELL(\lambda)$ (the fixed-point equation); the natural gradient
+is $\nabla_\mu ELL = F^{-1} \nabla_\lambda ELL$. CVI, conjugate-computation variational inference,
+steps along the natural gradient of the bound. Newton's method on the fixed-point equation takes a
+few evaluations, where CVI takes dozens. Where a Newton step does not raise the bound, a CVI step is
+taken, which raises the bound if the rate is small enough.
 Paper: eq:variational_update.
 """
 
@@ -26,18 +30,18 @@ from evkf.types import Key, Mask, Nat, Observation, Scalar
 Flat = Float[Array, " D"]
 
 NEAR = 0.1
-"""Residual below which Newton's step is tried again after one that failed."""
+"""After a Newton step has failed, Newton steps are tried again below this relative residual."""
 
 
 class NewtonPoint(NamedTuple):
-    """One iterate.
+    """One iterate of the natural parameters.
 
     Attributes:
-        nat: Natural parameters.
-        ell: Expected log-likelihood.
-        kl: Divergence from the prediction.
-        newton: Newton's step from here.
-        cvi: CVI step at rate 1: minus the residual of the fixed point.
+        nat: Natural parameters, as one vector.
+        ell: Expected log-likelihood, in nats.
+        kl: Kullback-Leibler divergence from the prediction, in nats.
+        newton: Newton step from this iterate.
+        cvi: CVI step at rate 1 from this iterate, which is zero at the optimum.
     """
 
     nat: Flat
@@ -48,7 +52,15 @@ class NewtonPoint(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """State of the iteration: the best point, its residual, and the kind and rate of next steps."""
+    """What one iteration passes to the next.
+
+    Attributes:
+        point: The best iterate so far.
+        residual: Norm of the CVI step divided by the norm of the natural parameters (at least 0.1).
+        newton: True if the next step is a Newton step; otherwise a CVI step.
+        rate: Fraction of the next CVI step to take.
+        evaluations: Number of evaluations so far.
+    """
 
     point: NewtonPoint
     residual: Scalar
@@ -66,16 +78,16 @@ def update_product(
     limits: Limits,
     newton: bool,
 ) -> Updated:
-    r"""Maximise $ELL - KL(q \| \bar q)$ over the natural parameters of a product.
+    r"""Update the prediction of a product of univariate families, and return the result.
 
     Args:
-        model: The model.
-        prediction: The prediction, with natural parameters as its belief.
-        y: The observation.
-        mask: True where observed.
-        sampling: Key and number of samples, for expectations that are sampled.
-        limits: Bound on evaluations, and the relative residual at which to stop.
-        newton: True to try Newton's steps; otherwise CVI alone.
+        model: The state-space model.
+        prediction: The prediction; its belief is the natural parameters.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
+        sampling: JAX random key and number of samples, for expectations that are sampled.
+        limits: Largest number of evaluations, and the relative residual at which to stop.
+        newton: True to try Newton steps; otherwise CVI only.
     """
     family, prior = model.family, prediction.belief
     assert isinstance(family, Univariate | ProductFamily)
@@ -102,7 +114,16 @@ def _climb(
     newton: bool,
     limits: Limits,
 ) -> Carry:
-    """Iterate from a start where the bound is finite."""
+    """Maximise the bound from a given start, and return the last iteration's `Carry`.
+
+    Args:
+        family: The family of the belief.
+        ell: The expected log-likelihood as a function of natural parameters.
+        prior: Natural parameters of the prediction.
+        start: Natural parameters to start from, where the bound should be finite.
+        newton: True to try Newton steps; otherwise CVI only.
+        limits: Largest number of evaluations, and the relative residual at which to stop.
+    """
     flat_prior, unravel = ravel_pytree(prior)
     dtype = flat_prior.dtype
 
@@ -120,14 +141,15 @@ def _climb(
         if newton:
             slope = jax.jacfwd(lambda x: step_of_cvi(x)[0])(nat)
             newton_step = jnp.linalg.solve(-slope, cvi)
-            # Slope of the bound along the step: (F d_CVI)' d, where F d is the change of the mean.
+            # Slope of the bound along Newton's step d: d' F d_CVI. F d is the change of the mean
+            # parameters.
             _, change = jax.jvp(to_mean, (nat,), (newton_step,))
             climb = change @ cvi
             newton_step = jnp.where(climb > 0, newton_step, cvi)
         return NewtonPoint(nat, value, family.kl(unravel(nat), prior), newton_step, cvi)
 
     def residual(point: NewtonPoint) -> Scalar:
-        # One-parameter families may have their optimum at zero.
+        # The optimum of a one-parameter family may be zero: floor the norm.
         return jnp.linalg.norm(point.cvi) / jnp.maximum(jnp.linalg.norm(point.nat), 0.1)
 
     def keep_going(carry: Carry) -> Bool[Array, ""]:
@@ -138,7 +160,7 @@ def _climb(
         here, rate = carry.point, carry.rate
         nat = here.nat + jnp.where(carry.newton, here.newton, rate * here.cvi)
         valid = family.valid(unravel(nat))
-        # Where the step leaves the family, evaluate here again; the result is not used.
+        # Where the step gives invalid parameters, evaluate the old ones; the result is not used.
         there = evaluate(jnp.where(valid, nat, here.nat))
         left = residual(there)
         old, new = here.ell - here.kl, there.ell - there.kl

@@ -1,5 +1,5 @@
-"""The filters that the paper compares with, one file a method.
+"""The filters that eVKF is compared with in the paper, one file for each method.
 
-Files that several methods share: `gain` (Kalman-type updates), `cloud` (sampled states),
-`single_step` and `learned` (filters that learn their model), `kernel_ridge` (OVS).
+Helper files: `gain` (updates of Kalman type), `cloud` (filters that sample latent states),
+`single_step` and `learned` (filters that learn their model), `kernel_ridge` (used by `ovs`).
 """

@@ -1,6 +1,7 @@
-"""Clouds of points that represent a belief, used by the filters that sample states.
+"""Clouds of points that represent a belief, used by the filters that sample latent states.
 
-Points are drawn from the prior, moved by the dynamics, resampled and summarised by moments.
+A cloud is an array of latent states, (points, latents). The functions draw the points from the
+prior, move them by the dynamics, resample them, and compute their mean and covariance.
 """
 
 import jax
@@ -21,19 +22,22 @@ Weights = Float[Array, " M"]
 
 
 def begin(model: Model, num: int) -> Points:
-    """Return points at the prior mean, which the first step replaces by draws."""
+    """Return a cloud of `num` points, all at the prior mean.
+
+    The first step of a filter replaces these points by samples of the prior (`draw_first`).
+    """
     mean = model.family.mean(model.prior)
     return jnp.broadcast_to(mean, (num, len(mean)))
 
 
 def draw_first(model: Model, points: Points, begun: Scalar, key: Key) -> Points:
-    """Draw the points from the prior in the first step; later, return them as they are.
+    """Return samples of the prior in the first step of a trial; later, return the cloud unchanged.
 
     Args:
-        model: The model.
+        model: The state-space model.
         points: The cloud.
-        begun: Above zero from the second step on.
-        key: Randomness.
+        begun: 0 in the first step of a trial, above 0 later.
+        key: JAX random key.
     """
     return lax.cond(
         begun > 0, lambda: points, lambda: model.family.sample(model.prior, key, len(points))
@@ -41,9 +45,16 @@ def draw_first(model: Model, points: Points, begun: Scalar, key: Key) -> Points:
 
 
 def move(model: Model, points: Points, u: Input, key: Key) -> tuple[Points, Int[Array, ""]]:
-    """Draw the next state of every point; also return the bits of `Status` of this step.
+    """Draw the next latent state of every point; return the new cloud and bits of `Status`.
 
-    A point whose next state is not a number stays where it is.
+    A point whose next latent state is NaN stays where it is (`FELL_BACK`); coordinates beyond
+    `max_magnitude` are cut (`CAPPED`).
+
+    Args:
+        model: The state-space model.
+        points: The cloud.
+        u: Input of this bin, (inputs,).
+        key: JAX random key.
     """
     dynamics, limit = model.dynamics, max_magnitude(points.dtype)
     if isinstance(dynamics, GaussianDynamics):
@@ -72,16 +83,17 @@ def summarise(
     weights: Weights | None = None,
     floor: Vector | float = 0.0,
 ) -> Belief:
-    """Return the belief with the mean and covariance of a weighted cloud.
+    """Return the belief that has the mean and covariance of a weighted cloud.
 
-    The variances of a collapsed cloud are kept above rounding, relative to the spread of all points
-    and to the mean.
+    A small variance is added, so that the covariance stays positive definite if all weight is on
+    one point. It is of the order of rounding errors, compared with the spread of the points and
+    with the mean.
 
     Args:
         family: Family of the belief.
         points: The cloud.
-        weights: Weights that sum to one; equal when left out.
-        floor: Variances that are added.
+        weights: Weights that sum to one; equal weights when left out.
+        floor: Further variance to add, one number or one for each latent; 0 by default.
     """
     if weights is None:
         weights = jnp.full(len(points), 1 / len(points), points.dtype)
@@ -97,12 +109,14 @@ def summarise(
 
 
 def resample(weights: Weights, key: Key, num: int | None = None) -> Int[Array, " N"]:
-    """Draw ancestors by systematic resampling: each point about `num` times its weight.
+    """Resample a cloud, and return the indices of the chosen points.
+
+    Systematic resampling: a point is chosen `num` times its normalised weight, rounded up or down.
 
     Args:
         weights: Weights of the points; they need not sum to one.
-        key: Randomness, for a single draw.
-        num: Number of ancestors; as many as there are points when left out.
+        key: JAX random key; one uniform number is drawn.
+        num: Number of indices to return; the number of points when left out.
     """
     num = len(weights) if num is None else num
     ends = jnp.cumsum(weights)

@@ -19,11 +19,11 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class EnsembleState(NamedTuple):
-    """The members, and the belief with their mean and covariance.
+    """The filter state of `EnsembleKalman`.
 
     Attributes:
-        belief: The belief.
-        members: The cloud.
+        belief: The belief that has the mean and covariance of the members.
+        members: The members, a sample of latent states, (members, latents).
         begun: 0 before the first step, which draws the members from the prior; then 1.
     """
 
@@ -33,7 +33,7 @@ class EnsembleState(NamedTuple):
 
 
 class EnsemblePrediction(NamedTuple):
-    """The members before the observation, and the bits of `Status` set while moving them."""
+    """The prediction: the belief, the members, and the bits of `Status` set in the prediction."""
 
     belief: Belief
     members: Points
@@ -41,12 +41,14 @@ class EnsemblePrediction(NamedTuple):
 
 
 class EnsembleKalman(PredictUpdate):
-    """The filter whose members are drawn from the dynamics and shifted by their joint gain.
+    """The ensemble Kalman filter, in the stochastic form.
 
-    The stochastic form: every member is shifted towards an observation perturbed by noise of its
-    own. The observation counts as Gaussian, with the covariance that the likelihood states
-    (`likelihood.cov`), averaged over the members. `Info.elbo` is the log density of the observation
-    under that Gaussian. Every step needs a key.
+    A sample of latent states (the members) represents the belief. The prediction draws the next
+    latent state of every member from the dynamics. The update shifts every member by the Kalman
+    gain, which is estimated from all members, times the residual of a perturbed observation; the
+    perturbation is drawn separately for each member. The observation noise is taken as Gaussian;
+    its covariance is `likelihood.cov`, averaged over the members. `Info.elbo` is the log density
+    of the observation under this Gaussian approximation. Every step needs a random key.
 
     Args:
         num_members: Number of members.
@@ -80,7 +82,7 @@ class EnsembleKalman(PredictUpdate):
     def predict(
         self, model: Model, state: EnsembleState, key: Key | None = None, u: Input | None = None
     ) -> EnsemblePrediction:
-        """Draw the next state of every member."""
+        """Draw the next latent state of every member, and return the prediction."""
         start_key, move_key = jax.random.split(read_key(key, "the members are drawn"))
         members = draw_first(model, state.members, state.begun, start_key)
         members, status = move(model, members, read_input(model, u), move_key)
@@ -94,7 +96,7 @@ class EnsembleKalman(PredictUpdate):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[EnsembleState, Info]:
-        """Shift every member towards an observation perturbed by its own noise."""
+        """Shift every member towards a perturbed observation; return filter state and info."""
         key = read_key(key, "the observations are perturbed")
         y, mask = read_bin(model, y, mask)
         members, likelihood = prediction.members, model.likelihood
@@ -118,5 +120,5 @@ class EnsembleKalman(PredictUpdate):
 
 
 def _deviations(rows: Float[Array, "M K"], mean: Float[Array, " K"]) -> Float[Array, "K M"]:
-    """Columns whose product with themselves is the covariance of the rows."""
+    r"""Return a matrix X such that $XX^\top$ is the sample covariance of the rows."""
     return (rows - mean).T / math.sqrt(len(rows) - 1)

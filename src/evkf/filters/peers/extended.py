@@ -12,11 +12,11 @@ from evkf.types import Input, Matrix, Vector
 
 
 class ExtendedKalman(GaussianFilter):
-    r"""The filter that replaces dynamics and expected observation by their tangents at the mean.
+    r"""The extended Kalman filter: dynamics and expected observation are linearised at the mean.
 
-    The observation counts as Gaussian, with the covariance that the likelihood states at the
-    predicted mean (`likelihood.cov`). `Info.elbo` is the log density of the observation under that
-    Gaussian, which is $\log p(y_t | y_{<t})$ for linear Gaussian models.
+    The observation noise is taken as Gaussian; its covariance is `likelihood.cov` at the predicted
+    mean. `Info.elbo` is the log density of the observation under this Gaussian approximation, which
+    is exactly $\log p(y_t | y_{<t})$ for linear Gaussian models.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -37,7 +37,11 @@ class ExtendedKalman(GaussianFilter):
     def _predict_moments(
         self, model: Model, belief: GaussianBelief, u: Input
     ) -> tuple[Vector, Matrix]:
-        r"""Return $f(m)$ and $F P F^\top + Q$, with F the Jacobian of f at m."""
+        r"""Return the predicted mean $f(m)$ and covariance $F P F^\top + Q$.
+
+        m and P are the moments of the belief, f the mean of the dynamics, F the Jacobian of f at m,
+        and Q the covariance of the process noise.
+        """
         dynamics = model.dynamics
         assert isinstance(dynamics, GaussianDynamics)
         mean, push = jax.linearize(lambda z: dynamics.mean(z, u), belief.mean)

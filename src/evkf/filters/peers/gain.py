@@ -1,9 +1,10 @@
-r"""Conditioning on an observation that is linear in the state, used by the Kalman-type filters.
+r"""Conditioning on an observation that is linear in the latent state, for Kalman-type filters.
 
-State and observation deviate from their means together, $z = m + Xe$ and $y = \hat y + Ye + r$
-with $e \sim N(0, I)$ and $r \sim N(0, R)$. The columns of X and Y are a root of the covariance
-and its image, sigma points, or the members of an ensemble. The matrix that is factorised is $I$
-plus a Gram matrix, in the space of the columns or of the channels, whichever is smaller.
+Latent state and observation are modelled as $z = m + Xe$ and $y = \hat y + Ye + r$, with
+$e \sim N(0, I)$ and noise $r \sim N(0, R)$. Here m is the predicted mean and $\hat y$ the expected
+observation. X is a Cholesky factor of the predicted covariance and Y the image of X, or the columns
+of X and Y are deviations of sigma points or of the members of an ensemble. The matrix to factorise
+is $I + Y^\top R^{-1} Y$ or a matrix of the size of R, whichever is smaller.
 """
 
 import math
@@ -33,21 +34,21 @@ from evkf.types import Input, Key, Mask, Matrix, Observation, Scalar, Status, Ve
 
 
 class GaussianPrediction(NamedTuple):
-    """The belief before the observation, and the bits of `Status` set while predicting."""
+    """The belief before the observation, and the bits of `Status` set in the prediction."""
 
     belief: GaussianBelief
     status: Int[Array, ""]
 
 
 class LinearObservation(NamedTuple):
-    """An observation that deviates from its mean together with the state.
+    r"""An observation that is linear in the latent state (see the letters of this module).
 
     Attributes:
-        spread: X, columns whose squares sum up to the covariance of the state: its Cholesky
-            factor, say.
-        moved: Y, the deviation of the observation with each column.
+        spread: X, a matrix such that $XX^\top$ is the covariance of the latent state (a Cholesky
+            factor, say).
+        moved: Y, the deviation of the observation that belongs to each column of X.
         expected: Mean of the observation.
-        cov: Covariance of its noise, or the variances if channels are independent.
+        cov: Covariance of the observation noise, or the variances if channels are independent.
     """
 
     spread: Float[Array, "L S"]
@@ -57,7 +58,7 @@ class LinearObservation(NamedTuple):
 
 
 class GaussianFilter(PredictUpdate):
-    """A filter of mean and covariance, made from its images of state and observation."""
+    """A Kalman-type filter: a subclass gives predicted moments and a linearised observation."""
 
     @abstractmethod
     def _predict_moments(
@@ -67,12 +68,12 @@ class GaussianFilter(PredictUpdate):
 
     @abstractmethod
     def _linearise(self, model: Model, belief: GaussianBelief) -> LinearObservation:
-        """Return the observation as a linear function of a state with this belief."""
+        """Return the observation as a linear function of the latent state, for a given belief."""
 
     def predict(
         self, model: Model, state: State, key: Key | None = None, u: Input | None = None
     ) -> GaussianPrediction:
-        """Return the belief about the next bin."""
+        """Return the prediction for the next bin; the key is not used."""
         del key
         moments = self._predict_moments(model, state.belief, read_input(model, u))
         return settle_prediction(state.belief, *moments)
@@ -85,19 +86,19 @@ class GaussianFilter(PredictUpdate):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[State, Info]:
-        """Condition the prediction on an observation."""
+        """Update a prediction by an observation; return the next filter state and an `Info`."""
         del key
         linear = self._linearise(model, prediction.belief)
         return linear_update(prediction, *linear, *read_bin(model, y, mask))
 
 
 class Conditioned(NamedTuple):
-    """Effect of an observation on the state.
+    """The latent state given an observation.
 
     Attributes:
-        gain: Shift of the mean for each whitened residual.
-        cov: Covariance of the state.
-        fit: Log density of the residual, without the normaliser of the noise.
+        gain: Kalman gain: the mean shifts by the gain times the whitened residual.
+        cov: Covariance of the latent state given the observation.
+        fit: Log density of the residual, without the normalising constant of the noise.
     """
 
     gain: Float[Array, "L N"]
@@ -106,11 +107,14 @@ class Conditioned(NamedTuple):
 
 
 def check_gaussian(model: Model, name: str) -> None:
-    """Refuse a model without Gaussian beliefs, Gaussian noise or moments of the observation.
+    """Raise InputError if a Kalman-type filter cannot be applied to the model.
+
+    Needed are dynamics with additive Gaussian noise, full Gaussian beliefs, and a likelihood that
+    gives mean and covariance of the observation.
 
     Args:
-        model: The model.
-        name: Name of the filter, for the error.
+        model: The state-space model.
+        name: Name of the filter, for the error message.
     """
     if not isinstance(model.dynamics, GaussianDynamics):
         raise InputError(
@@ -128,7 +132,13 @@ def check_gaussian(model: Model, name: str) -> None:
 
 
 def check_moments(model: Model, name: str, cov: bool = True) -> None:
-    """Refuse a likelihood without the mean of y given z, or, if needed, without its covariance."""
+    """Raise InputError if the likelihood does not give mean and covariance of y given z.
+
+    Args:
+        model: The state-space model.
+        name: Name of the filter, for the error message.
+        cov: False if the filter needs the mean only. True by default.
+    """
     z = jax.ShapeDtypeStruct((model.family.dim,), jax.tree.leaves(model.prior)[0].dtype)
     missing = []
     for function in (model.likelihood.mean, model.likelihood.cov)[: 1 + cov]:
@@ -146,16 +156,24 @@ def check_moments(model: Model, name: str, cov: bool = True) -> None:
 
 
 def max_magnitude(dtype: jnp.dtype) -> float:
-    """Bound on means and standard deviations: the fourth power is still finite."""
+    """Return the largest mean and standard deviation of a prediction, in a floating-point type.
+
+    The fourth power of this number is still finite.
+    """
     return float(jnp.finfo(dtype).max) ** 0.25
 
 
 def whiten(
     cov: ChannelCov, mask: Mask, columns: Float[Array, "N K"]
 ) -> tuple[Float[Array, "N K"], Scalar]:
-    """Return columns in units of the noise, and the log normaliser of the noise.
+    """Return columns in units of the noise, and the log normalising constant of the noise.
 
-    Channels that are not observed are zero in the columns and not in the normaliser.
+    Channels that are not observed are zero in the columns, and do not count in the constant.
+
+    Args:
+        cov: Covariance of the observation noise, or the variances if channels are independent.
+        mask: True where observed, (channels,).
+        columns: Vectors of observations to whiten, (channels, vectors).
     """
     columns = jnp.where(mask[:, None], columns, 0)
     if cov.ndim == 1:
@@ -172,12 +190,12 @@ def whiten(
 def condition(
     spread: Float[Array, "L S"], seen: Float[Array, "N S"], residual: Channels
 ) -> Conditioned:
-    r"""Condition on an observation.
+    r"""Return gain, covariance and log density of the latent state given an observation.
 
     Args:
-        spread: X.
-        seen: Y, whitened by the noise.
-        residual: $y - \hat y$, whitened by the noise.
+        spread: The matrix X (see the letters of this module).
+        seen: The matrix Y, whitened by the noise.
+        residual: The residual $y - \hat y$, whitened by the noise.
     """
     channels, columns = seen.shape
     if columns <= channels:
@@ -185,14 +203,14 @@ def condition(
         white, rest = solve_lower(root, seen.T), solve_lower(root, spread.T)
         gain, remaining = rest.T @ white, rest.T
         explained = solve_lower(root, white @ residual, transposed=True)
-        # Sums of squares again, as the difference of the two would cancel.
+        # A sum of squares, as a difference would lose digits by cancellation.
         left = residual - seen @ explained
         square = left @ left + explained @ explained
     else:
         root = cholesky(jnp.eye(channels, dtype=seen.dtype) + seen @ seen.T)
         inverse = inverse_lower(root)
         gain = (spread @ seen.T) @ inverse.T @ inverse
-        # Joseph's form: a sum of squares, where the difference of covariances would cancel.
+        # Joseph's form: a sum of squares, as a difference of covariances would lose digits.
         remaining = jnp.concatenate([spread - gain @ seen, gain], axis=1)
         white = inverse @ residual
         square = white @ white
@@ -201,10 +219,12 @@ def condition(
 
 
 def settle_prediction(belief: GaussianBelief, mean: Vector, cov: Matrix) -> GaussianPrediction:
-    """Return a prediction that is finite and has a Cholesky factor.
+    """Return a prediction whose moments are finite and whose covariance is positive definite.
+
+    Large means and standard deviations are cut to `max_magnitude` (`CAPPED`).
 
     Args:
-        belief: The last belief, which is kept where the new one is not a number.
+        belief: The last belief, returned if the prediction is not finite (`FELL_BACK`).
         mean: Predicted mean.
         cov: Predicted covariance.
     """
@@ -224,20 +244,19 @@ def linear_update(
     y: Observation,
     mask: Mask,
 ) -> tuple[State, Info]:
-    """Condition a prediction on an observation that is linear in the state.
+    r"""Update a prediction by an observation that is linear in the latent state.
 
-    Where the result is not finite and positive definite, the prediction is kept and the status
-    has `FELL_BACK`.
+    Return the next filter state and an `Info`. If the result is not finite, the prediction is kept
+    and the status has `FELL_BACK`.
 
     Args:
         prediction: Result of `settle_prediction`.
-        spread: Columns by which the state deviates from its mean, whose squares sum up to its
-            covariance: its Cholesky factor, say.
-        moved: Deviation of the observation with each column.
+        spread: A matrix X such that $XX^\top$ is the covariance of the latent state.
+        moved: Deviation of the observation that belongs to each column of X.
         expected: Mean of the observation.
-        cov: Covariance of its noise, or the variances if channels are independent.
-        y: The observation.
-        mask: True where observed.
+        cov: Covariance of the observation noise, or the variances if channels are independent.
+        y: Observation, (channels,).
+        mask: True where observed, (channels,).
     """
     columns = jnp.concatenate([moved, (y - expected)[:, None]], axis=1)
     white, normaliser = whiten(cov, mask, columns.astype(expected.dtype))
@@ -251,13 +270,15 @@ def linear_update(
 def accept(
     sound: Bool[Array, ""], evidence: Scalar, mask: Mask, status: Int[Array, ""]
 ) -> tuple[Bool[Array, ""], Info]:
-    r"""Decide if an update is kept, and return its info.
+    r"""Return True if an update is to be kept (else keep the prediction), and the `Info`.
+
+    An update is kept if it is finite and something was observed.
 
     Args:
         sound: True if the new belief is finite.
-        evidence: Estimate of $\log p(y_t | y_{<t})$.
-        mask: True where observed.
-        status: Bits of the prediction.
+        evidence: Estimate of $\log p(y_t | y_{<t})$, in nats.
+        mask: True where observed, (channels,).
+        status: Bits of `Status` set in the prediction.
     """
     seen, sound = jnp.any(mask), sound & jnp.isfinite(evidence)
     status = status | jnp.where(sound | ~seen, 0, int(Status.FELL_BACK))

@@ -15,9 +15,9 @@ from evkf.types import Input, Matrix, Vector
 
 
 class Kalman(GaussianFilter):
-    r"""The exact filter of linear dynamics with a Gaussian likelihood; refuses all others.
+    r"""The Kalman filter: exact for linear dynamics and a Gaussian likelihood.
 
-    `Info.elbo` is $\log p(y_t | y_{<t})$.
+    Raise InputError for any other model. `Info.elbo` is exactly $\log p(y_t | y_{<t})$, in nats.
 
     Example:
         >>> import jax.numpy as jnp
@@ -38,7 +38,10 @@ class Kalman(GaussianFilter):
     def _predict_moments(
         self, model: Model, belief: GaussianBelief, u: Input
     ) -> tuple[Vector, Matrix]:
-        r"""Return $A m + B u + c$ and $A P A^\top + Q$."""
+        r"""Return the predicted mean $A m + B u + c$ and covariance $A P A^\top + Q$.
+
+        m and P are the moments of the belief; A, B, c and Q belong to the dynamics.
+        """
         dynamics, _ = _linear_parts(model)
         moved = dynamics.weight @ cholesky(belief.cov)
         return dynamics.mean(belief.mean, u), moved @ moved.T + dynamics.noise.matrix()
@@ -52,7 +55,7 @@ class Kalman(GaussianFilter):
 
 
 def _linear_parts(model: Model) -> tuple[Linear, Gaussian]:
-    """Dynamics and likelihood of a linear Gaussian model; others are refused."""
+    """Return dynamics and likelihood; raise InputError if the model is not linear Gaussian."""
     dynamics, likelihood = model.dynamics, model.likelihood
     remedy = "use ExtendedKalman, which linearises, or VariationalKalmanFilter"
     if not isinstance(dynamics, Linear):

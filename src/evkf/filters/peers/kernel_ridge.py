@@ -1,7 +1,7 @@
-"""Kernel ridge regression on draws of a standard normal, used by online variational smoothing.
+"""Kernel ridge regression on samples of a standard normal, used by online variational smoothing.
 
-The kernel is Gaussian, its width tuned on held-out draws. scikit-learn has the same regression, but
-this one runs inside a compiled step.
+The kernel is Gaussian; the width is tuned on held-out samples. scikit-learn has the same
+regression, but this implementation runs inside a compiled step.
 """
 
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from jaxtyping import Array, Float
 from evkf.types import Scalar
 
 TUNING_STEPS, TUNING_RATE = 25, 0.1
-"""Number of steps of the logarithm of the width, by the sign of the slope, and length of the first;
-later steps are shorter, down to zero."""
+"""Number of steps that tune the logarithm of the kernel width, and length of the first step. Steps
+go against the sign of the slope of the error, and become shorter, down to zero.
+"""
 
 
 class KernelRidge(NamedTuple):
@@ -35,15 +36,15 @@ class KernelRidge(NamedTuple):
     def fit(
         points: Float[Array, "S L"], targets: Float[Array, "S D"], tuned: slice, penalty: float
     ) -> "KernelRidge":
-        r"""Regress on draws of a standard normal.
+        r"""Return the regression of targets on samples of a standard normal.
 
         Args:
-            points: The draws.
-            targets: Values at the draws.
-            tuned: Columns of the targets by which the width is chosen: fitted on half of the draws,
-                they should predict the other half.
-            penalty: $\lambda$, the penalty on the squared norm beside the mean squared error: the
-                number of draws times $\lambda$ is added to the diagonal.
+            points: The samples, one row each.
+            targets: Values at the samples, one row each.
+            tuned: Columns of the targets that determine the kernel width: the width is chosen so
+                that a fit to half of the samples predicts the other half best.
+            penalty: Penalty $\lambda$ on the squared norm, relative to the mean squared error: the
+                number of samples times $\lambda$ is added to the diagonal of the kernel matrix.
         """
         squares, half = _squared_distances(points, points), len(points) // 2
         chosen = targets[:, tuned]
@@ -72,7 +73,7 @@ class KernelRidge(NamedTuple):
         return KernelRidge(points, jnp.exp(log_width), solve_gram(squares, log_width, targets))
 
     def evaluate(self, x: Float[Array, "T L"], first: int | None = None) -> Float[Array, "T D"]:
-        """Return the outputs at every row; only the first few if their number is given."""
+        """Return the outputs at every row of x; only the first `first` outputs if given."""
         gram = _gram(_squared_distances(x, self.points), jnp.log(self.width))
         return gram @ self.coefficients[:, :first]
 

@@ -1,6 +1,7 @@
-"""Base of the filters that learn their model inside their step, with what they share.
+"""`LearningFilter`, the base of filters whose step also learns the model, and shared helpers.
 
-Also a network with one hidden layer, and the learned numbers of a model as a vector.
+The helpers are a network of one hidden layer, and functions that collect the learned numbers of a
+model in a vector.
 """
 
 from abc import abstractmethod
@@ -20,14 +21,14 @@ from evkf.parameters import PARTS, Free, bound_noise, free, parts_mask, split, v
 from evkf.types import Input, Key, Mask, Observation
 
 MIN_STD = 1e-3
-"""Floor of every learned noise, as a standard deviation."""
+"""Smallest standard deviation of any learned noise."""
 
 LEARNABLE = PARTS[:-1]
-"""Parts that such a filter can learn: all but the initial state, which one stream shows once."""
+"""Model parts that these filters can learn: all but the prior, seen in the first bin only."""
 
 
 class BinData(NamedTuple):
-    """Observation, zero where masked, mask and input of one bin."""
+    """The data of one bin: observation (zero where masked), mask and input."""
 
     y: Observation
     mask: Mask
@@ -35,10 +36,11 @@ class BinData(NamedTuple):
 
 
 class LearningFilter(Filter):
-    """A filter whose state holds the model that it learns.
+    """A filter that learns the model online; the filter state holds the learned model.
 
-    While learning, the model in the state is the one in use, and the `model` of `step` determines
-    sizes only. Otherwise the `model` of `step` is used. States of both kinds are alike.
+    If `learn` is True, a step uses the model in the filter state, and the argument `model` of
+    `step` determines sizes only. If `learn` is False, a step uses the argument `model`. The filter
+    state has the same structure in both cases.
     """
 
     learn: eqx.AbstractVar[bool]
@@ -51,7 +53,7 @@ class LearningFilter(Filter):
 
     @abstractmethod
     def _filter_bin(self, model: Model, state: Any, data: BinData, key: Key) -> tuple[Any, Info]:
-        """Filter one bin with the model, and return the state with what was learned."""
+        """Filter one bin under the model; return the next filter state and the diagnostics."""
 
     def step(
         self,
@@ -62,7 +64,10 @@ class LearningFilter(Filter):
         key: Key | None = None,
         u: Input | None = None,
     ) -> tuple[Any, Info]:
-        """Filter one bin, and learn from it."""
+        """Filter one bin and, if `learn` is True, learn from this bin.
+
+        Return the next filter state and the diagnostics. A key is needed.
+        """
         y, mask, key, u = read_step(model, y, mask, key, u)
         model = state.model if self.learn else model
         state, info = self._filter_bin(model, state, BinData(y, mask, u), key)
@@ -72,14 +77,21 @@ class LearningFilter(Filter):
         return state, info
 
     def _check_parts(self, model: Model) -> None:
-        """Refuse a model without numbers in the parts to be learned."""
+        """Raise InputError if there is nothing to learn in the chosen parts of the model."""
         if self.learn and not flatten(model, self.parts)[0].size:
             what, remedy = f"a model without numbers in {self.parts}", f"choose more of {LEARNABLE}"
             raise InputError(what, "parts", remedy)
 
 
 class ShallowNetwork(NamedTuple):
-    """A network with one hidden layer."""
+    """A network of one hidden layer.
+
+    Attributes:
+        hidden: Weights of the hidden layer.
+        bias: Biases of the hidden layer.
+        output: Weights of the output layer.
+        offset: Biases of the output layer.
+    """
 
     hidden: Float[Array, "H I"]
     bias: Float[Array, " H"]
@@ -90,7 +102,7 @@ class ShallowNetwork(NamedTuple):
     def begin(
         key: Key, inputs: int, hidden: int, outputs: int, dtype: jnp.dtype
     ) -> "ShallowNetwork":
-        """Draw a hidden layer; the outputs are zero for any input."""
+        """Return a network whose hidden layer is random and whose output is zero for any input."""
         weight_key, bias_key = jax.random.split(key)
         limit = 1 / jnp.sqrt(jnp.asarray(inputs, dtype))
         return ShallowNetwork(
@@ -106,12 +118,12 @@ class ShallowNetwork(NamedTuple):
         unit: Callable[[Array], Array],
         shared: Float[Array, " M"] | None = None,
     ) -> Float[Array, "S O"]:
-        """Return the outputs for every row.
+        """Return the outputs of the network, one row for each row of inputs.
 
         Args:
-            x: First inputs, one row each.
+            x: First inputs of the network, one row for each evaluation.
             unit: Nonlinearity of the hidden layer.
-            shared: Last inputs, the same in all rows.
+            shared: Last inputs of the network, the same for all rows; none when left out.
         """
         own = x.shape[1]
         bias = self.bias if shared is None else self.bias + self.hidden[:, own:] @ shared
@@ -121,7 +133,10 @@ class ShallowNetwork(NamedTuple):
 def flatten(
     model: Model, parts: tuple[str, ...]
 ) -> tuple[Float[Array, " D"], Callable[[Array], Model]]:
-    """Return the learned numbers of a model, and the function that builds a model from them."""
+    """Return the learned numbers of a model as a vector, and a function from vector to model.
+
+    The numbers are unconstrained: any vector gives a valid model.
+    """
     dtype = jax.tree.leaves(model.prior)[0].dtype
     if not parts:
         return jnp.zeros(0, dtype), lambda _: model
@@ -131,11 +146,11 @@ def flatten(
 
 
 def mark_learned(model: Model, parts: tuple[str, ...]) -> PyTree:
-    """True for every number of the model that gradients move."""
+    """Return a tree like the model that is True for every array in the given parts."""
     return parts_mask(Free(model, None), parts).model
 
 
 def floor_noise(model: Model, parts: tuple[str, ...]) -> Model:
-    """Return the model with the noises among these parts raised to `MIN_STD`."""
+    """Return the model after raising every noise in the given parts to at least `MIN_STD`."""
     chosen, rest = eqx.partition(model, mark_learned(model, parts))
     return eqx.combine(bound_noise(Free(chosen, None), MIN_STD).model, rest)

@@ -1,6 +1,9 @@
-"""Online variational filtering and parameter learning with a backward kernel.
+r"""Online variational smoothing (OVS), which learns the model too.
 
-Campbell, Shi, Rainforth & Doucet 2021.
+Campbell, Shi, Rainforth & Doucet 2021. Letters: $q_t(z_t)$ is the belief of bin t, and
+$k_t(z_{t-1} | z_t)$ the backward kernel, a conditional Gaussian. $q_t$ times the backward kernels
+of all bins approximates the posterior of all latent states so far. $V_t(z_t)$, the value, is the
+expected contribution of all bins up to t to the log evidence bound, given $z_t$.
 """
 
 from typing import Any, NamedTuple
@@ -29,33 +32,43 @@ Cloud = Float[Array, "S L"]
 
 
 class BackwardKernel(NamedTuple):
-    r"""The backward kernel $k_t(z_{t-1} | z_t)$, in units of the beliefs it joins.
+    r"""The backward kernel $k_t(z_{t-1} | z_t)$, a Gaussian whose mean is computed by a network.
 
-    The mean is $m_{t-1} + s_{t-1} \circ \text{net}((z_t - \bar m_t) / \bar s_t)$ with mean and
-    standard deviation of $q_{t-1}$ and of the prediction, the standard deviation a multiple of
-    $s_{t-1}$. So the weights of one bin serve the next.
+    The mean is $m_{t-1} + s_{t-1} \circ \text{net}((z_t - \bar m_t) / \bar s_t)$. Here $m_{t-1}$
+    and $s_{t-1}$ are mean and standard deviation of $q_{t-1}$; $\bar m_t$ and $\bar s_t$ are those
+    of the prediction. The standard deviation of the kernel is $s_{t-1}$ times
+    $\exp(\text{log scale})$. Because of these units, the network of one bin is a good start for the
+    next bin.
+
+    Attributes:
+        net: The network.
+        log_scale: Logarithm of the standard deviation in units of $s_{t-1}$.
     """
 
     net: ShallowNetwork
     log_scale: Vector
 
     def centres(self, now: "BinContext", z: Cloud) -> Cloud:
-        """Return the means of the kernel, in units of $q_{t-1}$."""
+        """Return the means of the kernel at several $z_t$: the output of the network.
+
+        The means are relative to the mean of $q_{t-1}$, in units of the standard deviation of
+        $q_{t-1}$.
+        """
         return self.net.apply((z - now.mean) / now.std, jax.nn.relu)
 
 
 class BinContext(NamedTuple):
-    """The constants of the bound of one bin.
+    """What stays constant while the belief of one bin is optimised.
 
     Attributes:
-        model: The model.
-        data: Observation, mask and input.
+        model: The state-space model.
+        data: Observation, mask and input of the bin.
         mean: Mean of the prediction.
-        std: Its standard deviation.
+        std: Standard deviations of the prediction.
         last_mean: Mean of $q_{t-1}$.
-        last_std: Its standard deviation.
-        last_root: Cholesky factor of its covariance.
-        past: Regression of $V_{t-1}$ and its gradients.
+        last_std: Standard deviations of $q_{t-1}$.
+        last_root: Cholesky factor of the covariance of $q_{t-1}$.
+        past: Regression that predicts $V_{t-1}$ and the gradients of $V_{t-1}$ from $z_{t-1}$.
     """
 
     model: Model
@@ -69,16 +82,16 @@ class BinContext(NamedTuple):
 
 
 class OVSState(NamedTuple):
-    """The belief, the regression that summarises the past, and what was learned.
+    """The filter state of OVS: the belief, a regression that summarises the past, and the model.
 
     Attributes:
-        belief: $q_t(z_t)$, its covariance diagonal.
+        belief: The belief $q_t(z_t)$; the covariance is diagonal.
         smoothed: The belief about $z_{t-1}$ given all observations up to bin t.
-        past: The regression of $V_t$, its gradient and the gradient in the learned numbers on
-            $z_t$, in units of the belief.
+        past: Regression that predicts three things from $z_t$ (in units of the belief): $V_t$, the
+            gradient of $V_t$ in $z_t$, and the gradient of the bound in the learned numbers.
         kernel: The backward kernel of the last bin.
-        model: The model in use.
-        optimiser: Moments of the gradient steps on the model.
+        model: The model learned so far.
+        optimiser: Internal state of Adam, the optimiser of the model.
     """
 
     belief: Belief
@@ -90,39 +103,42 @@ class OVSState(NamedTuple):
 
 
 class OnlineVariationalSmoother(LearningFilter):
-    r"""OVS: $q(z_t)\,k_t(z_{t-1}|z_t)$ by gradient ascent, with a regression for the past.
+    r"""OVS: fits belief $q_t$ and backward kernel $k_t$ by gradient ascent, and learns the model.
 
-    In every bin $q_t$, a diagonal Gaussian, starts with the mean of the variational Kalman update
-    and the variance of the prediction, and $k_t$ from the last bin. (Published code starts from the
-    prediction, which loses the stream where half-learned dynamics jump farther than Adam's steps
-    can reach.) Adam maximises $E[\log p(z_t|z_{t-1}) p(y_t|z_t) - \log k_t - \log q_t +
-    \log q_{t-1} + V_{t-1}(z_{t-1})]$, where only the gradient of $V_{t-1}$ is needed. Kernel ridge
-    regression gives it. Then $V_t$, its gradient and the gradient of the bound in the learned
-    numbers are regressed on draws of $z_t$, and the model takes one Adam step along the gradient of
-    this bin's share of the bound.
+    In every bin, $q_t$ (a diagonal Gaussian) starts at the mean of the variational Kalman update
+    and the variance of the prediction; $k_t$ starts at the kernel of the last bin. (The published
+    code starts $q_t$ at the prediction. It fails where half-learned dynamics predict a jump larger
+    than Adam's steps can undo.) Adam then maximises $E[\log p(z_t|z_{t-1}) p(y_t|z_t) - \log k_t -
+    \log q_t + \log q_{t-1} + V_{t-1}(z_{t-1})]$, with $z_t \sim q_t$ and $z_{t-1} \sim k_t$. Only
+    the gradient of $V_{t-1}$ is needed; kernel ridge regression predicts this gradient. Afterwards
+    new regressions on samples of $z_t$ are fitted for $V_t$, the gradient of $V_t$, and the
+    gradient of the bound in the learned numbers. The model takes one Adam step along the part of
+    the last gradient that this bin contributes.
 
-    Densities of $q_t$ and $k_t$ are differentiated through the draws only, which is unbiased and
-    free of noise at the optimum. For the regressions draws of $k_t$ come in opposite pairs: with
-    single ones the noise of $V$ adds up over bins where observations say little. Quantities that
-    are known up to a constant ($V$ and the gradient in the learned numbers) are centred under
-    $q_t$, so that `info.elbo` is the growth of the bound, an estimate of $\log p(y_t | y_{<t})$.
-    Where nothing is observed $q_t$ is the prediction.
+    The log densities of $q_t$ and $k_t$ are differentiated through the samples only; this gradient
+    is unbiased, and free of noise at the optimum. For the regressions, samples of $k_t$ come in
+    pairs of opposite deviations from the mean: the noise of single samples would accumulate in $V$
+    over bins where observations say little. $V$ and the gradient in the learned numbers matter only
+    up to a constant; after every bin their means under $q_t$ are subtracted. `info.elbo` is the
+    mean that was subtracted from $V$: the growth of the bound, an estimate of
+    $\log p(y_t | y_{<t})$. Where nothing is observed, $q_t$ is the prediction.
 
     Args:
-        iterations: Gradient steps a bin on $q_t$ and $k_t$.
-        num_samples: Draws in each step.
-        rate: Their learning rate, in units of the predicted standard deviation; held for half of
-            the steps, it then falls to zero, and with it the noise of the draws.
-        hidden: Units (ReLU) of the backward kernel's network.
-        num_support: Draws that the regressions are fitted to.
-        ridge: $\lambda$ of the regressions, beside the mean squared error. (Added to the diagonal
-            without the number of draws, 0.01 lets the gradient of $V$ grow without end beyond the
-            draws, and the belief with it.)
+        iterations: Number of gradient steps on $q_t$ and $k_t$ in each bin.
+        num_samples: Number of random samples in each gradient step.
+        rate: Learning rate of $q_t$ and $k_t$, in units of the predicted standard deviation. It is
+            constant for half of the steps and then falls to zero.
+        hidden: Number of hidden units (ReLU) in the network of the backward kernel.
+        num_support: Number of samples that the regressions are fitted to; even, at least 4.
+        ridge: Penalty $\lambda$ of the regressions, relative to the mean squared error. ($\lambda$
+            is multiplied by the number of samples before it is added to the diagonal. Without this
+            factor, 0.01 is too small: far from the samples the gradient of $V$ grows without limit,
+            and so does the belief.)
         model_rate: Learning rate of the model.
-        learn: True to learn the model; otherwise the given one is used, and the gradient in the
+        learn: True to learn the model. If False, the given model is used, and the gradient in the
             learned numbers is zero.
-        parts: Parts to learn: "dynamics", "noise", "readout", "observation".
-        seed: Seed of the network.
+        parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation".
+        seed: Random seed of the first weights of the network.
 
     Example:
         >>> import jax
@@ -173,7 +189,11 @@ class OnlineVariationalSmoother(LearningFilter):
         return OVSState(model.prior, model.prior, past, kernel, model, optimiser)
 
     def restart(self, model: Model, state: OVSState) -> OVSState:
-        """Return to the prior, without a past; what was learned stays."""
+        """Return the filter state before the first bin of another trial.
+
+        The belief is the prior, and the regressions are zero. The learned model, its optimiser and
+        the backward kernel are kept.
+        """
         return self.init(model)._replace(
             kernel=state.kernel, model=state.model, optimiser=state.optimiser
         )
@@ -181,7 +201,11 @@ class OnlineVariationalSmoother(LearningFilter):
     def _filter_bin(
         self, model: Model, state: OVSState, data: BinData, key: Key
     ) -> tuple[OVSState, Info]:
-        """Fit $q_t$ and $k_t$, then the regressions, then the model."""
+        """Filter one bin: fit $q_t$ and $k_t$, then the regressions; take a step of the model.
+
+        Return the next filter state and the diagnostics. The model changes only if `learn` is True
+        and something was observed.
+        """
         family, seen = model.family, jnp.any(data.mask)
         fit_key, draw_key, predict_key, start_key = jax.random.split(key, 4)
         prediction = predict(
@@ -226,7 +250,18 @@ class OnlineVariationalSmoother(LearningFilter):
     def _optimise(
         self, now: BinContext, start: Vector, kernel: BackwardKernel, seen: Array, key: Key
     ) -> tuple[Vector, Vector, BackwardKernel]:
-        """Fit shift and log scale of $q_t$ against the prediction, and $k_t$, with Adam."""
+        """Maximise the bound of one bin with Adam; return shift and log scale of $q_t$, and $k_t$.
+
+        The mean of $q_t$ is the predicted mean plus the shift times the predicted standard
+        deviation; the standard deviation of $q_t$ is the predicted one times exp(log scale).
+
+        Args:
+            now: What stays constant in this bin.
+            start: The shift to start from; the log scale starts at zero.
+            kernel: The backward kernel to start from.
+            seen: True if something was observed; otherwise only the kernel is fitted.
+            key: JAX random key.
+        """
         dim, dtype = len(now.mean), now.mean.dtype
         numbers, unravel = ravel_pytree((start, jnp.zeros(dim, dtype), kernel))
         moves = jnp.ones_like(numbers).at[: 2 * dim].set(seen)
@@ -252,7 +287,11 @@ class OnlineVariationalSmoother(LearningFilter):
     def _summarise(
         self, now: BinContext, mean: Vector, std: Vector, kernel: BackwardKernel, key: Key
     ) -> tuple[KernelRidge, Belief, Scalar, Float[Array, " D"]]:
-        """Return the regression for the next bin, the smoothed belief, bound and gradient."""
+        """Return what the next bin needs: regressions, smoothed belief, bound, and gradient.
+
+        The bound is the growth of the log evidence bound in this bin. The gradient is that of the
+        bound in the learned numbers; empty if `learn` is False.
+        """
         keys = jax.random.split(key)
         points, noise = (
             jax.random.normal(k, (self.num_support, len(mean)), mean.dtype) for k in keys
@@ -298,7 +337,14 @@ class OnlineVariationalSmoother(LearningFilter):
     def _learn(
         self, model: Model, moments: PyTree, gradient: Array, moves: Array
     ) -> tuple[Model, PyTree]:
-        """Take a gradient step with the model where `moves` is true."""
+        """Return the model and the state of Adam after one Adam step that raises the bound.
+
+        Args:
+            model: The model before the step.
+            moments: Internal state of Adam before the step.
+            gradient: Gradient of the bound in the learned numbers of the model.
+            moves: True to take the step; if False, model and Adam are returned unchanged.
+        """
         vector, build = flatten(model, self.parts)
         updates, new = optax.adam(self.model_rate).update(-gradient, moments)
         learned = floor_noise(build(vector + jnp.asarray(updates)), self.parts)
@@ -308,10 +354,17 @@ class OnlineVariationalSmoother(LearningFilter):
 def _log_ratio(
     now: BinContext, kernel: BackwardKernel, z: Cloud, noise: Cloud
 ) -> tuple[Float[Array, " S"], Cloud, Float[Array, " S"]]:
-    r"""Return $\log p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) / k_t(z_{t-1}|z_t)$.
+    r"""Return log weights, samples of $z_{t-1}$ from the backward kernel, and $V_{t-1}$ there.
 
-    A term is added that has no value but the gradient of $V_{t-1}$. Also return the draws of
-    $z_{t-1}$, and $V_{t-1}$ there.
+    The log weight of a sample is $\log [p(z_t|z_{t-1}) p(y_t|z_t) q_{t-1}(z_{t-1}) /
+    k_t(z_{t-1}|z_t)]$, up to a constant. To this a term is added whose value is zero and whose
+    gradient is that of $V_{t-1}$.
+
+    Args:
+        now: What stays constant in this bin.
+        kernel: The backward kernel $k_t$.
+        z: Samples of $z_t$.
+        noise: Standard normal samples, one for each sample of $z_t$.
     """
     white = kernel.centres(now, z)
     placed = white + jnp.exp(kernel.log_scale) * noise
@@ -330,12 +383,19 @@ def _log_ratio(
 
 
 def _log_normal(shift: Cloud, log_std: Vector) -> Float[Array, " S"]:
-    """Return the log density of a centred diagonal Gaussian without the constant."""
+    """Return the log density at `shift` of a diagonal Gaussian of mean zero, up to a constant."""
     return -0.5 * jnp.sum((shift * jnp.exp(-log_std)) ** 2, axis=-1) - jnp.sum(log_std)
 
 
 def _log_transition(model: Model, z: Cloud, last: Cloud, u: Input) -> Float[Array, " S"]:
-    r"""Return $\log p(z_t | z_{t-1})$ without the constant."""
+    r"""Return the log transition density $\log p(z_t | z_{t-1})$, up to a constant.
+
+    Args:
+        model: The state-space model.
+        z: Samples of $z_t$.
+        last: Samples of $z_{t-1}$.
+        u: Input of this bin.
+    """
     dynamics = model.dynamics
     assert isinstance(dynamics, GaussianDynamics)
     moved = jax.vmap(dynamics.mean, (0, None))(last, u)

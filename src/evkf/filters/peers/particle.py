@@ -18,14 +18,14 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar
 
 
 class ParticleState(NamedTuple):
-    """The weighted particles, and the belief with their mean and covariance.
+    """The filter state of `ParticleFilter`.
 
     Attributes:
-        belief: The belief.
-        particles: The cloud.
-        log_weights: Logarithms of weights that sum to one.
-        ess: The effective sample size, by which the next step decides whether to resample; 0 before
-            the first step, which draws the particles from the prior.
+        belief: The belief that has the mean and covariance of the weighted particles.
+        particles: The particles, (particles, latents).
+        log_weights: Logarithms of the weights; the weights sum to one.
+        ess: The effective sample size; the next step resamples if it is low. 0 before the first
+            step, which draws the particles from the prior.
     """
 
     belief: Belief
@@ -35,7 +35,7 @@ class ParticleState(NamedTuple):
 
 
 class ParticlePrediction(NamedTuple):
-    """The particles before the observation, and the bits of `Status` set while moving them."""
+    """The prediction: belief, particles, log weights, and the bits of `Status` set so far."""
 
     belief: Belief
     particles: Points
@@ -44,12 +44,13 @@ class ParticlePrediction(NamedTuple):
 
 
 class ParticleFilter(PredictUpdate):
-    r"""The filter whose particles are drawn from the dynamics and weighted by the likelihood.
+    r"""The bootstrap particle filter: samples from the dynamics, weighted by the likelihood.
 
-    It takes any family that the dynamics can be drawn from and any likelihood with a log density.
-    A step begins by systematic resampling where the effective sample size $1 / \sum_i w_i^2$ has
-    fallen to half the number of particles or below. `Info.elbo` is the estimate of $\log p(y_t |
-    y_{<t})$; the product over bins is unbiased. Every step needs a key.
+    The filter works for any family that can be sampled and any likelihood that has a log density.
+    A step begins with systematic resampling if the effective sample size $1 / \sum_i w_i^2$
+    (weights $w_i$) is at most half the number of particles. `Info.elbo` is the estimate of the log
+    evidence $\log p(y_t | y_{<t})$; the product over bins of the estimated evidence is unbiased.
+    Every step needs a random key.
 
     Args:
         num_particles: Number of particles.
@@ -77,7 +78,7 @@ class ParticleFilter(PredictUpdate):
     def predict(
         self, model: Model, state: ParticleState, key: Key | None = None, u: Input | None = None
     ) -> ParticlePrediction:
-        """Resample where the effective sample size is low, then draw the next states."""
+        """Resample if the effective sample size is low, move the particles, return a prediction."""
         key = read_key(key, "the particles are drawn")
         start_key, pick_key, move_key = jax.random.split(key, 3)
         particles, log_weights = state.particles, state.log_weights
@@ -102,7 +103,7 @@ class ParticleFilter(PredictUpdate):
         mask: Mask | None = None,
         key: Key | None = None,
     ) -> tuple[ParticleState, Info]:
-        """Weight every particle by the likelihood of the observation."""
+        """Weight the particles by the likelihood; return the next filter state and an `Info`."""
         del key
         y, mask = read_bin(model, y, mask)
         _, particles, before, status = prediction

@@ -1,4 +1,4 @@
-r"""Parts of the methods that skip the prediction and maximise the single-step bound $M_t$.
+r"""Helpers of the filters that maximise the single-step bound $M_t$, without a prediction step.
 
 $M_t = E_q[\log p(y_t|z_t)] + E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})] + H(q)$, with
 $z_{t-1} \sim q_{t-1}$ independent of $z_t \sim q$. Paper: section:cvkf:single_step.
@@ -20,15 +20,17 @@ from evkf.numerics.linalg import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Scalar, Status
 
 NUM_SAMPLES = 1024
-"""Samples of $q_{t-1}$ that a prediction is averaged over where a grid would be too large."""
+"""Number of samples of $q_{t-1}$ in a prediction, where a grid of nodes would be too large."""
 
 
 def check_model(model: Model, where: str) -> None:
-    """Refuse beliefs other than diagonal Gaussian or continuous Bernoulli, and full noise.
+    """Raise InputError unless beliefs are diagonal Gaussian or continuous Bernoulli.
+
+    Gaussian noise of the dynamics must be diagonal too.
 
     Args:
-        model: The model.
-        where: Name of the filter, for the error.
+        model: The state-space model.
+        where: Name of the filter, for the error message.
     """
     family, dynamics = model.family, model.dynamics
     diagonal = f"Model(..., family=DiagonalGaussianFamily({family.dim}))"
@@ -50,10 +52,11 @@ def check_model(model: Model, where: str) -> None:
 
 
 def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
-    r"""Return a belief as unconstrained numbers: $(m, \log s)$, or $\text{arsinh} \lambda$.
+    r"""Return a belief as unconstrained numbers, which gradient steps can change freely.
 
-    The inverse hyperbolic sine is the logarithm of large parameters, which a continuous Bernoulli
-    has wherever it saturates, and smooth through zero.
+    For a diagonal Gaussian these are mean and log standard deviation, $(m, \log s)$. For a
+    continuous Bernoulli of natural parameter $\lambda$ it is $\text{arsinh} \lambda$, which grows
+    like a logarithm: near 0 and 1 the natural parameters are large.
     """
     if isinstance(family, ContinuousBernoulliFamily):
         return jnp.arcsinh(belief.T)
@@ -61,7 +64,7 @@ def to_free(family: Family, belief: Belief) -> Float[Array, "R L"]:
 
 
 def from_free(family: Family, free: Float[Array, "R L"]) -> Belief:
-    """Return the belief with these unconstrained numbers."""
+    """Return the belief that has the given unconstrained numbers: the inverse of `to_free`."""
     if isinstance(family, ContinuousBernoulliFamily):
         return jnp.sinh(free.T)
     assert isinstance(family, DiagonalGaussianFamily)
@@ -69,9 +72,10 @@ def from_free(family: Family, free: Float[Array, "R L"]) -> Belief:
 
 
 def predict_mean_nat(model: Model, belief: Belief, u: Input, key: Key) -> Prediction:
-    """Return the mean of the predicted natural parameters, the maximiser of $M_t$ without data.
+    """Return the prediction whose natural parameters are the average over $q_{t-1}$.
 
-    It is a mean over samples where a grid over continuous Bernoulli latents would be too large.
+    If nothing is observed, this prediction maximises $M_t$. The average is over a grid of nodes, or
+    over samples if there are too many continuous Bernoulli latents for a grid.
     """
     can_tensor = (
         isinstance(model.family, DiagonalGaussianFamily) or model.family.dim <= MAX_TENSOR_DIM
@@ -88,14 +92,16 @@ def settle_update(
     mask: Mask,
     evaluations: Count | int,
 ) -> tuple[Belief, Info]:
-    """Return the update if it is sound and something was observed, else the prediction.
+    """Return the updated belief or, if the update failed, the prediction; and the `Info`.
+
+    The prediction is returned too if nothing was observed.
 
     Args:
-        prediction: Belief about the bin, and how it was made.
-        belief: The update.
-        bound: Its $M_t$.
-        sound: True if the update is finite and valid.
-        mask: True where observed.
+        prediction: The prediction for this bin.
+        belief: The updated belief.
+        bound: The bound $M_t$ at the updated belief, in nats.
+        sound: True if the updated belief is finite and valid.
+        mask: True where observed, (channels,).
         evaluations: Number of gradient evaluations.
     """
     seen = jnp.any(mask)

@@ -34,16 +34,16 @@ LAST_RATE = 0.1
 
 
 class SVMCState(NamedTuple):
-    """The particles, and what was learned.
+    """The filter state of `StreamingVMC`: the particles, and what was learned.
 
     Attributes:
-        belief: Mean and covariance of the particles, in the family of the model.
-        particles: The cloud.
-        log_weights: Logarithms of their weights, not normalised.
-        model: The model in use.
+        belief: The belief of the model's family that has the mean and covariance of the particles.
+        particles: The particles, (particles, latents).
+        log_weights: Logarithms of the weights of the particles, not normalised.
+        model: The model learned so far.
         proposal: The network of the proposal.
-        optimiser: States of the optimisers of proposal and model.
-        begun: 0 before the first step, which draws the particles from the prior; then 1.
+        optimiser: Internal states of two optimisers, of the proposal and of the model.
+        begun: 0 before the first step of a trial, which draws the particles from the prior; then 1.
     """
 
     belief: Belief
@@ -56,29 +56,34 @@ class SVMCState(NamedTuple):
 
 
 class StreamingVMC(LearningFilter):
-    r"""SVMC: a particle filter that learns proposal and model by the gradient of its evidence.
+    r"""SVMC: a particle filter that learns proposal and model by ascending the estimated evidence.
 
-    In every bin, `iterations` times: draw `num_ancestors` particles by their weights, move each by
-    the proposal, and take an Adam step on the logarithm of the mean weight. Then move and weight
-    all particles. The proposal is Gaussian with diagonal variance: a network of
-    $[z_{t-1}, y_t, u_t]$ gives a shift from what the dynamics predict, in units of the process
-    noise, and the logarithm of a factor on its standard deviation. It starts at zero, that is, as a
-    bootstrap filter; its units are tanh, which bound the effect of an outlying observation. For
-    continuous Bernoulli states the network shifts the natural parameters instead. `info.elbo` is
-    the logarithm of the mean weight, an estimate of $\log p(y_t | y_{<t})$.
+    Every bin begins with `iterations` gradient steps. For each of these steps, `num_ancestors`
+    particles are drawn according to the weights and moved by the proposal; one Adam step then
+    raises the logarithm of the mean weight. Finally all particles are moved and weighted.
+
+    The proposal is a diagonal Gaussian. From $[z_{t-1}, y_t, u_t]$ a network computes how far the
+    mean is shifted from the mean of the dynamics (in standard deviations of the process noise), and
+    the logarithm of the ratio of the standard deviation to that of the process noise. All outputs
+    are zero at first, so that SVMC starts as a bootstrap particle filter. The hidden units are
+    tanh, which limits the effect of an outlying observation. For continuous Bernoulli beliefs the
+    network shifts the natural parameters of the transition instead.
+
+    `info.elbo` is the logarithm of the mean weight, an estimate of $\log p(y_t | y_{<t})$.
 
     Args:
         num_particles: Number of particles.
-        iterations: Gradient steps a bin.
-        num_ancestors: Particles drawn for a gradient step.
-        hidden: Units of the proposal's network.
+        iterations: Number of gradient steps in each bin.
+        num_ancestors: Number of particles drawn for each gradient step.
+        hidden: Number of hidden units in the network of the proposal.
         rate: Learning rate of the proposal.
-        model_rate: First learning rate of the model; it falls as a cosine to a tenth, then stays.
-        decay: Bins until the rate is a tenth.
-        learn: True to learn the model; otherwise the given one is used. The proposal is learned in
-            both cases.
+        model_rate: First learning rate of the model. It falls as a cosine to a tenth, then stays
+            constant.
+        decay: Number of bins until the learning rate of the model is a tenth of the first.
+        learn: True to learn the model. If False, the given model is used. The proposal is learned
+            in both cases.
         parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation".
-        seed: Seed of the network.
+        seed: Random seed of the first weights of the network.
 
     Example:
         >>> import jax
@@ -138,7 +143,10 @@ class StreamingVMC(LearningFilter):
         )
 
     def restart(self, model: Model, state: SVMCState) -> SVMCState:
-        """Return to the prior, from which the next step draws particles; what was learned stays."""
+        """Return the filter state before the first bin of another trial.
+
+        The next step draws the particles from the prior. Proposal, model and optimisers are kept.
+        """
         return state._replace(
             belief=model.prior,
             particles=begin(model, self.num_particles),
@@ -149,7 +157,11 @@ class StreamingVMC(LearningFilter):
     def _filter_bin(
         self, model: Model, state: SVMCState, data: BinData, key: Key
     ) -> tuple[SVMCState, Info]:
-        """Learn, then move and weight the particles."""
+        """Filter one bin: learn, then move and weight the particles.
+
+        Return the next filter state and the diagnostics. Where nothing was observed, or the result
+        is not finite, the particles are moved by the dynamics instead, and have equal weights.
+        """
         learn_key, pick_key, move_key, spare_key, start_key = jax.random.split(key, 5)
         seen = jnp.any(data.mask)
         cloud = draw_first(model, state.particles, state.begun, start_key)
@@ -165,7 +177,7 @@ class StreamingVMC(LearningFilter):
         keep = sound & seen
 
         def predicted(_: None) -> tuple[Any, ...]:
-            """Move the cloud by the dynamics."""
+            """Return the particles moved by the dynamics, and bits of `Status`."""
             cloud, status = move(model, ancestors, data.u, spare_key)
             flat = jnp.zeros_like(log_w)
             return (cloud, flat, _belief(model, cloud, flat)), status
@@ -182,14 +194,17 @@ class StreamingVMC(LearningFilter):
         return state, evidence_info(elbo, status, self.iterations)
 
     def _optimisers(self) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-        """Optimisers of the proposal and of the model."""
+        """Return the optimisers of the proposal and of the model."""
         falling = optax.cosine_decay_schedule(
             self.model_rate, self.decay * self.iterations, LAST_RATE
         )
         return optax.adam(self.rate), optax.adam(falling)
 
     def _adapt(self, state: SVMCState, data: BinData, key: Key) -> SVMCState:
-        """Take gradient steps with the proposal, and with the model if it is learned."""
+        """Return the filter state after `iterations` gradient steps of the proposal.
+
+        If `learn` is True, the model takes the same number of gradient steps.
+        """
         weights, unravel = ravel_pytree(state.proposal)
         vector, build = flatten(state.model, self.parts)
         # The second of each pair is the model's.
@@ -226,12 +241,12 @@ class StreamingVMC(LearningFilter):
 
 
 def _draw_ancestors(state: SVMCState, key: Key, num: int) -> Points:
-    """Draw particles by their weights."""
+    """Draw `num` particles with probabilities proportional to the weights, and return them."""
     return state.particles[resample(jax.nn.softmax(state.log_weights), key, num)]
 
 
 def _belief(model: Model, cloud: Points, log_weights: Weights) -> Belief:
-    """Return the belief with the moments of a cloud."""
+    """Return the belief that has the mean and covariance of weighted particles."""
     dynamics = model.dynamics
     floor = FLOOR * dynamics.noise.var() if isinstance(dynamics, GaussianDynamics) else 0.0
     return summarise(model.family, cloud, jax.nn.softmax(log_weights), floor)
@@ -240,7 +255,17 @@ def _belief(model: Model, cloud: Points, log_weights: Weights) -> Belief:
 def _propose(
     model: Model, proposal: ShallowNetwork, ancestors: Points, data: BinData, key: Key
 ) -> tuple[Points, Weights]:
-    r"""Draw from the proposal, with log weights $\log p(y|z_t) p(z_t|z_{t-1}) / r(z_t)$."""
+    r"""Draw new particles from the proposal; return the particles and their log weights.
+
+    The weight is $p(y_t|z_t) p(z_t|z_{t-1}) / r(z_t)$; a log weight of NaN becomes $-\infty$.
+
+    Args:
+        model: The state-space model.
+        proposal: The network of the proposal r.
+        ancestors: The particles $z_{t-1}$ to move, (particles, latents).
+        data: Observation, mask and input of the bin.
+        key: JAX random key.
+    """
     y, mask, u = data
     out = proposal.apply(ancestors, jnp.tanh, jnp.concatenate([y, u]))
     cloud, log_ratio = _draw(model, out, ancestors, u, key)
@@ -252,7 +277,17 @@ def _propose(
 def _draw(
     model: Model, out: Array, ancestors: Points, u: Input, key: Key
 ) -> tuple[Points, Weights]:
-    r"""Draw from the proposal with this output of its network, with log ratios $\log p / r$."""
+    r"""Draw new particles, given the output of the network of the proposal.
+
+    Return the particles and, for each, the log ratio $\log [p(z_t|z_{t-1}) / r(z_t)]$.
+
+    Args:
+        model: The state-space model.
+        out: Output of the network, one row for each particle.
+        ancestors: The particles $z_{t-1}$ to move.
+        u: Input of this bin, (inputs,).
+        key: JAX random key.
+    """
     dynamics, family = model.dynamics, model.family
     if isinstance(dynamics, GaussianDynamics):
         # The gradient does not pass from proposal to dynamics.

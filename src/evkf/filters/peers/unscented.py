@@ -19,22 +19,24 @@ from evkf.types import Input, Matrix, Vector
 
 
 class UnscentedKalman(GaussianFilter):
-    r"""The filter that carries scaled sigma points through dynamics and expected observation.
+    r"""The unscented Kalman filter: moments are computed from the images of sigma points.
 
-    With $\lambda = \alpha^2(L + \kappa) - L$ the points are m and $m \pm \sqrt{L + \lambda}$
-    times the columns of a root of P. The observation counts as Gaussian; its covariance given the
-    state (`likelihood.cov`) is averaged over the points, over the outer ones alone where the
-    weight of the centre is negative. `Info.elbo` is the log density of the observation under that
-    Gaussian.
+    For a belief of mean m and covariance P over L latents, with
+    $\lambda = \alpha^2(L + \kappa) - L$, the sigma points are m (the centre) and
+    $m \pm \sqrt{L + \lambda}$ times the columns of the Cholesky factor of P. The observation noise
+    is taken as Gaussian; its covariance is `likelihood.cov`, averaged over the sigma points (over
+    all but the centre if the weight of the centre is negative). `Info.elbo` is the log density of
+    the observation under this Gaussian approximation.
 
-    Covariances are positive definite by construction, for which the weight of the centre in them,
-    $\lambda/(L + \lambda) + 1 - \alpha^2 + \beta$, must not be negative: a very small alpha is
-    refused.
+    The weight of the centre in covariances is $\lambda/(L + \lambda) + 1 - \alpha^2 + \beta$. It
+    must not be negative, so that covariances are positive definite: `init` raises InputError for a
+    very small alpha.
 
     Args:
-        alpha: Spread of the points.
-        beta: Weight of the centre in covariances; 2 is right for quadratic maps of a Gaussian.
-        kappa: Secondary spread.
+        alpha: Spread of the sigma points around the mean.
+        beta: Extra weight of the centre in covariances; 2 is best for quadratic functions of a
+            Gaussian.
+        kappa: Added to L in the spread; 0 by default.
 
     Example:
         >>> import jax
@@ -66,7 +68,10 @@ class UnscentedKalman(GaussianFilter):
     def _predict_moments(
         self, model: Model, belief: GaussianBelief, u: Input
     ) -> tuple[Vector, Matrix]:
-        """Return mean and covariance of the images of the sigma points, plus Q."""
+        """Return the predicted mean and covariance, from the images of the sigma points.
+
+        The covariance of the process noise is added to that of the images.
+        """
         dynamics = model.dynamics
         assert isinstance(dynamics, GaussianDynamics)
         points, averages, spreads = self._points(belief)
@@ -76,7 +81,7 @@ class UnscentedKalman(GaussianFilter):
         return mean, deviations.T @ deviations + dynamics.noise.matrix()
 
     def _linearise(self, model: Model, belief: GaussianBelief) -> LinearObservation:
-        """Return the observation by the images of new sigma points."""
+        """Return the linear observation computed from sigma points of the prediction."""
         mean, likelihood = belief.mean, model.likelihood
         points, averages, spreads = self._points(belief)
         images = jax.vmap(likelihood.mean)(points)
@@ -110,7 +115,7 @@ class UnscentedKalman(GaussianFilter):
     def _points(
         self, belief: GaussianBelief
     ) -> tuple[Float[Array, "S L"], Float[Array, " S"], Float[Array, " S"]]:
-        """Return sigma points, weights in means, and roots of weights in covariances."""
+        """Return sigma points, weights in means, and square roots of weights in covariances."""
         mean, root = belief.mean, cholesky(belief.cov)
         dim = len(mean)
         total, average, spread = self._weights(dim)

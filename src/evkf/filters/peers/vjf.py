@@ -1,9 +1,11 @@
-"""Variational joint filtering: an amortised filter that learns its model online.
+"""Variational joint filtering (VJF): a network computes the belief; the model is learned online.
 
-The weights of `ResidualRBF` dynamics are learned by Bayesian linear regression, in one go and then
-one pair of states at a time. The weights of every latent are a priori $N(0, I)$, and given the
-pairs $N(W_l, P)$ with one P, as published: pairs count by one variance for all latents, the mean of
-theirs, which is Bayes' rule where these are equal.
+The weights of `ResidualRBF` dynamics (radial basis functions) are learned by Bayesian linear
+regression: at the end of the warm-up (the first bins) from all pairs of consecutive states, then
+from one pair at a time. The prior of the weights of every latent is $N(0, I)$. The posterior of the
+weights of latent l is $N(W_l, P)$, with one covariance P for all latents, as published. For P, the
+noise variance of every latent is replaced by the mean of the noise variances over latents; this is
+Bayes' rule if the noise variances are equal.
 """
 
 from typing import Any, NamedTuple, Self
@@ -28,10 +30,12 @@ from evkf.numerics.linalg import all_finite, inverse_positive, tree_where
 from evkf.types import Belief, Count, Input, Key, Observation, Scalar, Vector
 
 MIN_VAR, HORIZON = MIN_STD**2, 500
-"""Floor of the noise, and the bins after which its running mean begins to forget."""
+"""Smallest noise variance of the dynamics, and the number of bins over which the running mean of
+squared residuals averages: after this number, older bins are forgotten gradually.
+"""
 
 PRIOR_COUNT = 10
-"""Bins that the noise of the given model counts as, where no warm-up replaces it."""
+"""Without a warm-up, the noise variance of the given model counts as much as this many bins."""
 
 
 DEFAULT_OPTIMISER = optax.chain(
@@ -41,9 +45,11 @@ DEFAULT_OPTIMISER = optax.chain(
 
 
 class Recognition(eqx.Module):
-    """One layer of tanh units from $[y_t, q_{t-1}]$ to the free numbers of $q_t$.
+    """The recognition network: one layer of tanh units that computes the belief $q_t$.
 
-    The head of the mean has no bias, so that it is on both sides of the origin from the start.
+    Inputs are the observation $y_t$ and the unconstrained parameters of $q_{t-1}$ (see
+    `single_step.to_free`); outputs are those of $q_t$. The output of the mean has no bias, so that
+    means of either sign occur from the start.
     """
 
     weight: Float[Array, "H I"]
@@ -72,31 +78,41 @@ class Recognition(eqx.Module):
 
 
 class StatePairs(NamedTuple):
-    """States of consecutive bins, and the inputs of the second."""
+    """Pairs of latent states in consecutive bins, one row for each pair, stored in the warm-up.
+
+    Attributes:
+        before: Mean of the belief in the first bin of the pair.
+        after: Mean of the belief in the second bin.
+        us: Input of the second bin.
+    """
 
     before: Float[Array, "T L"]
     after: Float[Array, "T L"]
     us: Float[Array, "T U"]
 
     def put(self, index: Count, before: Vector, after: Vector, u: Input) -> Self:
-        """Return the pairs with one more in a row; a pair beyond the last row is dropped."""
+        """Return the pairs after writing one pair into row `index`.
+
+        The number of rows is fixed: if `index` is beyond the last row, nothing is written.
+        """
         rows = zip(self, (before, after, u), strict=True)
         return type(self)(*(old.at[index].set(row, mode="drop") for old, row in rows))
 
 
 class VJFState(NamedTuple):
-    """The belief, and what was learned with it.
+    """The filter state of `VJF`: the belief, and what was learned.
 
     Attributes:
-        belief: The belief.
-        model: The model in use.
+        belief: The belief $q_t$.
+        model: The model learned so far.
         recognition: The recognition network.
-        optimiser: State of the optimiser of network and model.
-        weight_cov: Covariance of the weights of radial basis functions; empty where there are none.
-        pairs: States of the warm-up; empty without a warm-up or radial basis functions.
-        count: Transitions learned from: bins, without the first of a trial.
-        begun: 0 until a bin of the trial was learned from, while the last belief is the prior; then
-            1.
+        optimiser: Internal state of the optimiser, which moves network and model.
+        weight_cov: Posterior covariance P of the weights of radial basis functions; empty if the
+            filter learns none.
+        pairs: Pairs of states from the warm-up; empty without a warm-up or if the filter learns no
+            radial basis functions.
+        count: Number of transitions learned from: bins, without the first bin of each trial.
+        begun: 0 until the filter has learned from a bin of this trial; then 1.
     """
 
     belief: Belief
@@ -110,36 +126,38 @@ class VJFState(NamedTuple):
 
 
 class VJF(LearningFilter):
-    """Variational joint filtering (Zhao & Park 2020), as in its published package.
+    """Variational joint filtering (Zhao & Park 2020), after the published code.
 
-    A recognition network maps the observation and $q_{t-1}$ to $q_t$. In every bin one gradient
-    step on the single-step bound, with one sample each of $z_{t-1}$ and $z_t$, moves the network
-    and the model; the weights of `ResidualRBF` dynamics are learned by recursive least squares
-    instead, and their noise is a running mean of the squared residual, which begins to forget after
-    500 bins. Beliefs are diagonal Gaussian, as is the process noise, or continuous Bernoulli;
-    dynamics of the latter are `NaturalDynamics`.
+    A recognition network computes the belief $q_t$ from the observation and $q_{t-1}$. In every bin
+    one gradient step on the single-step bound $M_t$ changes the network and the model; the bound is
+    estimated from one sample of $z_{t-1}$ and one of $z_t$. The weights of `ResidualRBF` dynamics
+    (radial basis functions) are learned by recursive least squares instead. The process noise is
+    then a running mean of squared residuals, which forgets old bins gradually after 500 bins.
+    Beliefs are diagonal Gaussian, for dynamics with diagonal Gaussian noise, or continuous
+    Bernoulli, for `NaturalDynamics`.
 
-    The first bins, 1000 by default, are a warm-up without the dynamics in the bound.
-    After them the centres of `ResidualRBF` dynamics are placed over the range that was visited, and
-    their weights fitted to all of it, without the first bin of a trial, which has no bin before it.
+    The first bins, 1000 by default, are a warm-up, in which the bound leaves out the dynamics. At
+    the end of the warm-up, the centres of `ResidualRBF` dynamics are placed over the range of the
+    latent states so far, and their weights are fitted to all transitions so far.
 
-    Where the paper is silent, the network, its head without bias and the warm-up follow the
-    published code, with two exceptions known to do better. Least squares take the means of the
-    beliefs, as samples would count the variance of both beliefs as noise of the dynamics. The
-    gradient is clipped, as clamping the log rate of Poisson models at 10 leaves no gradient beyond
-    it. Masked channels are replaced by their expected observation.
+    The paper does not specify the network, its mean output without bias, and the warm-up; they
+    follow the published code. Two details differ, because the filter then does better. Least
+    squares use the means of the beliefs, not samples: samples would add the variance of both
+    beliefs to the process noise. And the gradient is clipped, whereas the published code limits
+    the log rate of Poisson models to 10, above which the gradient is zero. Masked channels are
+    replaced by the observation that the model expects.
 
     Args:
-        hidden: Units of the recognition network.
-        warm_up: Bins without dynamics, not counting the first of a trial; with 0 the given noise
-            counts as much as 10 bins.
-        optimiser: Any optax optimiser, which sees the learned numbers as one vector; when left out
-            plain gradient descent, as published, with a slowly falling rate of 0.001 and clipped
-            gradients.
-        learn: True to learn network and model, starting from the given model; otherwise that model
-            is used, with the network of the state.
+        hidden: Number of units of the recognition network.
+        warm_up: Number of transitions in the warm-up (bins, without the first bin of each trial).
+            If 0, the noise variance of the given model counts as much as 10 bins.
+        optimiser: Any optax optimiser; it takes the learned numbers of network and model as one
+            vector. The default is gradient descent, as published, at a rate that falls slowly from
+            0.001, after clipping the gradient.
+        learn: True to learn network and model, starting from the given model. If False, the given
+            model is used, and the network does not change.
         parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation".
-        seed: Seed of the network's first weights and of the placing of centres.
+        seed: Random seed of the first weights of the network and of the centres.
 
     Example:
         >>> import jax
@@ -199,7 +217,11 @@ class VJF(LearningFilter):
     def _filter_bin(
         self, model: Model, state: VJFState, data: BinData, key: Key
     ) -> tuple[VJFState, Info]:
-        """Apply the recognition network, then take a gradient step with network and model."""
+        """Filter one bin; return the next filter state and the diagnostics.
+
+        The recognition network computes the belief. If `learn` is True, one gradient step then
+        changes network and model; otherwise neither changes.
+        """
         y, mask, u = data
         family = model.family
         predict_key, past_key, own_key = jax.random.split(key, 3)
@@ -244,20 +266,24 @@ class VJF(LearningFilter):
         return tree_where(use, new, state)._replace(belief=belief), info
 
     def _recursive(self, model: Model) -> bool:
-        """True if the dynamics are learned by least squares."""
+        """Return True if the dynamics are learned by recursive least squares."""
         return isinstance(model.dynamics, ResidualRBF) and "dynamics" in self.parts
 
     def _gradient_parts(self, model: Model) -> tuple[str, ...]:
-        """Return the parts that gradients move."""
+        """Return the names of the model parts that gradient steps change."""
         rest = ("dynamics", "noise") if self._recursive(model) else ()
         return tuple(part for part in self.parts if part not in rest)
 
     def _split(self, model: Model) -> tuple[Model, Model]:
-        """Split the model into the numbers that gradients move and the rest."""
+        """Return the model as two: the numbers that gradient steps change, and all others."""
         return eqx.partition(model, mark_learned(model, self._gradient_parts(model)))
 
     def _regress(self, state: VJFState, before: Vector, after: Vector, u: Input) -> VJFState:
-        """Learn from a pair of states: store it in the warm-up, fit to all pairs at its end."""
+        """Learn the dynamics from a pair of consecutive states; return the next filter state.
+
+        In the warm-up the pair is stored; at the end of the warm-up the dynamics are fitted to all
+        stored pairs; later they are updated by one step of recursive least squares.
+        """
         dynamics, cov = state.model.dynamics, state.weight_cov
         assert isinstance(dynamics, ResidualRBF)
         pairs = state.pairs
@@ -282,9 +308,17 @@ class VJF(LearningFilter):
 def fit_dynamics(
     dynamics: ResidualRBF, pairs: StatePairs, key: Key
 ) -> tuple[ResidualRBF, Float[Array, "D D"]]:
-    """Place the functions over the range of the pairs and fit weights and noise to them.
+    """Fit radial basis functions to pairs of states; return the dynamics, and P.
 
-    The weights are regularised by the noise of a random walk. Also return P.
+    The centres of the functions are placed over the range of the states. The weights are the
+    posterior mean of Bayesian linear regression, where the noise variance is that of a random walk
+    (the mean squared difference of the pair). P is the posterior covariance of the weights. The
+    process noise is the mean squared residual.
+
+    Args:
+        dynamics: The dynamics before the fit.
+        pairs: The pairs of states; every row is used.
+        key: JAX random key, for placing the centres.
     """
     low, high = jnp.min(pairs.after, axis=0), jnp.max(pairs.after, axis=0)
     placed = dynamics.placed(key, low, high)
@@ -306,15 +340,17 @@ def update_dynamics(
     u: Input,
     count: Count,
 ) -> tuple[ResidualRBF, Float[Array, "D D"]]:
-    """Take a step of recursive least squares; the noise is the mean of squared residuals.
+    """Take one step of recursive least squares; return the dynamics, and P after the step.
+
+    The process noise is a running mean of squared residuals.
 
     Args:
-        dynamics: Dynamics with the weights and noise learned so far.
-        cov: P.
-        before: The state.
-        after: The state a bin later.
-        u: The input of that bin.
-        count: Number of pairs that the noise is the mean of, with this one.
+        dynamics: Dynamics that have the weights and noise learned so far.
+        cov: Posterior covariance P of the weights before the step.
+        before: Latent state in a bin.
+        after: Latent state in the next bin.
+        u: Input of the next bin, (inputs,).
+        count: Number of pairs in the running mean, including this pair; at most 500 are counted.
     """
     features = dynamics.features(before, u)
     residual = after - dynamics.mean(before, u)

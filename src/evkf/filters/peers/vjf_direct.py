@@ -1,4 +1,4 @@
-"""Variational joint filtering without a recognition network: every bin is optimised by itself."""
+"""Variational joint filtering without a recognition network: each belief is optimised directly."""
 
 import math
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ DEFAULT_OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3)
 
 
 class DirectVJFState(NamedTuple):
-    """The belief, the model in use, and the state of its optimiser."""
+    """The filter state: belief, model learned so far, and internal state of its optimiser."""
 
     belief: Belief
     model: Model
@@ -34,23 +34,26 @@ class DirectVJFState(NamedTuple):
 class DirectVJF(LearningFilter):
     r"""Variational joint filtering (Zhao & Park 2020) with $q_t$ optimised directly in every bin.
 
-    Adam climbs the single-step bound $M_t$ from the prediction, with a few fresh samples of
-    $z_{t-1} \sim q_{t-1}$ and $z_t \sim q_t$ an iteration, as in the comparison of Campbell et
-    al. 2021. The optimum is that of eVKF without variance correction, for diagonal beliefs and up
-    to Monte-Carlo error. Then one step on $M_t$ moves the model.
+    In every bin Adam maximises the single-step bound $M_t$, starting from the prediction. Every
+    iteration draws a few new samples of $z_{t-1} \sim q_{t-1}$ and $z_t \sim q_t$, as in the
+    comparison of Campbell et al. 2021. Up to Monte-Carlo error, the optimum is that of eVKF without
+    variance correction, for diagonal beliefs. If `learn` is True, one gradient step on $M_t$ then
+    changes the model.
 
-    Beliefs are in mean and log standard deviation, so that `rate` is in units of the state: a mean
-    can move by `rate * iterations` in a bin. These are published settings; for continuous Bernoulli
-    states, which the publications leave out, beliefs are in $\text{arsinh}\lambda$.
+    A Gaussian belief is represented by mean and log standard deviation, as published. `rate` is
+    therefore in units of the latent state: in one bin a mean can move by about `rate * iterations`.
+    Continuous Bernoulli beliefs, which were not published, are represented by
+    $\text{arsinh}\lambda$ with $\lambda$ the natural parameters.
 
     Args:
-        rate: Adam's rate for the belief.
-        iterations: Adam's steps in a bin.
-        num_samples: Samples an iteration.
-        learn: True to learn the model, starting from the given one; otherwise that one is used.
-        parts: Parts to learn: "dynamics", "noise", "readout", "observation".
-        optimiser: Any optax optimiser for the model, which sees the learned numbers as one vector;
-            Adam with clipped gradients when left out.
+        rate: Learning rate of Adam for the belief.
+        iterations: Number of Adam steps in each bin.
+        num_samples: Number of samples in each Adam step.
+        learn: True to learn the model, starting from the given model. If False, the given model is
+            used.
+        parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation".
+        optimiser: Any optax optimiser for the model; it takes the learned numbers as one vector.
+            The default is Adam after clipping the gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -90,7 +93,10 @@ class DirectVJF(LearningFilter):
     def _filter_bin(
         self, model: Model, state: DirectVJFState, data: BinData, key: Key
     ) -> tuple[DirectVJFState, Info]:
-        """Optimise $q_t$, then take a gradient step with the model."""
+        """Filter one bin: optimise $q_t$; take a gradient step of the model if `learn`.
+
+        Return the next filter state and the diagnostics.
+        """
         predict_key, fit_key, learn_key = jax.random.split(key, 3)
         prediction = single_step.predict_mean_nat(model, state.belief, data.u, predict_key)
         free = self._fit(model, state.belief, prediction.belief, data, fit_key)
@@ -122,7 +128,7 @@ class DirectVJF(LearningFilter):
     def _fit(
         self, model: Model, before: Belief, start: Belief, data: BinData, key: Key
     ) -> Float[Array, "R L"]:
-        """Maximise $M_t$ with Adam, and return the unconstrained numbers of $q_t$."""
+        """Maximise $M_t$ with Adam, and return the unconstrained numbers of $q_t$ (`to_free`)."""
         past_key, own_key = jax.random.split(key)
         shape = (self.iterations, self.num_samples)
         # The model does not change while the belief is fitted: all conditionals at once.
@@ -152,7 +158,7 @@ def _bound(
     key: Key,
     num_samples: int,
 ) -> Scalar:
-    """Return a sampled $M_t$; the entropy is in closed form."""
+    """Return the bound $M_t$, estimated from samples of $z_t$; the entropy is in closed form."""
     belief = single_step.from_free(model.family, free)
     zs = model.family.sample(belief, key, num_samples)
     fit = jax.vmap(model.likelihood.log_prob, (0, None, None))(zs, data.y, data.mask)
@@ -169,6 +175,6 @@ def _bound(
 
 
 def _conditional(model: Model, z: Vector, u: Input) -> PyTree:
-    """Return $p(z_t|z_{t-1} = z)$: its mean for Gaussian noise, else its natural parameters."""
+    """Return the mean of $p(z_t|z_{t-1} = z)$ or, if not Gaussian, the natural parameters."""
     dynamics = model.dynamics
     return dynamics.mean(z, u) if isinstance(dynamics, GaussianDynamics) else model.transition(z, u)
