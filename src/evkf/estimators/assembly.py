@@ -1,4 +1,4 @@
-"""The pieces of an `EVKF`: learner, monitor and model by its parameters, and offline training."""
+"""Make learner, monitor and model from the parameters of an `EVKF`, and learn from a recording."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -40,21 +40,22 @@ from evkf.parameters import PARTS
 from evkf.types import Key, Scalar
 
 WINDOW, BATCH = 50, 16
-"""Most bins in a window, and windows in a gradient step, of several passes."""
+"""For training in several passes: largest number of bins in a window (consecutive bins), and
+largest number of windows in a gradient step."""
 
 STEPS_OF_A_PASS, STEPS = 8, 500
-"""Least gradient steps of a pass, in short recordings, and of all passes together: a pass then
-visits bins more than once."""
+"""For training in several passes: smallest number of gradient steps of a pass, and of all passes
+together. In short recordings, a pass then visits bins more than once."""
 
 LAST = 0.05
-"""The rate that several passes end with, as a share of the first."""
+"""Learning rate at the end of several passes, as a fraction of the first learning rate."""
 
 NOISE = 0.04
-"""Variance of the dynamics' noise to start from; states have a variance of about one."""
+"""Variance of the dynamics' noise before learning; latent states have a variance of about one."""
 
 
 class NotFitted(InputError, AttributeError):
-    """An estimator that has not seen enough bins was asked for a result.
+    """Error: an `EVKF` was asked for a result before it had observed enough bins.
 
     Example:
         >>> issubclass(NotFitted, ValueError), issubclass(NotFitted, AttributeError)
@@ -63,16 +64,17 @@ class NotFitted(InputError, AttributeError):
 
 
 class Assembly(NamedTuple):
-    """The fixed pieces of an `EVKF`, made from its parameters.
+    """The objects that an `EVKF` makes from its parameters, and that learning does not change.
 
     Attributes:
-        learner: The learner.
-        monitor: Computes the evidence for the dynamics, if asked for.
-        model: The model to start from; its readout is zero if it is still to be found.
-        key: Randomness.
-        settings: The parameters.
-        warm_up: Bins from which the readout is found; 0 if the likelihood is given.
-        trained: True once several passes have trained the model.
+        learner: Filter and settings of learning.
+        monitor: Computes the evidence for the dynamics; None unless `Learning(watch=True)`.
+        model: The model to start from. If a warm-up is to find the readout (weights and offsets of
+            the likelihood), the weights are zero.
+        key: JAX random key.
+        settings: Parameters of the `EVKF`, by name.
+        warm_up: Number of first bins from which a readout is found; 0 if the likelihood is given.
+        trained: True once the model has been trained in several passes.
     """
 
     learner: Learner
@@ -84,12 +86,23 @@ class Assembly(NamedTuple):
     trained: bool = False
 
     def init(self, model: Model) -> LearnerState | MonitoredState:
-        """Return the state before the first bin."""
+        """Return the learner's state before the first bin; with a monitor, a `MonitoredState`.
+
+        Args:
+            model: The model to start from, with a known readout.
+        """
         state = self.learner.init(model, self.key)
         return state if self.monitor is None else MonitoredState(state, self.monitor.init(model))
 
     def begin(self, trials: Trials) -> LearnerState | MonitoredState:
-        """Return the state before the first bin, with a readout from the first bins."""
+        """Return the learner's state before the first bin, after finding a readout if needed.
+
+        If the likelihood was chosen by name, its readout (weights and offsets) is estimated from
+        the first `warm_up` bins of the trials. No bin is filtered yet.
+
+        Args:
+            trials: The recording, or the bins kept during the warm-up of a stream.
+        """
         if not self.warm_up:
             return self.init(self.model)
         ys, masks, _, fresh = (array[: self.warm_up] for array in trials[:4])
@@ -98,10 +111,11 @@ class Assembly(NamedTuple):
         return self.init(eqx.tree_at(lambda model: model.likelihood, self.model, likelihood))
 
     def after_training(self) -> "Assembly":
-        """Return the pieces with the learning rate that follows several passes.
+        """Return an `Assembly` for a stream that follows training in several passes.
 
-        These have visited every bin many times, and a stream that follows must not undo that with
-        its last few bins.
+        Its learning rate is constant, at 0.05 times the `rate` of the settings, and `trained` is
+        True. Training has visited every bin many times; a higher rate would let the last few bins
+        of the stream undo the result.
         """
         steady = adam(LAST * self.settings["learning"].rate, floor=1.0)
         return self._replace(learner=replace(self.learner, optimiser=steady), trained=True)
@@ -112,14 +126,15 @@ class FittedState:
     """Everything that an `EVKF` has learned.
 
     Attributes:
-        assembly: Its pieces.
-        kept: Bins of the warm-up.
+        assembly: Learner, monitor and starting model.
+        kept: Bins kept during the warm-up (until a readout can be estimated); empty afterwards.
         warming: True until the warm-up is over.
-        state: State of the learner, where `live` does not hold it; None during the warm-up.
-        live: The compiled learner of a stream.
-        result: Result of its last bin.
-        elbo: Bound of the last bin that was not observed by `live`, if known.
-        evidence: Evidence after that bin.
+        state: The learner's state; None during the warm-up, and when `live` holds the state.
+        live: The compiled learner of a stream; None until a stream begins.
+        result: Packed result of the last bin that `live` observed; None if there was no such bin.
+        elbo: Bound $L_t$ of the last bin of `fit`; None if not computed. Used until `live` has
+            observed a bin.
+        evidence: Evidence for the dynamics after the last bin of `fit`; None if not computed.
     """
 
     assembly: Assembly
@@ -133,13 +148,13 @@ class FittedState:
 
     @property
     def missing(self) -> int:
-        """Bins still to come until the warm-up is over."""
+        """Number of bins still needed until the warm-up is over; 0 afterwards."""
         kept = sum(len(part.fresh) for part in self.kept)
         return self.assembly.warm_up - kept if self.warming else 0
 
     @property
     def current(self) -> LearnerState | MonitoredState:
-        """The present state of the learner."""
+        """The present state of the learner; `NotFitted` is raised during the warm-up."""
         if self.warming:
             what = f"{self.missing} bins are missing until there is a first readout"
             raise NotFitted(what, "EVKF", "go on with learn_one or partial_fit")
@@ -149,12 +164,14 @@ class FittedState:
 
 
 def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly:
-    """Make the pieces of an `EVKF` from its parameters, which `evkf.EVKF` describes.
+    """Check the parameters of an `EVKF`, and return the `Assembly` made from them.
+
+    Raise `InputError` if a parameter is invalid or does not match the numbers of neurons or inputs.
 
     Args:
-        settings: Parameters of its constructor.
-        neurons: Neurons of a bin.
-        inputs: Length of the input of a bin.
+        settings: Parameters of the constructor of `evkf.EVKF`, by name.
+        neurons: Number of neurons.
+        inputs: Length of the input vector of a bin; 0 without inputs.
 
     Example:
         >>> settings = dict(latents=2, likelihood="poisson", dynamics="mlp", bin_width=0.01, seed=0)
@@ -200,7 +217,8 @@ def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly
     if isinstance(parts, str):
         raise InputError(f"parts = {parts!r}", "parts", f"pass a list, such as [{parts!r}]")
     learner = Learner(
-        # In gaps beliefs are wide, and a tangent at their mean predicts nothing.
+        # In gaps without observations beliefs are wide, and a linearisation of the dynamics at the
+        # mean of the belief predicts badly.
         VariationalKalmanFilter(rule="moment_matching"),
         learning.loss,
         parts,
@@ -216,12 +234,15 @@ def assemble(settings: Mapping[str, Any], neurons: int, inputs: int) -> Assembly
 def learn_recording(
     assembly: Assembly, trials: Trials, progress: Callable[[int], None] | None = None
 ) -> FittedState:
-    """Learn from a recording: bin by bin in one pass, in windows from all over it in several.
+    """Learn from a recording, and return everything learned.
+
+    With one pass, the model is learned bin by bin. With several passes, it is learned from windows
+    (consecutive bins) of the whole recording.
 
     Args:
-        assembly: The pieces of an `EVKF`.
+        assembly: Learner, monitor and starting model.
         trials: The recording.
-        progress: Called after every pass with the number of passes done.
+        progress: Function that is called after every pass with the number of passes done.
     """
     learning, num, bins = assembly.settings["learning"], len(trials.fresh), trials[:4]
     passes, monitor = learning.passes, assembly.monitor
@@ -250,7 +271,7 @@ def learn_recording(
     settings = Pretraining(passes, batch, window, steps, optimiser)
     before = learner_state(start)
     after = pretrain(assembly.learner, before, *bins, settings=settings, progress=progress)
-    # A stream that follows goes on where the recording ends.
+    # A stream that follows goes on from the belief at the end of the recording.
     newest = jax.tree.map(lambda leaf: leaf[after.ring.count - 1], after.ring.bins)
     after = after._replace(filter=State(newest.belief), fresh=jnp.asarray(False))
     return FittedState(assembly, state=with_learner_state(start, after))

@@ -1,8 +1,9 @@
-"""Common features and expected counts of bins, to compare with, from counts of ragged trials.
+"""Baselines for comparison: smoothed counts, decoder features and PSTHs from spike counts.
 
-Every function takes counts (bins, units) of trials laid end to end, with the bins of every trial,
-and returns one row a bin. Expected counts are of a bin, not per second. Smoothing and features are
-causal: they use a bin and the bins of its trial before it.
+Every function takes counts (bins, units) of trials concatenated in time, and the number of bins of
+every trial, which may differ. Every function returns one row per bin. Expected counts are per bin,
+not per second. `causal_smoothing` and `wiener_features` are causal: the row of a bin depends only
+on this bin and on earlier bins of the same trial.
 """
 
 from collections.abc import Sequence
@@ -18,27 +19,28 @@ from evkf.errors import InputError
 from evkf.numerics.trials import Lengths, read_counts, slices
 
 REACH = 5
-"""Length of a kernel in standard deviations."""
+"""Length of a smoothing kernel in standard deviations."""
 
 PRIOR = 1.0
-"""Trials at the mean rate of a unit that are added to every condition, so that a few trials without
-a spike do not give an expectation of zero."""
+"""Number of imagined trials at the unit's mean rate that are added to every condition. Without
+them, a few trials without a spike would give expected counts of zero."""
 
 
 def causal_smoothing(
     counts: ArrayLike, lengths: Lengths, sd_bins: float, rescaled: bool = False
 ) -> Float[np.ndarray, "T N"]:
-    """Smooth counts by the past half of a Gaussian kernel.
+    """Return counts smoothed by the past half of a Gaussian kernel, (bins, units).
 
-    Before a trial there are no spikes, so the first bins are low, which shows a decoder when the
-    trial began; see `lagged`.
+    Counts before a trial are taken as zero, so values in the first bins of a trial are too low
+    unless `rescaled` is True. A decoder can tell from low values when the trial began; see
+    `evkf.analysis.decoding.lagged`.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        lengths: Bins of every trial.
+        counts: Spike counts, (bins, units).
+        lengths: Number of bins of every trial.
         sd_bins: Standard deviation of the kernel, in bins.
-        rescaled: True to divide by the part of the kernel within the trial, so that first bins are
-            expected counts too.
+        rescaled: True to divide each value by the sum of the kernel's weights that lie within the
+            trial, so that the first bins are not too low.
 
     Example:
         >>> causal_smoothing([[0], [1], [0], [0]], (2, 2), 1.0)[:, 0].round(2)
@@ -60,7 +62,15 @@ def causal_smoothing(
 
 
 def wiener_features(counts: ArrayLike, lengths: Lengths, bins: int = 7) -> np.ndarray:
-    """Return counts of the last bins side by side; with `RidgeDecoder`, a Wiener filter.
+    """Return features for a Wiener filter, (bins, units times `bins`), to use with `RidgeDecoder`.
+
+    The row of a bin holds the counts of this bin, then those of the bin before, and so on. Before
+    the first bin of a trial, counts are zero.
+
+    Args:
+        counts: Spike counts, (bins, units).
+        lengths: Number of bins of every trial.
+        bins: Number of bins in a row, including the present bin.
 
     Example:
         >>> wiener_features([[1], [2], [3]], (3,), bins=2).tolist()
@@ -78,20 +88,23 @@ def condition_psth(
     sd_bins: float = 0.0,
     masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "T N"]:
-    """Return expected counts of other trials, averaged over the trials of their condition.
+    """Return expected counts of test trials from the PSTH of each condition, (test bins, units).
 
-    Trials are aligned at their first bins. Bins later than any of the condition get the average of
-    its last bin. The average includes `PRIOR` trials at the mean rate.
+    The PSTH is the average over the given trials of a condition, aligned at their first bins. One
+    imagined trial at the unit's mean rate is included (`PRIOR`). If a test trial is longer than the
+    PSTH of its condition, the last bin of the PSTH is repeated. Raise `InputError` for a test
+    condition without trials.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        test_lengths: Bins of the trials to predict.
-        test_conditions: Their conditions.
-        sd_bins: Standard deviation of a Gaussian kernel that smooths trials first, in bins; zero
-            for none.
-        masks: True where observed; other bins are left out.
+        counts: Spike counts of the given trials, (bins, units).
+        lengths: Number of bins of every given trial.
+        conditions: Condition of every given trial.
+        test_lengths: Number of bins of every test trial.
+        test_conditions: Condition of every test trial.
+        sd_bins: Standard deviation of a Gaussian kernel, in bins, which smooths the given trials
+            before averaging (not causal); zero for no smoothing.
+        masks: True where observed, (bins, units); other entries are left out. All observed when
+            left out.
 
     Example:
         >>> counts = [[1], [3], [3], [5], [3]]

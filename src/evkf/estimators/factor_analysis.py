@@ -1,6 +1,7 @@
-"""Factor analysis of trials, from which `GPFA` and `LinearDynamicalSystem` start.
+"""Factor analysis, from which `GPFA` and `LinearDynamicalSystem` start to learn.
 
-Also how both read observations: an array of bins, or a list of trials of any lengths.
+Both estimators also read observations with the functions here: an array of bins, or a list of
+trials of any lengths.
 """
 
 from typing import Any
@@ -14,17 +15,18 @@ from evkf.errors import InputError
 from evkf.numerics.checks import check_whole, real_numbers
 
 FLOOR = 0.01
-"""Least private variance of a unit, as a share of its variance."""
+"""Smallest private (noise) variance of a unit, as a fraction of the unit's variance."""
 
 ROUNDS, FAINT = 50, 0.01
-"""Iterations of factor analysis, and least variance of a factor over that of its noise."""
+"""Number of iterations of factor analysis, and smallest variance of a factor divided by the
+variance of the noise along the factor."""
 
 TRANSFORMS = {"sqrt": np.sqrt, "log": np.log1p, None: np.asarray}
-"""Functions of counts that are modelled as Gaussian."""
+"""Functions of counts whose results are modelled as Gaussian; "log" is the log of 1 + counts."""
 
 
 class UnfittedError(InputError, NotFittedError):
-    """An estimator was used before it was fitted.
+    """Error: an estimator was used before it was fitted.
 
     Example:
         >>> issubclass(UnfittedError, InputError), issubclass(UnfittedError, NotFittedError)
@@ -35,12 +37,15 @@ class UnfittedError(InputError, NotFittedError):
 def read_sequences(
     X: Any, transform: str | None, fitted: Any = None
 ) -> tuple[list[Float[np.ndarray, "T N"]], bool]:
-    """Check observations, and return transformed trials; also True if X is a list of trials.
+    """Check observations, and return a list of transformed trials, and True if X was a list.
+
+    Raise `InputError` for missing values (NaN), other than real numbers, or another number of
+    units.
 
     Args:
         X: Observations, (bins, units), or a list of such trials.
-        transform: Name of one of `TRANSFORMS`.
-        fitted: A fitted estimator, whose number of units is required.
+        transform: Transform of the counts, a key of `TRANSFORMS`: "sqrt", "log" or None.
+        fitted: A fitted estimator whose number of units X must have; None for any number.
 
     Example:
         >>> read_sequences([[4, 0], [1, 1]], "sqrt")
@@ -50,7 +55,7 @@ def read_sequences(
     many = isinstance(X, list | tuple) and len(X) > 0 and np.ndim(X[0]) > 1
     units = None if fitted is None else fitted.n_features_in_
     trials = []
-    # The words of scikit-learn's own checks, where it has a check.
+    # Messages use the words of scikit-learn's checks, because its tests look for these words.
     for index, trial in enumerate(X if many else [X]):
         where = f"X[{index}]" if many else "X"
         if issparse(trial):
@@ -87,12 +92,15 @@ def read_sequences(
 def pad_trials(
     trials: list[np.ndarray], grain: int = 1
 ) -> tuple[Float[np.ndarray, "I T N"], Bool[np.ndarray, "I T"]]:
-    """Return trials side by side, and a mask of the bins that they have.
+    """Return trials padded with zeros to one length, (trials, bins, units), and a mask.
+
+    The mask (trials, bins) is True where a trial has a bin.
 
     Args:
-        trials: The trials.
-        grain: Bins are padded to a multiple of it. Above 1, the number of trials is padded to a
-            power of two, so that other data seldom have a new shape.
+        trials: Observations of every trial, (bins, units).
+        grain: The number of bins is padded to a multiple of this number. Above 1, the number of
+            trials is also padded to a power of two, with trials without bins. Other data then
+            seldom have a new shape, which would need another compilation.
 
     Example:
         >>> ys, seen = pad_trials([np.ones((1, 2)), np.ones((3, 2))])
@@ -110,14 +118,14 @@ def pad_trials(
 def analyse_factors(
     ys: Float[np.ndarray, "T N"], latents: int
 ) -> tuple[Float[np.ndarray, "N L"], Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Return loadings, means and private variances of observations, as if bins had no order.
+    """Return loadings, means and private variances from factor analysis; bins count as independent.
 
-    The iteration is that of scikit-learn's FactorAnalysis. It is written here because private
-    variances have a floor in every round: at a variance of zero, EM could not go on.
+    The iteration is that of scikit-learn's FactorAnalysis, but here private variances have a floor
+    in every iteration (`FLOOR`), because EM could not start from a variance of zero.
 
     Args:
-        ys: Observations.
-        latents: Number of factors, no more than there are units.
+        ys: Observations, (bins, units), of two bins or more. Every unit must vary.
+        latents: Number of factors, at most the number of units.
 
     Example:
         >>> factor = np.random.default_rng(0).normal(size=(500, 1))

@@ -2,16 +2,21 @@ r"""Inference and EM for Gaussian process factor analysis (Yu et al. 2009), as p
 
 $$x_l \sim GP(0, k_l), \qquad y_t = Cx_t + d + \epsilon_t, \qquad \epsilon_t \sim N(0, R),$$
 
-with $R$ diagonal and $k_l(s, t) = (1 - \nu)e^{-(s - t)^2 / 2\tau_l^2} + \nu\delta_{st}$.
-The information of a bin about its state is $w_t = Q^\top R^{-1/2}(y_t - d) = Fx_t + N(0, I)$, where
-$R^{-1/2}C = QF$. In order of time, the covariance $S = I + FKF^\top$ of these numbers in a short
-trial is a corner of that in a long one, and so is its Cholesky factor $\Lambda$. One factorisation
-for the longest trial serves trials of all lengths, exactly: with $A = \Lambda^{-1}FK$ and
-$z = \Lambda^{-1}w$, the states of a trial have mean $A^\top z$ and covariance $K - A^\top A$,
-summed over the rows of its own bins. No kernel is inverted.
+with latent states $x_t$ (component $l$: $x_l$), observations $y_t$, loadings $C$, offsets $d$,
+diagonal private (noise) covariance $R$, and kernels
+$k_l(s, t) = (1 - \nu)e^{-(s - t)^2 / 2\tau_l^2} + \nu\delta_{st}$ with timescales $\tau_l$.
 
-Trials are padded to one length, with a mask of the bins that they have. Time and memory grow with
-the cube and the square of latents times bins.
+The information of a bin about its latent state is $w_t = Q^\top R^{-1/2}(y_t - d) = Fx_t + N(0,
+I)$, where $R^{-1/2}C = QF$ is a QR decomposition. Let $K$ be the prior covariance of the latent
+states of a trial, in order of time, and $S = I + FKF^\top$ the covariance of all $w_t$. The matrix
+$S$ of a short trial is the upper left corner of $S$ of a long trial, and the same is true of the
+Cholesky factor $\Lambda$ of $S$. One factorisation for the longest trial is therefore exact for
+trials of all lengths. With $A = \Lambda^{-1}FK$ and $z = \Lambda^{-1}w$, the latent states of a
+trial have mean $A^\top z$ and covariance $K - A^\top A$, where products are summed over the rows of
+the trial's own bins. No kernel is inverted.
+
+Trials are padded to one length, with a mask of the bins that each trial has. Time grows with the
+cube, and memory with the square, of latents times bins.
 """
 
 from collections.abc import Sequence
@@ -27,26 +32,28 @@ from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower
 from evkf.types import Scalar
 
 NUGGET = 1e-3
-r"""$\nu$, the share of a state's variance that is not smooth."""
+r"""$\nu$, the fraction of a latent state's variance that is independent from bin to bin."""
 
 STEPS, FRACTIONS = 2, (1.0, 0.25)
-"""Scoring steps of the timescales in every M step, and fractions of each step that are tried."""
+"""Number of Fisher scoring steps of the timescales in every M step, and fractions of each step that
+are tried."""
 
 NARROW, WIDE = 0.1, 1e4
-"""Bounds of the timescales in bins; beyond them, a state is white or constant."""
+"""Smallest and largest timescale in bins. With shorter timescales a latent state would be white
+noise, with longer timescales constant."""
 
 RATIO = 0.7
-"""Least length of a trial in a group, as a share of the longest of the group."""
+"""Smallest length of a trial in a group, as a fraction of the longest trial of the group."""
 
 
 class GPFAParameters(NamedTuple):
     """Learned parameters of GPFA.
 
     Attributes:
-        C: Loadings.
-        d: Offsets.
-        R: Private variances.
-        log_tau: Logarithms of the timescales, in bins.
+        C: Loadings of the latent states, (N, L).
+        d: Offsets, (N,).
+        R: Private (noise) variances, (N,).
+        log_tau: Logarithms of the timescales in bins, (L,).
     """
 
     C: Float[Array, "N L"]
@@ -56,13 +63,13 @@ class GPFAParameters(NamedTuple):
 
 
 class TrialPosterior(NamedTuple):
-    """States of all trials given their own bins.
+    """Posterior of the latent states of every trial, given all bins of the trial.
 
     Attributes:
-        means: Their means; beyond the end of a trial, extrapolated.
-        gain: $A$, which determines covariances.
-        kernels: Prior covariances of every latent over time.
-        log_lik: Marginal log-likelihood of all trials.
+        means: Means of the latent states; beyond the end of a trial, extrapolated.
+        gain: $A$, from which `covariances` computes the covariances.
+        kernels: Prior covariance of every latent over time.
+        log_lik: Marginal log-likelihood of all trials together, in nats.
     """
 
     means: Float[Array, "I T L"]
@@ -72,7 +79,7 @@ class TrialPosterior(NamedTuple):
 
 
 class TrialGroup(NamedTuple):
-    """Trials from index `first` to before `last`; the longest has `bins` bins."""
+    """The trials with indices from `first` to `last` - 1; the longest of them has `bins` bins."""
 
     first: int
     last: int
@@ -80,13 +87,13 @@ class TrialGroup(NamedTuple):
 
 
 def group_lengths(lengths: Sequence[int]) -> tuple[TrialGroup, ...]:
-    """Group trials of similar lengths, from which the timescales are learned.
+    """Return groups of trials of similar lengths, for learning the timescales.
 
-    Within a group, states are extrapolated to the end of the longest trial. This is still EM, with
-    a few more hidden states, and needs one matrix a group instead of one a length.
+    Within a group, latent states are extrapolated to the end of the longest trial. This is still
+    EM, with a few more latent states. It needs one matrix per group, instead of one per length.
 
     Args:
-        lengths: Bins of every trial, in ascending order.
+        lengths: Number of bins of every trial, in ascending order.
 
     Example:
         >>> group_lengths([5, 9, 10, 10])
@@ -103,7 +110,12 @@ def group_lengths(lengths: Sequence[int]) -> tuple[TrialGroup, ...]:
 
 
 def log_lik(params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]) -> Scalar:
-    """Return the marginal log-likelihood of all trials, in nats.
+    """Return the marginal log-likelihood of all trials together, in nats.
+
+    Args:
+        params: Parameters of GPFA.
+        ys: Padded observations.
+        seen: True where a trial has a bin.
 
     Example:
         >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
@@ -116,7 +128,12 @@ def log_lik(params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array,
 def posterior(
     params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
 ) -> TrialPosterior:
-    """Return the states of all trials given their own bins.
+    """Return the posterior of the latent states of every trial, given all bins of the trial.
+
+    Args:
+        params: Parameters of GPFA.
+        ys: Padded observations.
+        seen: True where a trial has a bin.
 
     Example:
         >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
@@ -131,7 +148,11 @@ def posterior(
 
 
 def covariances(post: TrialPosterior, seen: Bool[Array, " T"]) -> Float[Array, "T L L"]:
-    """Return covariances of the states of one trial, bin by bin.
+    """Return the posterior covariance of the latent state in every bin of one trial.
+
+    Args:
+        post: Result of `posterior`.
+        seen: True where the trial has a bin.
 
     Example:
         >>> params = GPFAParameters(jnp.ones((3, 1)), jnp.zeros(3), jnp.ones(3), jnp.zeros(1))
@@ -152,13 +173,13 @@ def em_step(
     floor: Float[Array, " N"],
     groups: tuple[TrialGroup, ...],
 ) -> tuple[GPFAParameters, Scalar]:
-    """Take one iteration of EM; also return the log-likelihood before it.
+    """Return the parameters after one iteration of EM, and the log-likelihood before the iteration.
 
     Args:
         params: Parameters before the iteration.
-        ys: Observations.
-        seen: True where a trial has a bin; trials in ascending order of length.
-        floor: Least private variances.
+        ys: Padded observations; trials in ascending order of length.
+        seen: True where a trial has a bin.
+        floor: Smallest private (noise) variance of every unit.
         groups: Result of `group_lengths`.
     """
     post = posterior(params, ys, seen)
@@ -177,7 +198,7 @@ def _kernel(log_tau: Scalar, bins: int) -> Float[Array, "T T"]:
 def _whiten(
     params: GPFAParameters, ys: Float[Array, "I T N"], seen: Bool[Array, "I T"]
 ) -> tuple[Scalar, Array, Array, Array, Array]:
-    r"""Return the log-likelihood, and $K$, $FK$, $\Lambda$ and $z$."""
+    r"""Return the log-likelihood in nats, and $K$, $FK$, $\Lambda$, $z$ of the module docstring."""
     C, d, R, log_tau = params
     trials, bins, neurons = ys.shape
     size = bins * len(log_tau)
@@ -203,7 +224,7 @@ def _regress(
     seen: Bool[Array, "I T"],
     floor: Float[Array, " N"],
 ) -> tuple[Array, Array, Array]:
-    """Return the loadings, offsets and private variances of the M step."""
+    """Return loadings, offsets and private variances that the M step finds by regression."""
     latents = post.means.shape[-1]
     marks = seen.astype(ys.dtype)
     num = jnp.sum(marks)
@@ -227,7 +248,10 @@ def _timescales(
     seen: Bool[Array, "I T"],
     groups: tuple[TrialGroup, ...],
 ) -> Float[Array, " L"]:
-    """Take scoring steps up the expected log density of every latent, none of them downhill."""
+    """Return log timescales after Fisher scoring steps of the M step.
+
+    Each step increases the expected log density of a latent, or leaves its timescale unchanged.
+    """
     bins, latents = seen.shape[1], len(log_tau)
     rows = jnp.moveaxis(post.gain, 3, 0).reshape(latents, -1, bins)
     moments = []
@@ -242,7 +266,15 @@ def _timescales(
         )
 
     def density(u: Scalar, moments: list[Array]) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the expected log density of one latent, its slope and the Fisher information."""
+        """Return the expected log prior density of one latent, its derivative and its information.
+
+        The density is that of the latent's time course in all trials, without constants. The
+        derivative and the Fisher information are with respect to the log timescale u.
+
+        Args:
+            u: Logarithm of the timescale in bins.
+            moments: For each group of trials, the sum of the posterior second moments over time.
+        """
         kernel, change = jax.jvp(partial(_kernel, bins=bins), (u,), (jnp.ones_like(u),))
         root = cholesky(kernel)
         inverse, log_diag = inverse_lower(root), jnp.log(jnp.diagonal(root))

@@ -1,8 +1,8 @@
-"""`GPFA`, Gaussian process factor analysis: NumPy in, NumPy out, offline.
+"""`GPFA`, Gaussian process factor analysis with NumPy arrays in and out, offline.
 
-The method of Yu et al. (2009), by the functions of `evkf.estimators.gaussian_process`. Trials may
-have any lengths, and none is cut or approximated. Computation is in float64 whatever JAX is set to,
-because EM ends in gains below the precision of float32.
+The method is that of Yu et al. (2009). `evkf.estimators.gaussian_process` has the computations.
+Trials may have any lengths, and no trial is cut or approximated. Computation is always in float64,
+because the last gains of EM are smaller than the precision of float32.
 """
 
 from functools import partial
@@ -35,35 +35,39 @@ from evkf.estimators.gaussian_process import (
 from evkf.numerics.checks import check_whole, read_positive
 
 SPREAD = 0.1
-"""Standard deviation of the logarithms of the first timescales. Latents with equal timescales could
-be rotated into one another, and EM would not separate them."""
+"""Standard deviation of the logarithms of the timescales before learning. If all timescales were
+equal, any rotation of the latents would fit as well, and EM would not separate the latents."""
 
 GRAIN = 8
-"""New trials are padded to a multiple of so many bins: few new lengths need another compilation."""
+"""Trials given to a fitted estimator are padded to a multiple of this number of bins, so that few
+new lengths need another compilation."""
 
 
 class GPFA(TransformerMixin, BaseEstimator):
-    """Smooth latent trajectories by Gaussian process factor analysis, learned by EM.
+    """Gaussian process factor analysis, learned by EM: infers smooth latent trajectories.
 
-    Observations are (bins, neurons), or a list of such trials of any lengths. The states of a bin
-    are inferred from all bins of its trial. Observations may not be missing.
+    Observations are (bins, neurons), or a list of such trials of any lengths. The latent state of a
+    bin is inferred from all bins of the trial. Missing observations (NaN) are not supported.
 
     Args:
-        latents: Latent dimensions.
+        latents: Number of latent dimensions.
         bin_width: Width of a bin.
-        tau: First timescale, in the unit of `bin_width`; five bins when left out.
-        square_root: True to take square roots of the counts, which equalises their variance.
-        max_iterations: Largest number of iterations of EM.
-        tolerance: Gain of an iteration below which EM stops, in nats per bin.
-        seed: Seed of the first timescales, which are drawn near `tau`.
+        tau: Timescale before learning, in the unit of `bin_width`, one for all latents or one for
+            each; five bins when left out.
+        square_root: True to model square roots of the counts, whose variance depends less on the
+            rate than that of counts.
+        max_iterations: Largest number of EM iterations.
+        tolerance: EM stops when an iteration gains less than this, in nats per bin.
+        seed: Seed of the timescales before learning, which are drawn near `tau`.
 
     Attributes:
-        C_: Loadings of the latents with these timescales, (neurons, latents).
+        C_: Loadings of the latents that have the timescales `tau_`, (neurons, latents).
         d_: Offsets, (neurons,).
-        R_: Private variances, (neurons,).
-        tau_: Timescales, in the unit of `bin_width`.
-        loadings_: Orthonormal loadings of the latents that `transform` gives.
-        log_likelihoods_: Nats per bin, before the first iteration and after each.
+        R_: Private (noise) variances, (neurons,).
+        tau_: Timescales in the unit of `bin_width`, (latents,).
+        loadings_: Orthonormal loadings of the latents that `transform` returns, (neurons, latents).
+        log_likelihoods_: Log-likelihood in nats per bin, before the first iteration and after each
+            iteration.
         n_features_in_: Number of neurons.
 
     Example:
@@ -93,7 +97,7 @@ class GPFA(TransformerMixin, BaseEstimator):
         self.tolerance, self.seed = tolerance, seed
 
     def fit(self, X: Any, y: None = None) -> Self:
-        """Fit loadings, offsets, private variances and timescales.
+        """Fit loadings, offsets, private variances and timescales; return the estimator itself.
 
         Args:
             X: Observations, (bins, neurons), or a list of trials.
@@ -133,13 +137,16 @@ class GPFA(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any, return_cov: bool = False) -> Any:
-        """Return means (bins, latents) of the orthonormalised latents, given all of their trial.
+        """Return posterior means of the orthonormalised latents in every bin, (bins, latents).
 
-        Their loadings are `loadings_`; latents that explain more come first.
+        Each bin is estimated from all bins of its trial. Orthonormalised latents are linear
+        combinations of the latents of `C_` whose loadings, `loadings_`, have orthonormal columns.
+        They are ordered by the singular values of `C_`, the largest first.
 
         Args:
-            X: Observations, (bins, neurons), or a list of trials, which gives a list.
-            return_cov: True to return covariances (bins, latents, latents) too.
+            X: Observations, (bins, neurons), or a list of trials, for which a list is returned.
+            return_cov: True to return a pair: the means, and the posterior covariances (bins,
+                latents, latents).
         """
         means, covs, many = self._infer(X, return_cov)
         means = [mean @ self._turn.T for mean in means]
@@ -149,11 +156,15 @@ class GPFA(TransformerMixin, BaseEstimator):
         return means if many else means[0]
 
     def rates(self, X: Any) -> Any:
-        r"""Return expected observations (bins, neurons), for counts those of a bin.
+        r"""Return expected observations (bins, neurons), for spikes the expected counts per bin.
 
-        Square roots are squared in expectation, $E[y^2] = E[y]^2 + \text{Var}(y)$, with the
-        uncertainty of the state and the private variance. Raw counts are linear in the state, and
-        so their expectation can be negative.
+        Each bin is estimated from all bins of its trial. With square roots $y$, the expected count
+        is $E[y^2] = E[y]^2 + \text{Var}(y)$, where the variance is that from the uncertain latent
+        state plus the private variance. Without square roots, the expected count is linear in the
+        latent state and can be negative.
+
+        Args:
+            X: Observations, (bins, neurons), or a list of trials, for which a list is returned.
         """
         square_root = self._parameters[1] == "sqrt"
         means, covs, many = self._infer(X, square_root)
@@ -167,8 +178,9 @@ class GPFA(TransformerMixin, BaseEstimator):
     def score(self, X: Any, y: None = None) -> float:
         """Return the marginal log-likelihood in nats per bin.
 
-        It is a density, of square roots if they are taken, and so not comparable with that of raw
-        counts or with the probability of counts.
+        The log-likelihood is that of a density: of square roots of the counts if `square_root` is
+        True, else of the counts. The two cannot be compared with each other, nor with a
+        log-probability of counts.
         """
         params, transform = self._parameters
         trials, _ = read_sequences(X, transform, self)
@@ -189,7 +201,11 @@ class GPFA(TransformerMixin, BaseEstimator):
         return tags
 
     def _start(self, ys: np.ndarray) -> GPFAParameters:
-        """Return the parameters of factor analysis, and timescales near `tau`."""
+        """Check settings, and return the parameters before EM.
+
+        Loadings, offsets and private variances come from factor analysis. Timescales are drawn near
+        `tau`.
+        """
         C, mean, R = analyse_factors(ys, self.latents)
         check_whole(self.max_iterations, 1, "max_iterations")
         if not self.tolerance >= 0:
@@ -208,13 +224,16 @@ class GPFA(TransformerMixin, BaseEstimator):
 
     @property
     def _parameters(self) -> tuple[GPFAParameters, str | None]:
-        """Parameters and transform of the last fit."""
+        """Parameters of the last fit, and name of the transform of its counts ("sqrt" or None)."""
         if not hasattr(self, "_fitted"):
             raise UnfittedError("not fitted yet", "GPFA", "call fit first")
         return self._fitted
 
     def _infer(self, X: Any, spread: bool) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-        """Return means, covariances if wanted (spread), and True if X is a list of trials."""
+        """Return posterior means and covariances of every trial, and True if X was a list.
+
+        The list of covariances is empty if `spread` is False.
+        """
         params, transform = self._parameters
         trials, many = read_sequences(X, transform, self)
         with jax.enable_x64(True):

@@ -1,11 +1,13 @@
-r"""`LinearDynamicalSystem`, the linear baseline with dynamics: inference and EM.
+r"""`LinearDynamicalSystem`, a baseline with linear dynamics: inference and EM.
 
 $$x_1 \sim N(m, P), \quad x_{t+1} = Ax_t + N(0, Q), \quad y_t = Cx_t + d + N(0, R),$$
 
-with $R$ diagonal. The information of a bin about its state is $C^\top R^{-1}(y_t - d)$, so
-recursions run over latents only. Trials are padded to one length, with a mask of the bins that they
-have. Covariances given the past are the same in all trials; those given all of a trial depend on
-the number of bins to its end.
+with latent states $x_t$, observations $y_t$, transition matrix $A$, loadings $C$, offsets $d$, mean
+$m$ and covariance $P$ of the first state, and noise covariances $Q$ and $R$, where $R$ is diagonal.
+The information of a bin about its latent state is $C^\top R^{-1}(y_t - d)$, so the size of all
+matrices in the recursions is the number of latents, not of units. Trials are padded to one length,
+with a mask of the bins that each trial has. Covariances given earlier bins are the same in all
+trials. Covariances given all bins of a trial depend on the number of bins to the end of the trial.
 """
 
 from functools import partial
@@ -31,23 +33,24 @@ from evkf.numerics.checks import check_whole
 from evkf.types import Scalar
 
 DECAY = 0.9
-"""Diagonal of the first transition matrix."""
+"""Diagonal of the transition matrix before learning."""
 
 Given = Literal["past", "now", "all"]
-"""Bins from which a state is inferred: those before it, these and its own, or all of its trial."""
+"""Bins from which the latent state of a bin is inferred: "past" for earlier bins of the trial,
+"now" for earlier bins and the bin itself, "all" for all bins of the trial."""
 
 
 class LDSParameters(NamedTuple):
     """Learned parameters of a linear dynamical system.
 
     Attributes:
-        A: Transition matrix.
-        Q: Covariance of its noise.
-        C: Loadings.
-        d: Offsets.
-        R: Private variances.
-        m: Mean of the first state.
-        P: Covariance of the first state.
+        A: Transition matrix, (L, L).
+        Q: Covariance of the noise of the dynamics, (L, L).
+        C: Loadings of the latent state, (N, L).
+        d: Offsets, (N,).
+        R: Private (noise) variances of the units, (N,).
+        m: Mean of the first latent state of a trial, (L,).
+        P: Covariance of the first latent state of a trial, (L, L).
     """
 
     A: Float[Array, "L L"]
@@ -60,20 +63,21 @@ class LDSParameters(NamedTuple):
 
 
 class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
-    """A linear dynamical system with Gaussian noise on square roots or logarithms, learned by EM.
+    """A linear dynamical system with Gaussian noise, for transformed counts, learned by EM.
 
-    Observations are (bins, units), or a list of such trials of any lengths; they may not be
-    missing. EM starts from factor analysis. Computation is in float64 whatever JAX is set to.
+    Observations are (bins, units), or a list of such trials of any lengths. Missing observations
+    (NaN) are not supported. EM starts from factor analysis. Computation is always in float64.
 
     Args:
-        latents: Latent dimensions.
-        transformation: Values modelled as Gaussian: "sqrt" of counts, or "log" of 1 + counts.
-        iterations: Iterations of EM.
+        latents: Number of latent dimensions.
+        transformation: Transform of the counts, whose result is modelled as Gaussian: "sqrt", or
+            "log" for the log of 1 + counts.
+        iterations: Number of EM iterations.
 
     Attributes:
         params_: Learned parameters, `LDSParameters`.
-        log_likelihoods_: Nats per bin of the transformed counts, before the first iteration and
-            after each.
+        log_likelihoods_: Log-likelihood of the transformed counts in nats per bin, before the first
+            iteration and after each iteration.
         n_features_in_: Number of units.
 
     Example:
@@ -96,7 +100,7 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         self.latents, self.transformation, self.iterations = latents, transformation, iterations
 
     def fit(self, X: Any, y: None = None) -> Self:
-        """Learn all parameters by EM.
+        """Learn all parameters by EM, and return the estimator itself.
 
         Args:
             X: Observations, (bins, units), or a list of trials.
@@ -126,21 +130,25 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any, given: Given = "now") -> Any:
-        """Return means (bins, latents) of the states.
+        """Return means of the latent states, (bins, latents).
 
         Args:
-            X: Observations, (bins, units), or a list of trials, which gives a list.
-            given: "now" filters, "past" predicts one bin ahead, "all" smooths.
+            X: Observations, (bins, units), or a list of trials, for which a list is returned.
+            given: Bins from which a state is inferred: "now" for earlier bins and the bin itself
+                (filter), "past" for earlier bins (prediction), "all" for all bins of the trial
+                (smoother).
         """
         means, _, many = self._infer(X, given)
         return means if many else means[0]
 
     def rates(self, X: Any, given: Given = "now") -> Any:
-        """Return expected counts (bins, units), under the spread of states and noise.
+        """Return expected counts per bin, (bins, units).
+
+        The expectation is over the uncertain latent state and the noise of the transformed counts.
 
         Args:
-            X: Observations, (bins, units), or a list of trials, which gives a list.
-            given: "now" filters, "past" predicts one bin ahead, "all" smooths.
+            X: Observations, (bins, units), or a list of trials, for which a list is returned.
+            given: Bins from which a state is inferred; see `transform`.
         """
         means, covs, many = self._infer(X, given)
         C, d, R = (np.asarray(leaf) for leaf in self.params_[2:5])
@@ -155,7 +163,10 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         return rates if many else rates[0]
 
     def score(self, X: Any, y: None = None) -> float:
-        """Return the log-likelihood of the transformed counts in nats per bin; it is a density."""
+        """Return the log-likelihood of the transformed counts, in nats per bin.
+
+        It is that of a density and cannot be compared with a log-probability of counts.
+        """
         trials, _ = self._read(X, fitted=True)
         with jax.enable_x64(True):
             total = float(log_lik(self.params_, *_pad(trials)))
@@ -167,7 +178,7 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         return tags
 
     def _infer(self, X: Any, given: Given) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-        """Return means and covariances of the states, and True if X is a list of trials."""
+        """Return means and covariances of the states of every trial, and True if X was a list."""
         if given not in ("past", "now", "all"):
             raise InputError(f"given = {given!r}", "given", "choose among past, now and all")
         trials, many = self._read(X, fitted=True)
@@ -180,7 +191,10 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
         return means, covs, many
 
     def _read(self, X: Any, fitted: bool = False) -> tuple[list[np.ndarray], bool]:
-        """Check settings and observations; once fitted, observations of the same units."""
+        """Check settings and observations; return transformed trials, and True if X was a list.
+
+        With `fitted`, raise an error unless the estimator was fitted to the same number of units.
+        """
         if fitted and not hasattr(self, "params_"):
             raise UnfittedError("not fitted yet", "LinearDynamicalSystem", "call fit first")
         if self.transformation not in ("sqrt", "log"):
@@ -190,26 +204,40 @@ class LinearDynamicalSystem(TransformerMixin, BaseEstimator):
 
 
 class TrialStates(NamedTuple):
-    """Means and covariances of the states of all trials; undefined beyond the end of a trial."""
+    """Means and covariances of the latent states of all trials.
+
+    The first axis is time. Values beyond the end of a trial have no meaning.
+    """
 
     means: Float[Array, "T I L"]
     covs: Float[Array, "T I L L"]
 
 
 class ForwardPass(NamedTuple):
-    """States given the past (ahead) and given the present bin too, and the log-likelihood."""
+    """Latent states from the Kalman filter, and the log-likelihood. The first axis is time."""
 
     ahead: Float[Array, "T I L"]
+    """Means given earlier bins."""
     ahead_covs: Float[Array, "T L L"]
+    """Covariances given earlier bins, the same in all trials."""
     means: Float[Array, "T I L"]
+    """Means given earlier bins and the bin itself."""
     covs: Float[Array, "T L L"]
+    """Covariances given earlier bins and the bin itself, the same in all trials."""
     log_lik: Scalar
+    """Marginal log-likelihood of all trials together, in nats."""
 
 
 def forward(
     params: LDSParameters, ys: Float[Array, "T I N"], seen: Bool[Array, "T I"]
 ) -> ForwardPass:
-    """Run the Kalman filter."""
+    """Filter all trials by the Kalman filter, and return states and log-likelihood.
+
+    Args:
+        params: Parameters of the system.
+        ys: Transformed counts, padded.
+        seen: True where a trial has a bin.
+    """
     A, Q, C, d, R, m, P = params
     info = (C.T / R) @ C
     rest = ys - d
@@ -222,7 +250,8 @@ def forward(
         post = _symmetric(jnp.linalg.solve(gain, cov))
         innovation = evidence - mean @ info
         updated = mean + innovation @ post
-        # Squared residuals without those of y itself, which are added for all bins below.
+        # Minus twice the log-likelihood of the bin, without terms that depend only on y and R,
+        # which are added below for all bins.
         fit = jnp.sum(mean * (mean @ info - 2 * evidence), axis=-1)
         fit = fit - jnp.sum(innovation * (innovation @ post), axis=-1)
         fit = fit + jnp.linalg.slogdet(gain)[1]
@@ -237,9 +266,16 @@ def forward(
 def backward(
     params: LDSParameters, result: ForwardPass, seen: Bool[Array, "T I"]
 ) -> tuple[TrialStates, Float[Array, "T I L L"]]:
-    """Run the smoother of Rauch, Tung and Striebel.
+    """Smooth all trials by the smoother of Rauch, Tung and Striebel.
 
-    Also return covariances of every state with the one before.
+    Args:
+        params: Parameters of the system.
+        result: Result of `forward`.
+        seen: True where a trial has a bin.
+
+    Returns:
+        The smoothed states; and for every bin, the covariance of the state of the next bin (rows)
+        with the state of the bin (columns).
     """
     follows = jnp.concatenate([seen[1:], jnp.zeros_like(seen[:1])])
 
@@ -273,7 +309,14 @@ def em_step(
     seen: Bool[Array, "T I"],
     floor: Float[Array, " N"],
 ) -> tuple[LDSParameters, Scalar]:
-    """Take one iteration of EM; also return the log-likelihood before it."""
+    """Return the parameters after one iteration of EM, and the log-likelihood before the iteration.
+
+    Args:
+        params: Parameters before the iteration.
+        ys: Transformed counts, padded.
+        seen: True where a trial has a bin.
+        floor: Smallest private (noise) variance of every unit.
+    """
     result = forward(params, ys, seen)
     states, cross = backward(params, result, seen)
     here = seen[..., None]
@@ -307,7 +350,7 @@ def em_step(
 
 @jax.jit
 def log_lik(params: LDSParameters, ys: Float[Array, "T I N"], seen: Bool[Array, "T I"]) -> Scalar:
-    """Return the marginal log-likelihood of all trials."""
+    """Return the marginal log-likelihood of all trials together, in nats."""
     return forward(params, ys, seen).log_lik
 
 
@@ -318,7 +361,14 @@ def infer(
     seen: Bool[Array, "T I"],
     given: Given,
 ) -> TrialStates:
-    """Return the states given the past, the present bin too, or all of their trials."""
+    """Return means and covariances of the latent states of all trials.
+
+    Args:
+        params: Parameters of the system.
+        ys: Transformed counts, padded.
+        seen: True where a trial has a bin.
+        given: Bins from which a state is inferred: "past", "now" or "all", see `Given`.
+    """
     result = forward(params, ys, seen)
     if given == "all":
         return backward(params, result, seen)[0]
@@ -333,6 +383,9 @@ def _symmetric(matrix: Float[Array, "*b L L"]) -> Float[Array, "*b L L"]:
 
 
 def _pad(trials: list[np.ndarray]) -> tuple[Float[Array, "T I N"], Bool[Array, "T I"]]:
-    """Return trials side by side, time first, and a mask of the bins that they have."""
+    """Return trials padded to one length, (bins, trials, units), and a mask (bins, trials).
+
+    The mask is True where a trial has a bin.
+    """
     ys, seen = pad_trials(trials)
     return jnp.asarray(ys.swapaxes(0, 1)), jnp.asarray(seen.T)

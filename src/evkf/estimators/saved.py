@@ -1,4 +1,4 @@
-"""`EVKF` in a file: its parameters, and everything that it has learned."""
+"""Write an `EVKF`, with its parameters and all that it has learned, to a file; read such files."""
 
 import json
 import os
@@ -21,18 +21,19 @@ from evkf.estimators.trials import Trials, join
 from evkf.likelihoods import Likelihood
 
 KIND, FORMAT = "EVKF", 2
-"""Kind of estimator, and version of what is stored of it. Format 1, of version 1 of this package,
-has the settings of learning among the other parameters, "learn" for "parts", and "num_inputs".
+"""Name of the estimator, and version of the file format. In format 1, written by version 1 of this
+package, the settings of learning are among the other parameters, "parts" is called "learn", and
+there is a parameter "num_inputs".
 """
 
 
 def save_fitted(path: str | os.PathLike, fitted: FittedState, note: dict[str, Any] | None) -> None:
-    """Write what an `EVKF` has learned, and the parameters that it was made with.
+    """Write the parameters of an `EVKF`, and everything that it has learned, to a file.
 
     Args:
-        path: The file.
-        fitted: Everything learned.
-        note: Anything that JSON can hold, to be kept with it.
+        path: Path of the .safetensors file to write.
+        fitted: Everything that the `EVKF` has learned.
+        note: A dictionary that JSON can hold, which is stored in the file too; None for none.
     """
     assembly = fitted.assembly
     settings = assembly.settings
@@ -45,7 +46,7 @@ def save_fitted(path: str | os.PathLike, fitted: FittedState, note: dict[str, An
     meta = {
         "estimator": KIND,
         "format": FORMAT,
-        # Tuples and NumPy's numbers as JSON has them.
+        # Convert tuples and NumPy's numbers to lists and numbers of JSON.
         "params": json.loads(json.dumps(params, default=np.generic.item)),
         "given": {name: _kind(value) for name, value in given.items()},
         "neurons": assembly.model.likelihood.num_channels,
@@ -59,12 +60,18 @@ def save_fitted(path: str | os.PathLike, fitted: FittedState, note: dict[str, An
 
 
 def load_fitted(path: str | os.PathLike, given: Mapping[str, Any]) -> FittedState:
-    """Read what `save_fitted`, or version 1, wrote.
+    """Read a file that `save_fitted`, or version 1 of this package, wrote.
+
+    Raise `InputError` if the file holds no `EVKF`, has a newer format, or does not match `given`.
 
     Args:
-        path: The file.
-        given: Parameters that were objects, by name; of the kind and size that they had. Those that
-            are None were none.
+        path: Path of the file.
+        given: For "likelihood" and "dynamics", an object of the same kind and size if the saved
+            `EVKF` was made with an object; else None. The object's numbers are not used, because
+            the file has them.
+
+    Returns:
+        Everything that the saved `EVKF` had learned.
     """
     meta = read_meta(path)
     if meta.get("estimator") != KIND:
@@ -118,8 +125,11 @@ def load_fitted(path: str | os.PathLike, given: Mapping[str, Any]) -> FittedStat
 
 
 def _kind(value: Likelihood | Dynamics) -> str:
-    """Describe an object but for its numbers, in the words of version 1."""
-    # The weak types of Python's numbers make no difference.
+    """Return a text that describes an object's class and array shapes, but not its numbers.
+
+    Class names are those of version 1 of this package.
+    """
+    # Remove weak types (JAX's types of Python numbers), which would change the text.
     arrays, rest = eqx.partition(value, eqx.is_array)
     strong = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), arrays)
     # GammaFamily was called Gamma.

@@ -1,8 +1,9 @@
-"""Recordings as people have them: an array, or a list of trials of different lengths.
+"""Read recordings that are an array, or a list of trials of different lengths, and filter them.
 
-Trials are laid end to end with a mark where each begins, and filled up with unobserved bins to a
-power of two, so that a new length seldom means another compilation; or side by side. Results are
-cut back to the bins that were given.
+Trials are concatenated, with a mark where each trial begins, and filtered one after another.
+Unobserved bins are added at the end until the number of bins is a power of two, so that a new
+length seldom needs another compilation. Many trials can instead be filtered in parallel (vmap).
+Results have only the bins that were given.
 """
 
 from collections.abc import Sequence
@@ -23,19 +24,20 @@ from evkf.model import Model
 from evkf.types import Key
 
 MANY, LONG = 8, 1 << 15
-"""Trials, and bins of all of them, from which on a CPU is faster with trials side by side."""
+"""Smallest number of trials, and of bins in all trials together, for which a CPU is faster when it
+filters trials in parallel (vmap)."""
 
 
 class Trials(NamedTuple):
-    """Trials end to end.
+    """Concatenated trials: T bins of N neurons, with U inputs.
 
     Attributes:
-        ys: Observations, zero where masked.
-        masks: True where observed.
-        us: Inputs.
-        fresh: True where a trial begins.
-        lengths: Bins of every trial.
-        many: True if they were given as a list.
+        ys: Observations, (T, N); zero where masked.
+        masks: True where observed, (T, N).
+        us: Inputs, (T, U).
+        fresh: True where a trial begins, (T,).
+        lengths: Number of bins of every trial.
+        many: True if the recording was given as a list of trials, False if as one array.
     """
 
     ys: Float[np.ndarray, "T N"]
@@ -46,7 +48,13 @@ class Trials(NamedTuple):
     many: bool
 
     def split(self, estimates: Estimates) -> Estimates | list[Estimates]:
-        """Cut estimates of all bins into trials, if these were given as a list."""
+        """Return estimates as a list with one entry per trial, if the trials were given as a list.
+
+        If the recording was given as one array, return the estimates unchanged.
+
+        Args:
+            estimates: Estimates of all bins, (T, ...).
+        """
         if not self.many:
             return estimates
         ends = zip(self.lengths, np.cumsum(self.lengths), strict=True)
@@ -54,7 +62,14 @@ class Trials(NamedTuple):
 
 
 def count_columns(X: Any, name: str = "X", columns: str = "neurons") -> int:
-    """Return the columns of an array of bins, or of the first of several.
+    """Return the number of columns of an array (bins, columns), or of the first array of a list.
+
+    Raise `InputError` if the array is sparse or does not have two axes.
+
+    Args:
+        X: The array, or a list of arrays.
+        name: Name of the argument, for messages.
+        columns: Name of the columns, for messages.
 
     Example:
         >>> count_columns([np.zeros((3, 2)), np.zeros((4, 2))])
@@ -76,14 +91,20 @@ def _is_list(X: Any) -> bool:
 def read_trials(
     model: Model, X: Any, masks: Any = None, inputs: Any = None, follows: bool = False
 ) -> Trials:
-    """Check a recording against a model; nothing is reshaped, cast away or dropped.
+    """Check a recording against a model, and return the recording as `Trials`.
+
+    Raise `InputError` if shapes do not match the model, if a value is impossible under the
+    likelihood, or if NaN is not masked. Wrong shapes are never corrected.
 
     Args:
-        model: The model.
+        model: The model, which gives the numbers of neurons and inputs, and possible values.
         X: Observations, (bins, neurons), or a list of such trials.
-        masks: True where observed, of the shape of X or (bins,) for whole bins; all when left out.
-        inputs: Inputs, (bins, inputs).
-        follows: True if a single array goes on where the one before ended.
+        masks: True where observed, of the shape of X, or (bins,) for whole bins; all observed when
+            left out. If X is a list, a list with one array for each trial.
+        inputs: Inputs, (bins, inputs); left out if the dynamics take no inputs. If X is a list, a
+            list with one array for each trial.
+        follows: True if X is one array whose first bin follows the last bin of an earlier array, so
+            that no trial begins. Not used if X is a list.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -120,14 +141,16 @@ def read_trials(
 def read_bin(
     model: Model, x: ArrayLike, mask: ArrayLike | None, inputs: ArrayLike | None, fresh: bool
 ) -> Trials:
-    """Check one bin, as `read_trials` does.
+    """Check one bin against a model, and return the bin as `Trials` that have a single bin.
+
+    Errors are raised as by `read_trials`.
 
     Args:
-        model: The model.
+        model: The model, which gives the numbers of neurons and inputs, and possible values.
         x: Observations, (neurons,).
-        mask: True where observed, (neurons,).
-        inputs: The input, (inputs,).
-        fresh: True if it is the first of a trial.
+        mask: True where observed, (neurons,); all observed when None.
+        inputs: Input of the bin, (inputs,); None if the dynamics take no inputs.
+        fresh: True if the bin is the first of a trial.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -155,7 +178,10 @@ def read_bin(
 def _read_bins(
     model: Model, X: Any, masks: Any, inputs: Any, names: tuple[str, str, str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return checked observations (zero where masked), masks and inputs of consecutive bins."""
+    """Check consecutive bins, and return observations (zero where masked), masks and inputs.
+
+    Messages call the three arguments by the given names.
+    """
     channels, num_inputs = model.likelihood.num_channels, model.dynamics.num_inputs
     where, mask_name, input_name = names
     try:
@@ -199,7 +225,10 @@ def _read_bins(
 
 
 def join(parts: Sequence[Trials]) -> Trials:
-    """Return several recordings as one.
+    """Return several recordings concatenated in time, as one.
+
+    Args:
+        parts: One recording or more; `many` of the result is that of the first.
 
     Example:
         >>> bins = np.zeros((2, 1)), np.ones((2, 1), bool), np.zeros((2, 0)), np.zeros(2, bool)
@@ -213,9 +242,12 @@ def join(parts: Sequence[Trials]) -> Trials:
 
 
 def fill_up(trials: Trials) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return observations, masks, inputs and trial starts, filled up to a power of two of bins.
+    """Return observations, masks, inputs and trial starts, padded to 2^k bins.
 
-    Bins that are added are not observed, and are trials of their own.
+    Each added bin is unobserved, and begins a trial. The smallest number of bins is `SHORTEST`.
+
+    Args:
+        trials: The recording.
 
     Example:
         >>> bins = np.ones((70, 1)), np.ones((70, 1), bool), np.zeros((70, 0)), np.zeros(70, bool)
@@ -240,18 +272,23 @@ def scan_trials(
     predictions: bool = False,
     side_by_side: bool | None = None,
 ) -> Trace:
-    """Filter every trial from the initial state on; return the bins of all, filled up at the end.
+    """Filter trials, each from the initial belief; return beliefs and diagnostics of all bins.
+
+    Trials are concatenated in the result. After the last bin, rows without meaning are added up to
+    the number of bins of `fill_up`.
 
     Args:
         filter: The filter.
         model: The model.
-        trials: The trials.
-        key: Randomness.
-        predictions: True for one-step predictions too.
-        side_by_side: True to filter all trials at once, which needs a filter that carries nothing
-            from one to the next. Only as many bins follow one another as the longest trial has,
-            which is what a GPU waits for. A CPU gains less: it computes the bins added too, and
-            every bin takes as long as the slowest. When left out, what is faster here.
+        trials: The recording.
+        key: JAX random key, for filters and likelihoods that sample.
+        predictions: True to return one-step predictions too.
+        side_by_side: True to filter all trials in parallel (vmap), False to filter trials one after
+            another. Parallel filtering needs a filter that keeps nothing from one trial to the
+            next. It takes only as many steps in sequence as the longest trial has bins, which makes
+            a GPU much faster. A CPU gains less, because it also computes the padding of short
+            trials, and each step takes as long as the slowest trial. None to choose what is faster
+            on this machine.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -275,7 +312,7 @@ def scan_trials(
     num, ends = len(trials.fresh), np.cumsum(trials.lengths)
     columns = (np.split(array, ends[:-1]) for array in trials[:3])
     sessions = [Session(*each) for each in zip(*columns, strict=True)]
-    # The same randomness as end to end.
+    # Use the same random numbers as for trials filtered one after another.
     keys, firsts = jnp.broadcast_to(key, (len(ends), *key.shape)), ends - trials.lengths
     scanned = scan_checked(filter, model, sessions, firsts, keys=keys, predictions=predictions)
     rows = np.minimum(np.arange(len(fresh)), num - 1)
@@ -293,16 +330,19 @@ def estimate_trials(
     rates: bool = True,
     per: float = 1.0,
 ) -> Estimates:
-    """Filter or smooth every trial from the initial state on.
+    """Filter or smooth trials, each from the initial belief; return `Estimates` of all bins.
 
     Args:
         filter: The filter.
         model: The model.
-        trials: The trials.
-        key: Randomness.
-        given: "past" to filter, with rates and one-step predictions; "all" to smooth, with rates.
+        trials: The recording.
+        key: JAX random key, for filters and likelihoods that sample.
+        given: "past" to filter: each bin is estimated from this bin and earlier bins of its trial;
+            rates and one-step predictions are returned too. "all" to smooth: each bin is estimated
+            from all bins of its trial; rates are returned too.
         rates: False to leave out rates and predictions.
-        per: Number by which expected observations are divided to give rates.
+        per: Number by which expected observations are divided to give rates: the bin width for
+            counts, 1 for signals.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -322,5 +362,5 @@ def estimate_trials(
         if rates:
             trace = Trace(jax.vmap(model.family.from_moments)(mean, cov), info)
             estimates = estimates._replace(rates=summarise(model, trace, per=per).rates)
-    # Rows by index are copies, which can be written to.
+    # Rows taken by an index array are copies, which the caller can change.
     return estimates.rows(np.arange(len(trials.fresh)))

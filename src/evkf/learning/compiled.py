@@ -1,9 +1,10 @@
 """A learner compiled ahead of time, for streams.
 
-Handing a state of many small arrays to a compiled function costs more than filtering a bin. Here
-they travel together, one vector for each type of number; only the ring's large arrays stand alone,
-and are written in place. Parameters and whatever else `observe` leaves unchanged are arguments, but
-not results, of its program. `evkf.EVKF` and live sessions run on it.
+Passing many small arrays to a compiled function takes longer than filtering a bin. Here the small
+arrays of the learner's state are packed into one vector for each number type. Only the large arrays
+of the ring (the buffer of past bins) are passed one by one, and they are written in place. Arrays
+that `observe` does not change, such as the parameters, are arguments of the compiled `observe`, but
+are not returned. `evkf.EVKF` and live sessions use `CompiledLearner`.
 """
 
 from collections.abc import Callable
@@ -37,12 +38,12 @@ from evkf.types import Input, Key
 
 
 class Nowcast(NamedTuple):
-    """The state of a stream now, and the expected observation of its next bin.
+    """The latent state at the last observed bin, and the expected observation of the next bin.
 
     Attributes:
-        mean: Mean of the state now.
-        cov: Its covariance.
-        rate: The expected observation of the next bin.
+        mean: Mean of the latent state, (L,).
+        cov: Covariance of the latent state, (L, L).
+        rate: Expected observation of the next bin, (N,); for spike counts, expected counts per bin.
     """
 
     mean: Float[Array, " L"]
@@ -54,10 +55,10 @@ class ObserveResult(NamedTuple):
     """Results of observing a bin, as NumPy arrays.
 
     Attributes:
-        belief: Belief about the state.
+        belief: Belief about the latent state after the bin.
         info: Diagnostics of the filter step.
-        evidence: Evidence for the dynamics, with a monitor.
-        nowcast: The state now and the expected observation of the next bin, if asked for.
+        evidence: Evidence for the dynamics; None without a monitor.
+        nowcast: Latent state and expected observation of the next bin; None unless asked for.
     """
 
     belief: PyTree
@@ -67,16 +68,18 @@ class ObserveResult(NamedTuple):
 
 
 class CompiledLearner:
-    """A learner of a stream: `observe` a bin, then `learn` if there is time.
+    """A compiled learner of a stream: `observe` a bin, then `learn` if there is time.
 
     Args:
-        learner: The learner.
-        start: The model to start from, or a `state` to go on from.
-        key: Randomness, for filters and likelihoods that sample.
-        monitor: Computes evidence for the dynamics, with two more filter steps a bin; after a
-            change of the dynamics they are learned anew.
-        nowcast: True to compute the nowcast of every bin too, as if the next had its input.
-        horizon: Number of bins that `forecast` predicts.
+        learner: Settings of filter and learning.
+        start: The model to start from, or a `state` of an earlier `CompiledLearner` to go on from.
+        key: JAX random key, for filters and likelihoods that sample. Not used if `start` is a
+            state, which has a key of its own.
+        monitor: Computes evidence for the dynamics, which takes two more filter steps per bin.
+            When the monitor flags a change of the dynamics, older bins are forgotten.
+        nowcast: True to compute a `Nowcast` at every bin. The next bin is assumed to have the same
+            input as the bin observed.
+        horizon: Number of bins that `forecast` predicts; 0 for no forecasts.
 
     Example:
         >>> import jax, numpy as np
@@ -157,19 +160,20 @@ class CompiledLearner:
         def copy_packed(moving: Packed, still: Packed) -> tuple[Packed, Packed]:
             return jax.tree.map(jnp.copy, (moving, still))
 
-        # Copies: the compiled functions write in place.
+        # Copy first, because the compiled functions overwrite their arguments.
         self._pack = jax.jit(lambda state: pack(jax.tree.map(jnp.copy, state)))
         (self._moving, self._still), self._unpack = self._pack(state), unpack
         self._like = jax.eval_shape(lambda: state)
         first = learner_state(state)
         self._bins, self._no_step = int(first.ring.count), learner.no_step(first)
-        # Arguments that are the same in most bins stay on the device: a transfer takes time.
+        # Arguments that are the same in most bins are kept on the device to avoid transfers.
         self._all_seen = jnp.ones(self._channels, bool)
         self._no_input = jnp.zeros(self._inputs, self._dtype)
         self._flags = jnp.asarray(False), jnp.asarray(True)
         options = CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
-        # XLA compiles without Python's lock: all at once, the longest first.
+        # XLA compiles without Python's global lock, so all programs compile in parallel threads.
+        # The program that takes longest is submitted first.
         with ThreadPoolExecutor() as pool:
 
             def compiled(function: Callable, in_place: tuple[int, ...], *given: Any) -> Future:
@@ -192,7 +196,17 @@ class CompiledLearner:
         u: ArrayLike | None = None,
         fresh: bool = False,
     ) -> Packed:
-        """Filter a bin; `read` gives the result as a tuple of arrays."""
+        """Filter one bin, store the bin in the ring, and return packed results for `read`.
+
+        Args:
+            y: Observations, (N,). Masked entries are ignored.
+            mask: True where observed, (N,); all observed when left out.
+            u: Input, (inputs,); required if the dynamics take inputs.
+            fresh: True if the bin is the first of a trial.
+
+        Returns:
+            Packed arrays, which `read` converts to an `ObserveResult`.
+        """
         observed, given = self._read(y, (self._channels,), "y"), self._read_input(u)
         seen = self._all_seen
         if mask is not None:
@@ -206,43 +220,66 @@ class CompiledLearner:
         return result
 
     def learn(self) -> LearnInfo:
-        """Take the gradient steps that are due; nothing is called if none is."""
+        """Take the gradient steps that are due, and return diagnostics of the last step.
+
+        If `due` is False, the parameters stay as they are, and the loss returned is NaN.
+        """
         if not self.due:
             return self._no_step
         self._moving, self._still, learned = self._learn(self._moving, self._still)
         return learned
 
     def nowcast(self, u: ArrayLike | None = None) -> Nowcast:
-        """Return the state now, and the expected observation of the next bin with input u."""
+        """Return the present latent state, and the expected observation of the next bin.
+
+        Args:
+            u: Input of the next bin, (inputs,); required if the dynamics take inputs.
+        """
         return self._nowcast(self._moving, self._still, self._read_input(u))
 
     def forecast(self, u: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return means and variances of the state in the next bins, (horizon, L), with input u."""
+        """Return means and variances of the latent state in the next bins, each (horizon, L).
+
+        Without a horizon, both arrays are empty.
+
+        Args:
+            u: Input of all these bins, (inputs,); required if the dynamics take inputs.
+        """
         if self._forecast is None:
             return self._no_forecast
         mean, var = self._forecast(self._moving, self._still, self._read_input(u))
         return np.asarray(mean), np.asarray(var)
 
     def read(self, result: Packed) -> ObserveResult:
-        """Return the results of observing a bin as NumPy arrays."""
+        """Convert the packed arrays that `observe` returned to an `ObserveResult` of NumPy arrays.
+
+        Args:
+            result: Return value of `observe`.
+        """
         return self._unpack_result([np.asarray(part) for part in result])
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the numbers that `observe` takes without casting."""
+        """NumPy type of the learner's numbers; `observe` casts observations of other types."""
         return self._dtype
 
     @property
     def due(self) -> bool:
-        """True if `learn` would take a gradient step, once the ring holds a window."""
+        """True if `learn` has something to compute after this bin.
+
+        With a ring, `due` is True every `every` bins; steps are taken only once the ring holds
+        enough bins for a window. Without a ring, `due` is always True, because `learn` adds the
+        gradient of every bin to a sum, and takes a step every `every` bins.
+        """
         return not self.learner.ring or self._bins % self.learner.every == 0
 
     @property
     def state(self) -> Any:
-        """A copy of the present state: a `LearnerState`, or with a monitor a `MonitoredState`.
+        """A copy of the learner's state: a `LearnerState`, or with a monitor a `MonitoredState`.
 
-        It can be set, to go on from another: with parts frozen or thawed, after `Learner.relearn`,
-        or from a file.
+        Assign a state to go on from that state: one returned by `Learner.freeze`, `Learner.thaw` or
+        `Learner.relearn`, or one read from a file. Raise `InputError` if its arrays have other
+        shapes or types than those of the present state.
         """
         return jax.tree.map(jnp.copy, self._unpack(self._moving, self._still))
 
@@ -255,9 +292,9 @@ class CompiledLearner:
         self._bins = int(learner_state(state).ring.count)
 
     def snapshot(self) -> Callable[[], Any]:
-        """Copy the present state; return a function that gives the copy as NumPy arrays.
+        """Copy the learner's state, and return a function that returns the copy as NumPy arrays.
 
-        The function can be called at any time and in any thread.
+        The function can be called later and in any thread.
         """
         packed = self._copy(self._moving, self._still)
         return lambda: self._unpack(*jax.tree.map(np.asarray, packed))
@@ -278,7 +315,13 @@ class CompiledLearner:
 
 
 def compute_nowcast(learner: Learner, state: LearnerState, u: Input) -> Nowcast:
-    """Return the state now, and the expected observation of the next bin with input u."""
+    """Return the present latent state, and the expected observation of the next bin.
+
+    Args:
+        learner: Its filter predicts the next bin.
+        state: State of the learner after the last bin.
+        u: Input of the next bin, (inputs,).
+    """
     model, belief = state.model, state.filter.belief
     predict_key = jax.random.split(state.bin_key)[0]
     ahead = learner.filter.predict(model, state.filter, predict_key, u).belief
@@ -289,7 +332,14 @@ def compute_nowcast(learner: Learner, state: LearnerState, u: Input) -> Nowcast:
 def _packing_apart(
     like: PyTree, move: Callable[..., PyTree], given: tuple
 ) -> tuple[Callable[[PyTree], tuple[Packed, Packed]], Callable[[Packed, Packed], PyTree]]:
-    """Return functions from a tree to the leaves that `move` changes and the others, and back."""
+    """Return two functions: `pack` a tree into changing and unchanging leaves, and `unpack` again.
+
+    Args:
+        like: A tree of the structure to pack.
+        move: Function of a tree and other arguments that returns the changed tree. Leaves that it
+            returns as they are count as unchanging.
+        given: Shapes and types of the other arguments of `move`.
+    """
     structure, jaxpr = jax.tree.structure(like), jax.make_jaxpr(move)(like, *given).jaxpr
     moves = [new is not old for new, old in zip(jaxpr.outvars, jaxpr.invars, strict=False)]
 

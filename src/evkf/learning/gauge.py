@@ -1,10 +1,12 @@
-"""The gauge of the learner: fixed coordinates of the latent space while the readout is learned.
+"""The gauge: keep the coordinates of the latent space fixed while the readout is learned.
 
-States are defined up to an affine map: $C A^{-1}$, $b - C A^{-1} c$ and $Az + c$ explain the data
-as well as C, b and z. A step of the readout within the column space of C only changes coordinates,
-which the dynamics can do as well. Such steps are left out: the subspace may turn as the data
-require, and the axes within it stay. Dynamics that are known or frozen, or that cannot follow a
-change of coordinates, fix the coordinates themselves, and nothing is held.
+The readout is the weights C and offsets b: observations depend on $Cz + b$, where z is the latent
+state. Latent states are defined only up to an affine map $Az + c$: weights $C A^{-1}$, offsets
+$b - C A^{-1} c$ and states $Az + c$ explain the data as well as C, b and z. A gradient step of C
+and b within the column space of C only changes the coordinates, and the dynamics can make the same
+change. This component is therefore removed from every step. The subspace that C spans can still
+rotate as the data require, but the axes within the subspace stay. If the dynamics are known,
+frozen, or cannot follow a change of coordinates, they fix the coordinates, and nothing is removed.
 """
 
 import jax
@@ -19,19 +21,26 @@ from evkf.parameters import Free
 
 
 def gauge(learned: Free) -> Float[Array, "L N"]:
-    """Return an orthonormal basis of the column space of all readouts; empty without any."""
+    """Return an orthonormal basis, as rows, of the column space of the weights C of all readouts.
+
+    The weights of several readouts are concatenated over channels. Without a learned readout, the
+    basis is empty, (0, 0).
+    """
     readouts = _readouts(learned)
     if not readouts:
         return jnp.zeros((0, 0))
     C = jnp.concatenate([C for C, _ in readouts.values()])
-    # A little more than C'C, which has no factor if columns depend on one another.
+    # A small ridge, because C'C has no Cholesky factor if columns of C are linearly dependent.
     square, info = C.T @ C, jnp.finfo(C.dtype)
     ridge = 100 * info.eps * jnp.trace(square) + info.tiny
     return solve_lower(cholesky(square + ridge * jnp.eye(len(square), dtype=C.dtype)), C.T)
 
 
 def can_move(model: Model) -> bool:
-    """True if the dynamics can follow a change of coordinates, so that a gauge is needed."""
+    """Return True if the dynamics can follow any affine change of the latent coordinates.
+
+    Only then must the gauge be held.
+    """
     dynamics = model.dynamics
     if isinstance(dynamics, Driven):
         dynamics = dynamics.undriven
@@ -39,10 +48,14 @@ def can_move(model: Model) -> bool:
 
 
 def hold_gauge(basis: Float[Array, "L N"], change: Free) -> Free:
-    """Remove the component in the span of a basis from a step of C and b.
+    """Return a gradient step whose changes of C and b have no component in the span of the basis.
 
-    The basis is that of the first C: its products with C and b then stay as they were, however many
-    steps there are.
+    All other changes are returned as given.
+
+    Args:
+        basis: Result of `gauge` for the weights C at the start of learning. Its products with C and
+            b then never change.
+        change: Step of all learned numbers.
     """
     moves = _readouts(change)
     step = jnp.concatenate([jnp.column_stack([dC, db]) for dC, db in moves.values()])
@@ -64,7 +77,7 @@ def hold_gauge(basis: Float[Array, "L N"], change: Free) -> Free:
 
 
 def _readouts(tree: Free) -> dict[tuple, tuple[Float[Array, "N L"], Float[Array, " N"]]]:
-    """Return C and b of every readout in a tree, by the path to it."""
+    """Return weights C and offsets b of every readout in a tree, by the path to the readout."""
     leaves: dict[tuple, dict[str, Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(path[-1], GetAttrKey) and path[-1].name in ("C", "b"):

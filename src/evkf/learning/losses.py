@@ -1,14 +1,18 @@
-r"""The losses of the learner: four with one interface, each a mean over replayed bins.
+r"""The four losses of the learner, each a mean over replayed bins.
 
 | name | loss |
 |---|---|
-| `elbo` | minus $L_t$, differentiated through the filter over whole windows; the default |
-| `kl` | $KL(q_t \| \bar q_\theta) - E_{q_t}[\log p(y_t|z)]$: minus $L_t$, beliefs held |
+| `elbo` | minus the bound $L_t$, differentiated through the filter over whole windows; the default
+| | `kl` | $KL(q_t \| \bar q_\theta) - E_{q_t}[\log p(y_t|z)]$: minus $L_t$ at stored beliefs |
 | `natural` | squared distance of $\bar\lambda_\theta$ from an unbiased natural target |
-| `natural_literal` | squared distance of $\bar\lambda_\theta$ from $\lambda_t$, as printed |
+| `natural_literal` | squared distance of $\bar\lambda_\theta$ from $\lambda_t$, as in the paper |
 
-The natural losses hold the beliefs too, and learn the readout from the same expectation as `kl`.
-Paper: eq:hyperparameter_objective; `docs/learning.md` compares them.
+For bin t, $y_t$ is the observation, $z$ the latent state, $q_t$ the belief about $z$ after the bin,
+with natural parameters $\lambda_t$, and $\bar q_\theta$ the prediction under dynamics parameters
+$\theta$, with natural parameters $\bar\lambda_\theta$. The losses `kl`, `natural` and
+`natural_literal` take $q_t$ from the ring (buffer of past bins) as constants, without a gradient.
+Both natural losses also subtract $E_{q_t}[\log p(y_t|z)]$, from which the readout is learned.
+Paper: eq:hyperparameter_objective. `docs/learning.md` compares the losses.
 """
 
 from collections.abc import Callable
@@ -31,22 +35,26 @@ from evkf.types import Belief, Key, Scalar
 Replayed = tuple[Scalar, Belief]
 
 Loss = Callable[[VariationalKalmanFilter, Model, Window, Key], Replayed]
-"""A function of the filter, the model, windows (with a leading axis) and a key, which returns the
-loss in nats per bin, and the beliefs of the bins under the present parameters (the stored ones if a
-loss computes none).
+"""A function of the filter, the model, windows (with a leading axis) and a JAX random key. It
+returns the loss, a mean over bins, and the beliefs of the bins under the present parameters. Losses
+other than `elbo` return the stored beliefs.
 """
 
 
 def elbo(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
-    """Return minus the mean bound, differentiable through every update of a window."""
+    """Return minus the mean bound $L_t$ in nats per bin, and the new beliefs.
+
+    The gradient passes through every filter update of a window. The beliefs returned have none.
+    """
     bounds, beliefs = jax.vmap(lambda window: filter_window(filter, model, window, key))(windows)
     return -jnp.mean(bounds), lax.stop_gradient(beliefs)
 
 
 def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
-    """Return the divergence of the belief from its prediction, minus the log-likelihood expected.
+    """Return the divergence of the belief from the prediction, minus the expected log-likelihood.
 
-    Both beliefs are held.
+    The result is a mean in nats per bin. Beliefs before and after a bin are constants from the
+    ring, which are also returned.
     """
 
     def each(belief: Belief, predicted: Belief) -> Scalar:
@@ -56,12 +64,14 @@ def kl(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key)
 
 
 def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key) -> Replayed:
-    r"""Return the paper's squared distance, with a target whose expectation is right.
+    r"""Return the squared distance of natural parameters to an unbiased target, and the beliefs.
 
-    Mean parameters obey $E_y[\mu_t] = \bar\mu$, natural ones do not. For the Gaussian the target
-    is $(\bar J m_t, \bar J)$ with the predicted precision held, and the noise is learned by the
-    divergence; for other families $\bar\lambda + F^{-1}(\mu_t - \bar\mu)$, held. At the truth
-    both have the expectation $\bar\lambda$.
+    Mean parameters obey $E_y[\mu_t] = \bar\mu$, but natural parameters do not. Here $\mu_t$ and
+    $\bar\mu$ are the mean parameters of belief and prediction, $m_t$ is the mean of the belief,
+    $\bar J$ the precision of the prediction, and $F$ the Fisher information. For Gaussian beliefs
+    the target is $(\bar J m_t, \bar J)$ with $\bar J$ constant, and the noise is learned from the
+    divergence. For other families the target is $\bar\lambda + F^{-1}(\mu_t - \bar\mu)$, a
+    constant. With the true parameters, the expectation of either target is $\bar\lambda$.
     """
     family = model.family
 
@@ -83,9 +93,10 @@ def natural(filter: VariationalKalmanFilter, model: Model, windows: Window, key:
 def natural_literal(
     filter: VariationalKalmanFilter, model: Model, windows: Window, key: Key
 ) -> Replayed:
-    r"""Return $\tfrac12 \|\lambda_t - \bar\lambda_\theta\|^2$, as printed in the paper.
+    r"""Return the paper's loss $\tfrac12 \|\lambda_t - \bar\lambda_\theta\|^2$, and the beliefs.
 
-    It diverges, since $\lambda_t$ always holds more information than any prediction.
+    The expected log-likelihood is subtracted. Learning with this loss diverges, because the belief
+    $q_t$ always has more information than its prediction.
     """
 
     def each(belief: Belief, predicted: Belief) -> Scalar:
@@ -112,7 +123,10 @@ def _one_step(
     key: Key,
     each: Callable[[Belief, Belief], Scalar],
 ) -> Scalar:
-    """Return the mean of `each(belief, prediction)` minus the expected log-likelihood, held."""
+    """Return the mean of `each(belief, prediction)` minus the expected log-likelihood.
+
+    The beliefs before and after each bin are constants from the ring.
+    """
     gaussian = isinstance(model.family, GaussianFamily)
     ell = state_ell(model.likelihood, filter.num_samples) if gaussian else None
 

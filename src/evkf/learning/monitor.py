@@ -1,12 +1,14 @@
 """The monitor: evidence that dynamics have been learned, and that they have changed.
 
-Two more filters run on the bins of the learner: one with a random walk for dynamics, and one with a
-copy of the learned model, taken some time ago. The differences of the bounds, in nats per bin, are
-the worth of the dynamics and the gain of learning since the copy.
+Two more filters run on the bins that the learner observes. The first uses a random walk as
+dynamics, the second a copy of the learned model from some time ago. The bound $L_t$ of the learner
+minus that of the first filter shows, in nats per bin, how much better the learned dynamics predict
+than a random walk. The bound of the learner minus that of the second filter shows how much has been
+learned since the copy was made.
 
-A change of the dynamics shows in the second: once learning has settled, the copy is as good as the
-model; after a change only the model adapts. The sum of the differences is a log-likelihood ratio of
-"changed" against "as before".
+The second difference also shows a change of the dynamics. Once learning has settled, the copy
+predicts as well as the model; after a change, only the model adapts. The sum of these differences
+is a log-likelihood ratio of "changed" against "unchanged".
 """
 
 from typing import NamedTuple
@@ -30,63 +32,78 @@ from evkf.numerics.linalg import tree_where
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar, Vector
 
 MEMORY = 200
-"""Bins over which the running figures are averaged."""
+"""Number of bins over which running means are averaged."""
 
 PERIOD = 500
-"""Bins after which the copy is renewed."""
+"""Number of bins after which the copy of the model is renewed, if evidence of a change is weak."""
 
 THRESHOLD = 6.0
-"""Nats in favour of a change at which it is flagged."""
+"""Evidence in nats above which a change is flagged."""
 
 ALLOWED = 0.02
-"""Gain over the copy, as a share of the gain over the random walk, that learning may make without
-any change."""
+"""Gain over the copy that does not count as evidence of a change, as a fraction of the gain over
+the random walk (or of 0.25 nats per bin, if that is more)."""
 
 SETTLED = 2
-"""Periods in a row without more than the allowed gain, after which learning has settled."""
+"""Number of successive periods with no more than the allowed gain, after which learning counts as
+settled."""
 
 
 class MonitorState(NamedTuple):
-    """State of the monitor between bins."""
+    """What the monitor keeps between bins."""
 
     walk: State
+    """State of the filter with the random walk."""
     step_square: Vector
-    """Running mean square of the steps of the estimate: noise variance of the random walk."""
+    """Noise variance of the random walk: running mean square of the change of the learner's
+    estimate from bin to bin."""
     last: Vector
+    """Mean of the learner's belief after the last bin."""
     copy: Model
+    """Copy of the learned model."""
     copied: State
+    """State of the filter with the copy."""
     bins: Count
+    """Number of bins observed."""
     nats: Scalar
+    """Running mean of the learner's bound, in nats per bin."""
     over_walk: Scalar
+    """Running mean of the learner's bound minus that of the random walk, in nats per bin."""
     over_copy: Scalar
+    """Running mean of the learner's bound minus that of the copy, in nats per bin."""
     gain: Scalar
-    """Sum of the gains over the copy since it was made."""
+    """Sum of the learner's bound minus that of the copy, since the copy was made."""
     age: Count
-    """Bins since the copy was made."""
+    """Number of bins since the copy was made."""
     quiet: Count
-    """Periods in a row in which learning gained no more than allowed."""
+    """Number of successive periods in which learning gained no more than allowed."""
     evidence: Scalar
+    """Evidence of a change, in nats."""
     since: Count
-    """Bins since the evidence for a change was last zero."""
+    """Number of bins since the evidence of a change was last zero."""
     changes: Count
-    """Changes flagged."""
+    """Number of changes flagged."""
     last_change: Count
-    """Bin of the last change, or -1."""
+    """Index of the bin of the last change; -1 if there was none."""
 
 
 class MonitorInfo(NamedTuple):
-    """Evidence after a bin.
+    """Evidence for the dynamics, and of a change of the dynamics, after a bin.
 
     Attributes:
-        nats: Running mean of the bound, nats per bin.
-        over_walk: Its gain over a random walk: the worth of the dynamics.
-        over_copy: Its gain over a copy of the model, renewed every 500 bins: above zero while
-            learning still gains.
-        evidence: Nats in favour of a change of the dynamics.
+        nats: Running mean of the learner's bound $L_t$, in nats per bin.
+        over_walk: Running mean of this bound minus the bound under a random walk, in nats per bin.
+            Above zero if the learned dynamics predict better than a random walk.
+        over_copy: Running mean of this bound minus the bound of a copy of the model, in nats per
+            bin. The copy is renewed about every 500 bins. Above zero while learning still improves
+            predictions.
+        evidence: Evidence of a change of the dynamics, in nats; a change is flagged above 6.
         changed: True if a change is flagged in this bin.
-        since: Bins since the change, by the evidence.
+        since: Number of bins since the evidence began to grow, an estimate of the time since the
+            change; 0 if there is no evidence.
         changes: Number of changes flagged so far.
-        last_change: Bin of the last change, by the evidence; -1 if none.
+        last_change: Index of the bin in which the evidence of the last change began to grow; -1 if
+            there was none.
     """
 
     nats: Scalar
@@ -100,19 +117,23 @@ class MonitorInfo(NamedTuple):
 
 
 class ObservedBin(NamedTuple):
-    """One bin: observation, mask (all observed when None), input, and True if a trial begins."""
+    """One bin as the learner observed the bin."""
 
     y: Observation
+    """Observations, (N,)."""
     mask: Mask | None = None
+    """True where observed, (N,); all observed when None."""
     u: Input | None = None
+    """Input, (inputs,)."""
     fresh: Bool[Array, ""] | bool = False
+    """True if the bin is the first of a trial."""
 
 
 class Monitor(eqx.Module):
-    """Computes the evidence for the dynamics of a learner, and flags their changes.
+    """Computes the evidence for a learner's dynamics, and flags changes of the dynamics.
 
     Args:
-        filter: The filter the learner uses.
+        filter: The filter that the learner uses.
 
     Example:
         >>> import jax
@@ -134,7 +155,13 @@ class Monitor(eqx.Module):
         check_variational(self.filter)
 
     def init(self, model: Model) -> MonitorState:
-        """Return the state before the first bin."""
+        """Return the monitor's state before the first bin.
+
+        Raise `InputError` unless dynamics and beliefs of the model are Gaussian.
+
+        Args:
+            model: The learner's model before the first bin; the first copy.
+        """
         gaussian = isinstance(model.family, GaussianFamily)
         if not (gaussian and isinstance(model.dynamics, GaussianDynamics)):
             raise InputError(
@@ -173,19 +200,21 @@ class Monitor(eqx.Module):
         bin: ObservedBin,
         key: Key | None = None,
     ) -> tuple[MonitorState, MonitorInfo]:
-        """Take in a bin.
+        """Update the evidence by one bin, and return the monitor's new state and the evidence.
 
         Args:
-            state: State before the bin.
+            state: The monitor's state before the bin.
             model: The learner's model, with which the bin was filtered.
             belief: Belief of the learner's filter after the bin.
-            info: Diagnostics of that filter step.
-            bin: The bin.
-            key: Randomness, for filters and likelihoods that sample; best the learner's own.
+            info: Diagnostics of the learner's filter step.
+            bin: The bin that the learner observed.
+            key: JAX random key, for filters and likelihoods that sample; best the key with which
+                the learner filtered the bin.
         """
         y, mask, u, fresh = bin
         begins = jnp.asarray(fresh)
-        # With its old box the copy would lose where only the model has been.
+        # With its old box (range of visited states) the copy would predict worse than the model in
+        # states that the model visited later.
         boxed = same_box(state.copy.dynamics, model.dynamics)
         copy = eqx.tree_at(lambda m: m.dynamics, state.copy, boxed)
         plain_walk = Linear(np.eye(model.family.dim), 1.0)
@@ -214,7 +243,7 @@ class Monitor(eqx.Module):
         since = jnp.where(evidence > 0, state.since + 1, 0)
         changed = evidence > THRESHOLD
         gain, age = state.gain + over_copy, state.age + 1
-        # While evidence gathers the copy is kept: the model is compared with it.
+        # While evidence grows, the copy is kept, because the evidence compares the model to it.
         renew = changed | ((age >= PERIOD) & (evidence < 1))
         still = (gain < allowed * age) & ~changed
         quiet = jnp.where(renew, jnp.where(still, state.quiet + 1, 0), state.quiet)
@@ -242,7 +271,14 @@ class Monitor(eqx.Module):
 
 
 def same_box(copy: Dynamics, dynamics: Dynamics) -> Dynamics:
-    """Return the copy with the box of visited states of other dynamics, if both have one."""
+    """Return the copied dynamics with the box (range of visited latent states) of the present ones.
+
+    If either dynamics has no such box, the copy is returned unchanged.
+
+    Args:
+        copy: Dynamics of the copy.
+        dynamics: Present dynamics of the learner.
+    """
 
     def box(of: Dynamics) -> tuple[Array, ...]:
         own = of.undriven if isinstance(of, Driven) else of
@@ -253,21 +289,26 @@ def same_box(copy: Dynamics, dynamics: Dynamics) -> Dynamics:
 
 
 class MonitoredState(NamedTuple):
-    """States of a learner and of its monitor."""
+    """State of a learner, and state of the monitor of this learner."""
 
     learner: LearnerState
     monitor: MonitorState
 
 
 def learner_state(state: LearnerState | MonitoredState) -> LearnerState:
-    """Return the state of the learner, monitored or not."""
+    """Return the `LearnerState` in a state of a learner with or without a monitor."""
     return state.learner if isinstance(state, MonitoredState) else state
 
 
 def with_learner_state(
     state: LearnerState | MonitoredState, learner: LearnerState
 ) -> LearnerState | MonitoredState:
-    """Replace the state of the learner, monitored or not."""
+    """Return the state with another `LearnerState`; the state of a monitor is kept.
+
+    Args:
+        state: State of a learner with or without a monitor.
+        learner: The new state of the learner.
+    """
     return state._replace(learner=learner) if isinstance(state, MonitoredState) else learner
 
 
@@ -280,7 +321,11 @@ def observe_monitored(
     u: Input | None = None,
     fresh: Bool[Array, ""] | bool = False,
 ) -> tuple[MonitoredState, tuple[Info, MonitorInfo]]:
-    """Observe and update the evidence; after a change forget the bins before it."""
+    """Observe a bin and update the evidence; return the new state, and both diagnostics.
+
+    If a change is flagged, the bins before the change are forgotten. For the arguments see
+    `Learner.observe`.
+    """
     before = state.learner
     begins = jnp.asarray(fresh) | before.fresh
     after, info = learner.observe(before, y, mask, u, begins)
@@ -288,7 +333,7 @@ def observe_monitored(
     monitored, evidence = monitor.step(
         state.monitor, before.model, after.filter.belief, info, observed, before.bin_key
     )
-    # The evidence begins to gather some time after the change.
+    # The evidence begins to grow some time after the change.
     keep = evidence.since + evidence.since // 2
     after = learner.relearn(after, keep, evidence.changed)
     return MonitoredState(after, monitored), (info, evidence)
@@ -303,7 +348,10 @@ def step_monitored(
     u: Input | None = None,
     fresh: Bool[Array, ""] | bool = False,
 ) -> tuple[MonitoredState, tuple[Info, LearnInfo, MonitorInfo]]:
-    """Call `observe_monitored`, then learn."""
+    """Call `observe_monitored`, then `Learner.learn`; return the new state and all diagnostics.
+
+    For the arguments see `Learner.observe`.
+    """
     state, (info, evidence) = observe_monitored(learner, monitor, state, y, mask, u, fresh)
     after, learned = learner.learn(state.learner)
     return state._replace(learner=after), (info, learned, evidence)
@@ -318,17 +366,22 @@ def scan_monitored(
     us: ArrayLike | None = None,
     fresh: ArrayLike | None = None,
 ) -> tuple[MonitoredState, tuple[Info, LearnInfo, MonitorInfo]]:
-    """Call `step_monitored` bin after bin.
+    """Call `step_monitored` for each bin of a recording.
 
     Args:
-        learner: The learner.
-        monitor: The monitor.
-        state: State before the first bin: at first `MonitoredState(learner.init(model),
-            monitor.init(model))`.
+        learner: Settings of filter and learning.
+        monitor: Computes the evidence.
+        state: State before the first bin: `MonitoredState(learner.init(model),
+            monitor.init(model))`, or the state that an earlier call returned.
         ys: Observations, (bins, channels).
-        masks: True where observed.
-        us: Inputs, (bins, inputs).
+        masks: True where observed, (bins, channels), or (bins,) for whole bins; all observed when
+            left out.
+        us: Inputs, (bins, inputs); required if the dynamics take inputs.
         fresh: True where a trial begins, (bins,).
+
+    Returns:
+        The state after the last bin, and the diagnostics of filter, learning and monitor, with time
+        as the first axis.
     """
     bins = read_bins(state.learner.model, ys, masks, us, fresh)
     return _scan(learner, monitor, state, bins)

@@ -1,6 +1,7 @@
-"""Offline training: by the learner's loss on a recording, or at states that are given.
+"""Offline training: `pretrain` by the learner's loss, or `fit_states` at given latent states.
 
-`evkf.EVKF.fit` uses it for several passes; the reaching experiment starts from GPFA's states.
+`evkf.EVKF.fit` calls `pretrain` when it makes several passes. The reaching experiment calls
+`fit_states` with latent states from GPFA.
 """
 
 import math
@@ -29,10 +30,11 @@ from evkf.parameters import bound_noise, free, split
 from evkf.types import Key, Scalar
 
 MIN_STD = 1e-3
-"""Floor of the noise fitted to given states, which may be arbitrarily smooth."""
+"""Smallest standard deviation of noise fitted to given latent states. Without this floor, noise
+would vanish for very smooth states."""
 
 Recording = tuple[Array, Array, Array, Array]
-"""Observations, masks, inputs and trial starts, time first."""
+"""Observations, masks, inputs and trial starts; the first axis of each is time."""
 
 
 class Pretraining(NamedTuple):
@@ -40,10 +42,11 @@ class Pretraining(NamedTuple):
 
     Attributes:
         passes: Number of passes through the recording.
-        batch: Windows in a gradient step.
-        window: Bins in a window.
-        steps: Gradient steps in a pass; None for as many as visit every bin about once.
-        optimiser: Any optax optimiser; None for Adam with a rate that falls from 1e-2.
+        batch: Number of windows (consecutive bins) in a gradient step.
+        window: Number of bins in a window.
+        steps: Number of gradient steps in a pass; None for as many as visit every bin about once.
+        optimiser: Any optax optimiser; None for Adam with a learning rate that falls from 1e-2 to
+            5e-4 over all passes.
     """
 
     passes: int = 20
@@ -57,9 +60,9 @@ class StateFitting(NamedTuple):
     """Settings of `fit_states`.
 
     Attributes:
-        steps: Gradient steps.
-        rate: Learning rate, which falls to zero.
-        batch: Bins in a step.
+        steps: Number of gradient steps.
+        rate: Learning rate of the first step; the rate falls to zero.
+        batch: Number of random bins in a gradient step.
     """
 
     steps: int = 500
@@ -77,25 +80,28 @@ def pretrain(
     settings: Pretraining | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> LearnerState:
-    """Train a learner's model offline, by the learner's own loss.
+    """Train a model offline on a recording, by the learner's own loss.
 
-    Every pass filters the recording with the present model, and then replays windows spread over
-    it.
+    In every pass, the recording is filtered with the present model. Then gradient steps are taken
+    on windows (consecutive bins) spread over the recording.
 
     Args:
-        learner: The learner of the stream that follows; its filter, loss, parts and floor of the
-            noise are used.
-        start: The model to start from, or a state whose model, frozen parts and key are kept.
-        ys: Observations, (bins, channels), trials one after another.
-        masks: True where observed, (bins, channels), or (bins,) for whole bins.
-        us: Inputs, (bins, inputs).
-        fresh: True where a trial begins, (bins,). The first bin is one.
-        settings: Passes, windows and optimiser; the defaults when left out.
-        progress: Called after every pass with the number of passes done.
+        learner: The learner of the stream that follows. Training uses `filter`, `loss`, `parts` and
+            `min_std` of this learner.
+        start: The model to start from, or a learner's state: training starts from the model in this
+            state; its key and its frozen parts are kept.
+        ys: Observations, (bins, channels); trials are concatenated.
+        masks: True where observed, (bins, channels), or (bins,) for whole bins; all observed when
+            left out.
+        us: Inputs, (bins, inputs); required if the dynamics take inputs.
+        fresh: True where a trial begins, (bins,). The first bin always begins a trial.
+        settings: Passes, windows and optimiser; the defaults of `Pretraining` when left out.
+        progress: Function that is called after every pass with the number of passes done.
 
     Returns:
-        A state to stream from: the trained model, the last bins of the recording in the ring, the
-        filter before the first bin of a trial, and the optimiser at its start.
+        A learner's state from which a stream can go on. It has the trained model, the last bins of
+        the recording in the ring, a filter state before the first bin of a trial, and an optimiser
+        that has taken no step.
 
     Example:
         >>> import jax
@@ -143,7 +149,7 @@ def pretrain(
             jax.block_until_ready(training.raw)
             progress(done + 1)
     training = _observe(offline, training, bins)
-    # The ring of the stream holds as much of the end of the recording as fits.
+    # Store as many of the last bins of the recording as fit in the ring of the stream.
     ring, recorded = state.ring, training.ring.bins
     held = min(num, len(ring.bins.fresh))
     stored = jax.tree.map(lambda all, new: all.at[:held].set(new[-held:]), ring.bins, recorded)
@@ -159,7 +165,7 @@ def pretrain(
 
 @jax.jit
 def _observe(learner: Learner, state: LearnerState, bins: Recording) -> LearnerState:
-    """Filter the recording into the ring, which is as long as the recording."""
+    """Return the state after filtering a recording whose bins all fit in the ring."""
     return lax.scan(lambda state, each: (learner.observe(state, *each)[0], None), state, bins)[0]
 
 
@@ -182,21 +188,24 @@ def fit_states(
     settings: StateFitting | None = None,
     key: Key | None = None,
 ) -> Model:
-    r"""Fit a model to states found by another method, such as GPFA.
+    r"""Fit a model to latent states from another method, such as GPFA, and return the fitted model.
 
-    Dynamics, noise and likelihood maximise $\log p(z_t | z_{t-1}) + \log p(y_t | z_t)$ over
-    random bins by Adam. The first states of the trials give the moments of the prior, which with
-    few trials are drawn towards those of all states.
+    Dynamics, noise and likelihood are fitted by Adam: each step increases the mean over random bins
+    of $\log p(z_t | z_{t-1}) + \log p(y_t | z_t)$, where $z_t$ is the given latent state and $y_t$
+    the observation. The prior gets the mean of the first states of the trials. Its covariance is
+    that of the first states plus the covariance of all states divided by the number of trials.
 
     Args:
         model: The model to start from.
-        states: $z_t$, (bins, latents), trials one after another.
+        states: Latent states $z_t$, (bins, latents); trials are concatenated.
         ys: Observations, (bins, channels).
-        masks: True where observed, (bins, channels), or (bins,) for whole bins.
-        us: Inputs, (bins, inputs).
-        fresh: True where a trial begins, (bins,). The first bin is one.
-        settings: Steps, learning rate and bins in a step; the defaults when left out.
-        key: Randomness of the bins.
+        masks: True where observed, (bins, channels), or (bins,) for whole bins; all observed when
+            left out.
+        us: Inputs, (bins, inputs); required if the dynamics take inputs.
+        fresh: True where a trial begins, (bins,). The first bin always begins a trial.
+        settings: Steps, learning rate and bins per step; the defaults of `StateFitting` when left
+            out.
+        key: JAX random key that chooses the bins; seed 0 when left out.
 
     Example:
         >>> import jax
@@ -227,7 +236,8 @@ def fit_states(
             "states",
             f"pass states inside the support of {type(model.dynamics.family).__name__}",
         )
-    # The prior has the moments of the first states, with one more whose spread is that of all.
+    # The prior has the mean of the first states. Its covariance is as if there were one more trial,
+    # whose first state varied as all states do.
     everywhere, dim = np.asarray(zs), model.dynamics.dim
     first = everywhere[marks]
     mean = first.mean(axis=0)
@@ -246,7 +256,7 @@ def _fit(
     indices: Int[Array, "steps batch"],
     optimiser: optax.GradientTransformation,
 ) -> tuple[Model, Scalar]:
-    """Return the fitted model, and the loss of all bins before fitting."""
+    """Return the model fitted to states zs (except the prior), and the loss before fitting."""
     parts = ("dynamics", "noise", "readout", "observation")
     if isinstance(model.dynamics, GaussianDynamics):
         low, high = jnp.min(zs, axis=0), jnp.max(zs, axis=0)

@@ -1,7 +1,7 @@
-"""The ring buffer of the last bins, and the windows drawn from it for replay.
+"""The ring buffer of the last bins, and windows (consecutive bins) taken from the ring for replay.
 
-The learner pushes every bin, with the belief after it, and learns from windows of consecutive bins.
-Time and memory per bin are constant.
+The learner stores every bin with the belief about the latent state after the bin, and learns from
+windows. Time and memory per bin are constant.
 """
 
 from typing import NamedTuple
@@ -15,41 +15,54 @@ from evkf.model import Model
 from evkf.types import Belief, Count, Input, Mask, Observation
 
 GOLDEN = 0x9E3779B9
-"""$2^{32}$ over the golden ratio: its multiples fill a circle as evenly as any sequence can."""
+"""$2^{32}$ divided by the golden ratio. Multiples of this number modulo $2^{32}$ are spread very
+evenly."""
 
 
 class Bins(NamedTuple):
-    """A bin with the belief after it; several with a leading axis."""
+    """A bin and the belief after the bin; with a leading axis on all arrays, several bins."""
 
     y: Observation
+    """Observations, (N,); zero where masked."""
     mask: Mask
+    """True where observed, (N,)."""
     u: Input
+    """Input, (inputs,)."""
     fresh: Bool[Array, ""]
     """True for the first bin of a trial."""
     belief: Belief
+    """Belief about the latent state after the bin."""
 
 
 class Ring(NamedTuple):
-    """The last R bins, and the number of bins ever pushed."""
+    """The last R bins, and the number of bins ever stored."""
 
     bins: Bins
-    """With a leading axis of length R."""
+    """The stored bins, with a leading axis of length R. Bin i is at position i modulo R."""
     count: Count
+    """Number of bins ever stored."""
     oldest: Count
-    """Index of the first bin in use; bins before it are forgotten."""
+    """Index, among all bins ever stored, of the first bin in use; earlier bins are ignored."""
 
 
 class Window(NamedTuple):
-    """Consecutive bins, and the belief before them."""
+    """W consecutive bins, and the belief before the first of these bins."""
 
     start: Belief
+    """Belief after the bin before the window."""
     bins: Bins
+    """The bins, with a leading axis of length W."""
     slots: Int[Array, " W"]
     """Positions of the bins in the ring."""
 
 
 def make_ring(model: Model, size: int) -> Ring:
-    """Return a ring without bins."""
+    """Return an empty ring.
+
+    Args:
+        model: The model, which gives the numbers of channels and inputs and the form of beliefs.
+        size: Number of bins that fit.
+    """
     dtype = jax.tree.leaves(model.prior)[0].dtype
     channels, inputs = model.likelihood.num_channels, model.dynamics.num_inputs
     one = Bins(
@@ -64,7 +77,12 @@ def make_ring(model: Model, size: int) -> Ring:
 
 
 def push(ring: Ring, bins: Bins) -> Ring:
-    """Add a bin in place of the oldest."""
+    """Return the ring with a bin added, which replaces the oldest bin if the ring is full.
+
+    Args:
+        ring: The ring before the bin.
+        bins: The bin, without a leading axis.
+    """
     size = ring.bins.fresh.shape[0]
     slot = ring.count % size
     stored = jax.tree.map(lambda all, one: all.at[slot].set(one), ring.bins, bins)
@@ -73,7 +91,13 @@ def push(ring: Ring, bins: Bins) -> Ring:
 
 
 def refresh(ring: Ring, window: Window, beliefs: Belief) -> Ring:
-    """Replace the beliefs of replayed bins."""
+    """Return the ring with new beliefs for the bins of replayed windows.
+
+    Args:
+        ring: The ring from which the windows were taken.
+        window: The replayed windows; their `slots` say where the bins are in the ring.
+        beliefs: New beliefs about the latent states after these bins, in the order of `slots`.
+    """
     renewed = jax.tree.map(
         lambda all, new: all.at[window.slots].set(new), ring.bins.belief, beliefs
     )
@@ -81,30 +105,31 @@ def refresh(ring: Ring, window: Window, beliefs: Belief) -> Ring:
 
 
 def forget(ring: Ring, keep: Count | int) -> Ring:
-    """Use only the last `keep` bins from now on."""
+    """Return a ring that uses only the last `keep` of the bins stored so far, and bins to come."""
     return ring._replace(oldest=jnp.maximum(ring.oldest, ring.count - keep))
 
 
 def draw_windows(
     ring: Ring, step: Int[Array, ""], num: int, length: int
 ) -> tuple[Window, Bool[Array, ""]]:
-    """Return windows spread evenly over the ring, with an offset that moves from step to step.
+    """Return windows spread evenly over the bins in use, at an offset that changes with the step.
 
-    The offsets are multiples of the golden ratio: no random numbers are needed, and all bins are
+    The offsets are multiples of the golden ratio. Random numbers are not needed, and all bins are
     visited about equally often.
 
     Args:
-        ring: The ring.
-        step: How many times windows were drawn before.
+        ring: The ring from which windows are taken.
+        step: Number of gradient steps before this one.
         num: Number of windows.
-        length: Bins in a window.
+        length: Number of bins in a window.
 
     Returns:
-        Windows with a leading axis of `num`, and True if the ring holds enough bins for one.
+        Windows with a leading axis of length `num`, and True if the ring holds enough bins for a
+        window. If False, the windows must not be used.
     """
     size = ring.bins.fresh.shape[0]
-    # The belief before a trial is the prior: if the oldest bin is the first of a trial, a window
-    # can begin with it.
+    # A window needs the belief before its first bin. If the oldest bin in use begins a trial, this
+    # belief is the prior, and a window can begin with the oldest bin.
     first = ring.oldest - ring.bins.fresh[ring.oldest % size]
     choices = jnp.maximum(ring.count - first - length, 1)
     phase = (step.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
@@ -115,7 +140,10 @@ def draw_windows(
 
 
 def newest_window(ring: Ring) -> Window:
-    """Return the last bin as a window; the belief before the first bin ever is the prior."""
+    """Return the last bin as a window of one bin, with a leading axis of length 1.
+
+    If no other bin was stored before, the belief before the window is the prior.
+    """
     size = ring.bins.fresh.shape[0]
     return _take(ring, (ring.count - jnp.asarray([[2, 1]], jnp.int32)) % size)
 

@@ -1,8 +1,10 @@
-"""A first readout from the first bins of a recording, of which nothing is known.
+"""The warm-up: find a first readout from the first bins, when nothing is known about the recording.
 
-Principal components of smoothed, transformed observations give states of unit variance; the readout
-is then fitted to the observations at those states. It fixes the coordinates of the latent space,
-which learning keeps. `evkf.EVKF` and the reproduced experiments begin with it.
+The readout is the weights C and offsets b of a likelihood: observations depend on $Cz + b$, where z
+is the latent state. Principal components of smoothed, transformed observations give latent states
+of unit variance. The readout is then fitted to the observations at these states. The first readout
+defines the coordinates of the latent space, which learning keeps. `evkf.EVKF` and the reproduced
+experiments begin with this warm-up.
 """
 
 import equinox as eqx
@@ -33,13 +35,14 @@ KINDS = {
 }
 
 ENOUGH = 2.5
-"""Events in a smoothing window, on average."""
+"""Mean number of events (spikes) per channel in a smoothing kernel; sets its width."""
 
 GAUSSIAN_WIDTH = 2.0
-"""Width of the window for continuous signals, in bins."""
+"""Standard deviation of the smoothing kernel for continuous signals, in bins."""
 
 STEPS, RATE, RIDGE = 300, 0.05, 1e-2
-"""Gradient steps, learning rate, and penalty on weights, in fitting the readout."""
+"""Number of gradient steps, first learning rate, and ridge penalty on weights, for fitting the
+readout."""
 
 
 def warm_up(
@@ -50,19 +53,20 @@ def warm_up(
     masks: ArrayLike | None = None,
     fresh: ArrayLike | None = None,
 ) -> Readout:
-    """Find a readout from a stretch of data.
+    """Estimate a readout from the first bins of a recording, and return the likelihood.
 
     Args:
         ys: Observations, (bins, channels).
-        latents: Latent dimensions L.
+        latents: Number of latent dimensions L, at most the number of channels.
         likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian".
-        bin_width: Width of a bin.
-        masks: True where observed, (bins, channels); all when left out. A channel that never was
-            observed gets the mean of all, and weights of zero.
-        fresh: True where a trial begins, (bins,); smoothing does not cross it.
+        bin_width: Width of a bin, in seconds as a rule.
+        masks: True where observed, (bins, channels); all observed when left out. A channel that was
+            never observed gets the mean of all channels, and weights near zero.
+        fresh: True where a trial begins, (bins,). Smoothing does not cross the start of a trial.
 
     Returns:
-        The likelihood with C, b and, where it has one, its dispersion or noise.
+        The likelihood with fitted C and b, and for "negative_binomial" or "gaussian" with fitted
+        dispersion or noise.
 
     Example:
         >>> import numpy as np
@@ -87,7 +91,7 @@ def warm_up(
     marks[0] = True
     if likelihood == "gaussian":
         return _gaussian(observed, seen, marks, latents, bin_width)
-    # The width at which a Gaussian window holds `ENOUGH` events on average.
+    # Width at which a Gaussian kernel holds `ENOUGH` events on average.
     mean = float(_channel_means(observed, seen).mean())
     width = ENOUGH / max(mean, 1e-6) / (2 * np.sqrt(np.pi))
     width = float(np.clip(width, 1.0, max(num_bins / 20, 1.0)))
@@ -110,14 +114,14 @@ def fit_readout(
     masks: ArrayLike | None = None,
     bin_width: float = 1.0,
 ) -> Poisson | NegativeBinomial:
-    """Fit the readout of counts at given states.
+    """Fit the readout of counts at given latent states, and return the likelihood.
 
     Args:
         kind: "poisson" or "negative_binomial".
-        states: (bins, latents).
+        states: Latent states, (bins, latents).
         ys: Counts, (bins, channels).
-        masks: True where observed, (bins, channels); all when left out.
-        bin_width: Width of a bin.
+        masks: True where observed, (bins, channels); all observed when left out.
+        bin_width: Width of a bin, in seconds as a rule.
 
     Example:
         >>> import numpy as np
@@ -139,7 +143,7 @@ def fit_readout(
 
 
 def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return observations, zero where masked, and masks."""
+    """Check observations and return the observations, zero where masked, and the masks."""
     if np.ndim(ys) != 2:
         raise InputError(f"observations with {np.ndim(ys)} axes", "ys", "pass (bins, channels)")
     channels = np.shape(ys)[1]
@@ -151,7 +155,10 @@ def _read(ys: ArrayLike, masks: ArrayLike | None, likelihood: str) -> tuple[np.n
 def _gaussian(
     ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, latents: int, bin_width: float
 ) -> Gaussian:
-    """Fit the readout of continuous signals: a ridge regression, in units of each one's spread."""
+    """Fit the readout of continuous signals by ridge regression, and return the likelihood.
+
+    For the regression, each channel is divided by its standard deviation.
+    """
     mean = _channel_means(ys, masks)
     off = np.where(masks, ys - mean, 0)
     spread = np.sqrt(_channel_means(off**2, masks))
@@ -171,15 +178,22 @@ def _gaussian(
 
 
 def _channel_means(ys: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Return the mean of every channel; the mean of all for one that was never observed."""
+    """Return the mean of every channel over observed bins.
+
+    A channel that was never observed gets the mean of the means of the other channels.
+    """
     count = masks.sum(axis=0)
     means = np.where(masks, ys, 0).sum(axis=0) / np.maximum(count, 1)
     return np.where(count > 0, means, means[count > 0].mean())
 
 
 def _smooth(ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, width: float) -> np.ndarray:
-    """Smooth in time within trials; masked entries have no weight."""
-    # One pseudo-bin at the channel's mean keeps silence from having no logarithm.
+    """Return observations smoothed in time within trials, (bins, channels).
+
+    Masked entries have no weight. Smoothed values are drawn a little towards the channel's mean.
+    """
+    # Add the mean with the weight of half a bin, where a kernel counts as 2 sqrt(pi) width
+    # bins. Otherwise a silent channel would be zero after smoothing, and zero has no logarithm.
     share = 0.5 / (2 * np.sqrt(np.pi) * width)
     mean, smoothed = _channel_means(ys, masks), np.empty(ys.shape)
     for trial in np.split(np.arange(len(ys)), np.flatnonzero(marks)[1:]):
@@ -192,7 +206,11 @@ def _smooth(ys: np.ndarray, masks: np.ndarray, marks: np.ndarray, width: float) 
 
 
 def _components(levels: np.ndarray, latents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return states of unit variance and their weights, with signs that make weights add up > 0."""
+    """Return principal components of unit variance and their weights.
+
+    Components are (bins, latents), weights (channels, latents). The sign of each component is such
+    that the sum of its weights is not negative.
+    """
     left, scale, right = np.linalg.svd(levels, full_matrices=False)
     sign = np.where(right[:latents].sum(axis=1) < 0, -1.0, 1.0)
     root = np.sqrt(len(levels))
@@ -207,7 +225,7 @@ def _fit(
     ys: Float[Array, "T N"],
     masks: Bool[Array, "T N"],
 ) -> Readout:
-    """Maximise the likelihood of the observations at given states, with a small ridge."""
+    """Return the likelihood fitted to observations at given latent states, with a small ridge."""
     optimiser = optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
 
     def loss(tree: Readout) -> Scalar:

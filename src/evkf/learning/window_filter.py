@@ -1,9 +1,10 @@
-"""The filter over a window of past bins, in a form that is cheap to differentiate.
+"""Filter a window (consecutive past bins) in a form whose gradient is cheap to compute.
 
-The filter's own update iterates until it has converged, which has no cheap gradient. A replayed
-update starts from the belief that the ring holds for the bin, which is near the optimum, and takes
-one step of the same iteration; the ring then holds the result, so that updates converge over
-replays. `evkf.learning.losses` differentiates through it.
+The update of `VariationalKalmanFilter` iterates until it has converged; the gradient of such an
+iteration is expensive. Here an update starts from the belief that the ring (buffer of past bins)
+holds for the bin, which is near the optimum, and takes one step of the same iteration. The ring
+then stores the result, so the updates converge over repeated replays. The loss "elbo" of
+`evkf.learning.losses` differentiates through `filter_window`.
 """
 
 from collections.abc import Callable
@@ -34,10 +35,15 @@ EllOf = Callable[[Vector, Matrix, Observation, Mask, Key], Ell]
 
 
 def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
-    """Return a function for value, gradient and Hessian of the expected log-likelihood of a bin.
+    """Return a function that computes a bin's expected log-likelihood and its derivatives.
 
-    Gradient and Hessian are in coordinates of z. Terms that do not depend on the bin are computed
-    once, for all replayed bins.
+    The function takes mean, covariance, observation, mask and key. It returns the expected
+    log-likelihood in nats, its gradient (L,) with respect to the mean, and the expected Hessian
+    (L, L) with respect to the latent state. Terms that are the same for all bins are computed once.
+
+    Args:
+        likelihood: The likelihood of the observations.
+        num_samples: Number of random samples, for likelihoods whose expectation is sampled.
     """
     if isinstance(likelihood, lik.Joint):
         parts = [state_ell(part, num_samples) for part in likelihood.parts]
@@ -70,30 +76,44 @@ def state_ell(likelihood: lik.Likelihood, num_samples: int) -> EllOf:
 
 
 _light = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
-"""Keep products of matrices for the way back and compute the rest again: storing costs more."""
+"""For the gradient, store only the results of matrix products, and compute the other results again,
+which is faster than storing all results."""
 
 
 class Anchor(NamedTuple):
-    """Expansion of a bin's expected log-likelihood at the belief that the ring holds for it."""
+    """Expansion of a bin's expected log-likelihood at the belief that the ring stores for the bin.
+
+    For Gaussian beliefs the expansion is to second order. For other families, it is the first-order
+    expansion of the difference d: natural gradient of the expected log-likelihood minus the natural
+    parameters of the belief.
+    """
 
     point: Belief
+    """The stored belief; for families other than the Gaussian, its natural parameters."""
     grad: Belief
-    """Gradient of the expected log-likelihood; natural gradient for other families."""
+    """Gradient of the expected log-likelihood with respect to the mean; for other families, d."""
     curv: Array
-    """Its expected Hessian; for other families the slope of the fixed point."""
+    """Expected Hessian of the log-likelihood; for other families, the Jacobian of d."""
 
 
 def filter_window(
     filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
 ) -> tuple[Float[Array, " W"], Belief]:
-    """Predict and update bin after bin, differentiably.
+    """Filter a window of past bins, and return bounds and beliefs that can be differentiated.
 
-    Everything about the channels is computed for all bins at once, before and after the recursion:
-    before, the expansion of the expected log-likelihood at the beliefs that the ring holds; after,
-    its value at the new beliefs.
+    Computations over channels are done for all bins in parallel (vmap). Before the recursion over
+    bins, the expected log-likelihood is expanded at the beliefs that the ring holds. After the
+    recursion, the expected log-likelihood is computed at the new beliefs.
+
+    Args:
+        filter: The filter, whose settings are used.
+        model: The model with the present parameters.
+        window: W consecutive bins, without a leading axis for several windows.
+        key: JAX random key, for filters and likelihoods that sample.
 
     Returns:
-        The bounds $L_t$ and the beliefs.
+        The bound $L_t$ of each bin in nats, (W,), and the beliefs after each bin. Terms of the
+        bound that depend only on the observations may be left out.
     """
     gaussian = isinstance(model.family, GaussianFamily)
     filter_family = _filter_gaussian if gaussian else _filter_product
@@ -142,9 +162,13 @@ def _filter_gaussian(
 def _filter_product(
     filter: VariationalKalmanFilter, model: Model, window: Window, key: Key
 ) -> tuple[Float[Array, " W"], Belief]:
-    r"""Take a Newton step on the fixed point $\lambda = \bar\lambda + \nabla_\mu ELL$.
+    r"""Filter a window for families other than the Gaussian; return bounds and beliefs.
 
-    Its slope is held: at the optimum the step has the derivative of the implicit function theorem.
+    Each update takes one Newton step towards the solution of
+    $\lambda = \bar\lambda + \nabla_\mu ELL$, where $\lambda$ and $\bar\lambda$ are the natural
+    parameters of belief and prediction, $\mu$ are the mean parameters, and ELL is the expected
+    log-likelihood. The Jacobian of the step is a constant for the gradient. At the optimum, the
+    derivative of the step is then that of the implicit function theorem.
     """
     family = model.family
     assert isinstance(family, Univariate | ProductFamily)
