@@ -1,6 +1,8 @@
-"""Linear decoding of behaviour: ridge regression, lagged columns for a Wiener filter, positions.
+"""Decode behaviour by linear maps: ridge regression, lagged features, positions from velocities.
 
-Bins of one trial are alike, so the penalty is chosen by leaving out whole trials.
+Features are the known columns (such as rates or latents), the target is the behaviour. Ridge
+regression on lagged features is a Wiener filter. Neighbouring bins of a trial resemble each other,
+so cross-validation leaves out whole trials, not single bins.
 """
 
 from collections.abc import Sequence
@@ -15,27 +17,31 @@ from evkf.numerics.checks import check_whole, real_numbers
 from evkf.numerics.trials import Lengths, bins_of, read_bins, slices
 
 ALPHAS = tuple(np.logspace(-2, 6, 17))
-"""Penalties to choose from, on standardised columns."""
+"""Default penalties that `RidgeDecoder` chooses from, for standardised columns."""
 
 FLOOR = 0.1
-"""Least scale of a column, as a share of the mean scale: a unit with three spikes in training must
-not count as much as one with a thousand."""
+"""Smallest divisor that standardises a column, as a share of the mean standard deviation of all
+columns. Without this floor a unit that fired three spikes would count as much as a unit that fired
+a thousand."""
 
 
 class RidgeDecoder:
-    """Ridge regression with an intercept, its penalty chosen by cross-validation over trials.
+    """Ridge regression that has an intercept and a penalty chosen by cross-validation over trials.
 
-    Columns are standardised first, by scales with a floor.
+    Every column of the features is centred and divided by its standard deviation, or by 0.1 times
+    the mean standard deviation of all columns if this is larger.
 
     Args:
-        alphas: Penalties to choose from.
-        folds: Number of folds that trials are dealt to; at most one per trial is used.
-        seed: Seed of the dealing.
+        alphas: Penalties to choose from, all above zero.
+        folds: Number of groups of trials for cross-validation, 2 or more; lowered to the number of
+            trials if there are fewer trials.
+        seed: Seed of the random assignment of trials to folds.
 
     Attributes:
-        alpha_: The chosen penalty.
-        scores_: R² of every penalty on trials left out.
-        weight_: Weights of the columns before they are standardised, (columns, coordinates).
+        alpha_: The penalty that has the highest R².
+        scores_: R² of each penalty, for predictions of trials left out of the fit, (penalties,).
+        weight_: Weights that apply to the features as given, not standardised,
+            (columns, coordinates).
         offset_: Intercept, (coordinates,).
 
     Example:
@@ -51,12 +57,12 @@ class RidgeDecoder:
         self.alphas, self.folds, self.seed = alphas, folds, seed
 
     def fit(self, features: ArrayLike, target: ArrayLike, groups: ArrayLike) -> Self:
-        """Choose the penalty, and fit all bins with it.
+        """Choose the penalty, fit all bins using this penalty, and return this decoder.
 
         Args:
-            features: One row a bin, (bins, columns).
+            features: Features, (bins, columns).
             target: Behaviour to decode, (bins, coordinates).
-            groups: The trial of every bin.
+            groups: Number or name of the trial of each bin, (bins,); two trials or more.
         """
         x, y = read_bins(features, "features"), read_bins(target, "target")
         groups = np.asarray(groups)
@@ -74,7 +80,8 @@ class RidgeDecoder:
         if not len(alphas) or np.any(alphas <= 0):
             raise InputError(f"alphas {alphas}", "alphas", "pass numbers above zero")
 
-        # GroupKFold of scikit-learn would deal trials to folds by the number of their bins.
+        # GroupKFold of scikit-learn would assign trials to folds by their number of bins, not at
+        # random.
         order = np.random.default_rng(self.seed).permutation(trials)
         fold = (order % min(self.folds, trials))[which]
         held = np.empty((len(alphas), *y.shape))
@@ -88,7 +95,7 @@ class RidgeDecoder:
         return self
 
     def predict(self, features: ArrayLike) -> Float[np.ndarray, "T D"]:
-        """Return the target of every bin."""
+        """Return the predicted target of each bin, for features of shape (bins, columns)."""
         if not hasattr(self, "weight_"):
             raise InputError("not fitted yet", "RidgeDecoder", "call fit first")
         x = read_bins(features, "features")
@@ -104,7 +111,13 @@ def decode_ridge(
     train_groups: ArrayLike,
     test_features: ArrayLike,
 ) -> Float[np.ndarray, "T D"]:
-    """Fit a `RidgeDecoder` to some trials, and return the target of others.
+    """Fit a `RidgeDecoder` to training trials, and return the predicted target of test trials.
+
+    Args:
+        train_features: Features of the training bins, (bins, columns).
+        train_target: Behaviour in the training bins, (bins, coordinates).
+        train_groups: Trial of each training bin, (bins,).
+        test_features: Features of the test bins, (test bins, columns).
 
     Example:
         >>> features = np.random.default_rng(0).normal(size=(60, 2))
@@ -118,9 +131,14 @@ def decode_ridge(
 
 
 def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the share of variance explained, the mean over coordinates.
+    """Return R², the share of variance explained, averaged over coordinates.
 
-    It is below zero for predictions worse than the mean of the truth.
+    R² is 1 for perfect predictions, and below zero for predictions worse than the mean of the
+    truth. Raise InputError if a coordinate of the truth never changes.
+
+    Args:
+        truth: True values, (bins, coordinates).
+        predicted: Predicted values, (bins, coordinates).
 
     Example:
         >>> r2([[0.0], [2.0]], [[0.0], [2.0]]), r2([[0.0], [2.0]], [[1.0], [1.0]])
@@ -139,16 +157,20 @@ def r2(truth: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def lagged(features: ArrayLike, lags: int, lengths: Lengths) -> Float[np.ndarray, "T M"]:
-    """Return every bin beside the ones before it, for a Wiener filter; the present bin first.
+    """Return features of each bin and of the bins before, concatenated, for a Wiener filter.
 
-    Nothing is taken from another trial: before the first bin of a trial there are zeros. Their
-    number gives a decoder the time since the trial began, which helps a lot in reaches aligned to
-    their onset. Compare it with methods that have this time too.
+    The features of the present bin come first, then those of one bin before, and so on. Features
+    before the first bin of a trial are zero; features of another trial are never used. A decoder
+    can read the time since the trial began from the number of zeros, which helps a lot if reaches
+    are aligned to their onset. So compare a Wiener filter only with methods that know this time.
 
     Args:
-        features: One row a bin, (bins, columns).
-        lags: Number of bins side by side, with the present one.
-        lengths: Bins of every trial.
+        features: Features, (bins, columns).
+        lags: Number of bins to concatenate, including the present bin; 1 or more.
+        lengths: Number of bins of each trial.
+
+    Returns:
+        Lagged features, (bins, lags × columns).
 
     Example:
         >>> lagged([[1], [2], [3], [4]], 2, (2, 2)).tolist()
@@ -167,13 +189,16 @@ def integrate(
     lengths: Lengths,
     start: ArrayLike,
 ) -> Float[np.ndarray, "T D"]:
-    """Return positions in the middle of bins from mean velocities, by the trapezium rule.
+    """Return positions in the middle of bins, integrated from velocities by the trapezium rule.
 
     Args:
-        velocity: Velocities per second, (bins, coordinates).
-        bin_width: In seconds.
-        lengths: Bins of every trial.
-        start: Position of every trial in its first bin, (trials, coordinates).
+        velocity: Mean velocity in each bin, in units of position per second, (bins, coordinates).
+        bin_width: Bin width in seconds.
+        lengths: Number of bins of each trial.
+        start: Position in the middle of the first bin of each trial, (trials, coordinates).
+
+    Returns:
+        Positions, (bins, coordinates).
 
     Example:
         >>> integrate([[1.0], [1.0], [3.0]], 0.5, (3,), [[10.0]]).tolist()
@@ -196,15 +221,15 @@ def integrate(
 def _solve(
     x: np.ndarray, y: np.ndarray, alphas: np.ndarray
 ) -> list[tuple[Float[np.ndarray, "M D"], Float[np.ndarray, " D"]]]:
-    """Return weights and intercept of every penalty, from one decomposition.
+    """Return (weights, intercept) for each penalty, from one eigendecomposition.
 
-    Ridge of scikit-learn would make the Gram matrix again for every penalty, and its RidgeCV leaves
-    out single bins instead of trials.
+    Ridge of scikit-learn would compute the Gram matrix again for each penalty, and RidgeCV of
+    scikit-learn leaves out single bins instead of trials.
     """
     centre, mean = x.mean(axis=0), y.mean(axis=0)
     scale = x.std(axis=0)
     scale = np.maximum(scale, FLOOR * scale.mean())
-    # Constant columns have no scale.
+    # A constant column is divided by 1 if all columns are constant.
     scale = np.where(scale > 0, scale, 1.0)
     z = (x - centre) / scale
     values, vectors = np.linalg.eigh(z.T @ z)

@@ -1,4 +1,8 @@
-"""`Estimates`, the one result of a filtered or smoothed sequence, up to files and figures."""
+"""`Estimates`: the results of filtering or smoothing a sequence of bins, as NumPy arrays.
+
+Files, plots and scores all use this class. `summarise` makes `Estimates` from the output of a
+filter, and `to_xarray` returns them as a labelled data set.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,25 +19,28 @@ from evkf.filters import Trace
 from evkf.model import Model
 
 BATCH = 256
-"""Bins whose expected observations are computed at once."""
+"""Number of bins whose expected observations are computed in parallel (vmap)."""
 
 
 class Estimates(NamedTuple):
-    """Everything inferred of a sequence, one row a bin, as NumPy arrays; None where not computed.
+    """Everything inferred from a sequence, as NumPy arrays: one row for each bin.
+
+    Fields that were not computed are None.
 
     Attributes:
-        mean: Means of the latent states.
-        cov: Covariances of the latent states.
-        elbo: Evidence lower bounds in nats; 0 where nothing was observed.
-        rates: Expected spikes per second of every unit at those states; of continuous signals the
-            expected values.
-        predicted: One-step predictions: expected counts (or values) of every unit in each bin,
-            given the bins before it.
-        variance: Variances of those counts (or values).
-        times: Begin of every bin in seconds.
-        trial: Id of the trial of every bin.
-        fresh: True where a trial begins.
-        units: Ids of the units.
+        mean: Mean of the latent state in each bin, (bins, latents).
+        cov: Covariance of the latent state in each bin, (bins, latents, latents).
+        elbo: Evidence lower bound of each bin, in nats, (bins,); 0 where nothing was observed.
+        rates: Expected spikes per second of each unit, given the belief about the latent state,
+            (bins, units). For continuous signals, the expected values.
+        predicted: One-step predictions, (bins, units): the expected count (or value) of each unit
+            in a bin, given only the bins before this bin.
+        variance: Variances of the counts (or values) under the one-step predictions,
+            (bins, units).
+        times: Start of each bin in seconds, (bins,).
+        trial: Id of the trial of each bin, (bins,).
+        fresh: True for the first bin of each trial, (bins,).
+        units: Ids of the units, (units,).
         signals: True for continuous signals, False for counts.
     """
 
@@ -50,26 +57,31 @@ class Estimates(NamedTuple):
     signals: bool = False
 
     def rows(self, index: slice | Bool[np.ndarray, " T"] | Int[np.ndarray, " K"]) -> "Estimates":
-        """Return some of the bins."""
+        """Return estimates of the chosen bins only; `units` and `signals` stay the same.
+
+        Args:
+            index: A slice, True for each bin to keep, or the indices of the bins to keep.
+        """
         arrays = {name: getattr(self, name) for name in PER_BIN}
         return self._replace(**{k: None if x is None else x[index] for k, x in arrays.items()})
 
 
 PER_BIN = Estimates._fields[: Estimates._fields.index("units")]
-"""Names of the fields with a row for every bin."""
+"""Names of the fields that have one row for each bin."""
 
 
 def summarise(
     model: Model, trace: Trace, rates: bool = True, variance: bool = False, per: float = 1.0
 ) -> Estimates:
-    """Return the moments of a filtered sequence, with rates and one-step predictions.
+    """Return `Estimates` from a filter's output: means, covariances, bounds, rates, predictions.
 
     Args:
-        model: The model that the sequence was filtered with.
-        trace: Filtered with `predictions=True`; without them the estimates have none.
-        rates: False to leave out rates and predictions.
-        variance: True to compute the variances of the predictions too.
-        per: Number by which expected observations are divided to give rates: the bin width for
+        model: The model that the filter used.
+        trace: Output of `evkf.filters.scan_filter`. Only if the filter was called with
+            `predictions=True` do the estimates contain one-step predictions and variances.
+        rates: False to leave out rates and one-step predictions.
+        variance: True to compute the variances of the one-step predictions as well.
+        per: Divisor that converts expected observations to rates: the bin width in seconds for
             counts, 1 for continuous signals.
 
     Example:
@@ -93,7 +105,7 @@ def summarise(
 
 @partial(jax.jit, static_argnames=("rates", "variance"))
 def _moments(model: Model, trace: Trace, rates: bool, variance: bool) -> dict[str, Array]:
-    """Fields of `Estimates`, with expected observations at the states as rates."""
+    """Return fields of `Estimates` by name; "rates" are expected observations per bin here."""
     expected = partial(expected_observation, model)
     moments = {
         "mean": jax.vmap(model.family.mean)(trace.belief),
@@ -110,7 +122,10 @@ def _moments(model: Model, trace: Trace, rates: bool, variance: bool) -> dict[st
 
 
 def join_estimates(parts: "list[Estimates]") -> Estimates:
-    """Return estimates of consecutive sequences as one.
+    """Return one `Estimates` whose bins are those of consecutive parts, concatenated.
+
+    Units and `signals` are those of the first part. A field that is None in the first part stays
+    None.
 
     Example:
         >>> part = Estimates(np.zeros((2, 1)), np.ones((2, 1, 1)), np.zeros(2))
@@ -132,7 +147,7 @@ AXES = {
     "predicted": ("bin", "unit"),
     "variance": ("bin", "unit"),
 }
-"""Axes of the fields of `Estimates` and `Forecast` in labelled arrays."""
+"""Names of the axes of each field of `Estimates` and `Forecast`, for `to_xarray`."""
 
 UNITS_OF_COUNTS = {
     "mean": "a.u.",
@@ -154,13 +169,14 @@ UNITS_OF_SIGNALS = UNITS_OF_COUNTS | {
 def to_xarray(result: Estimates | Forecast, **attributes: Any) -> Any:
     """Return estimates or a forecast as an `xarray.Dataset`.
 
-    Axes are "bin", "latent" (z0, z1, ...) and "unit"; bins have the coordinates "time" (their begin
-    in seconds) and "trial" where these are known, and those of a forecast are numbered from 1.
-    `to_pandas` of one of its arrays gives a pandas object.
+    The axes are "bin", "latent" (z0, z1, ...) and "unit". Bins of estimates have the coordinates
+    "time" (start of the bin in seconds) and "trial" if times and trials are known. Bins of a
+    forecast are numbered from 1. The method `to_pandas` of an array of the data set gives a pandas
+    object. Raise InputError if xarray is not installed.
 
     Args:
-        result: Estimates or a forecast.
-        attributes: Attributes of the data set, such as `bin_width` and `source`.
+        result: Estimates, or a forecast.
+        attributes: Attributes to store in the data set, such as `bin_width` and `source`.
 
     Example:
         >>> zeros = (np.zeros((3, *shape)) for shape in ((1,), (1, 1), (), (2,)))

@@ -1,4 +1,8 @@
-"""Forecasts of states and observations in the next bins, and scores of forecasts."""
+"""Forecast latent states and observations in the next bins, and score forecasts.
+
+`forecast` predicts moments, `sample_forecast` draws random futures, and `predictive_log_prob` gives
+the log-probability of an observation under a prediction.
+"""
 
 import math
 from dataclasses import replace
@@ -24,15 +28,16 @@ from evkf.types import Belief, Input, Key, Mask, Observation, Scalar, Status, Ve
 
 
 class Forecast(NamedTuple):
-    """Predicted beliefs about the next H bins, the nearest first.
+    """Predictions of the next H bins; the first row is the next bin.
 
     Attributes:
-        belief: Predicted beliefs in the model's family, with a leading axis of length H.
-        mean: Their means.
-        cov: Their covariances.
-        rate: Expected observation of every channel; for counts, the expected count of a bin, not of
-            a second.
-        status: Bits of `evkf.Status` of every prediction.
+        belief: Predicted beliefs about the latent state, of the model's family; every array has a
+            leading axis of length H.
+        mean: Means of the predicted beliefs, (H, latents).
+        cov: Covariances of the predicted beliefs, (H, latents, latents).
+        rate: Expected observation of each channel, (H, channels). For counts this is the expected
+            count per bin, not per second.
+        status: Bits of `evkf.Status` for each prediction, (H,).
     """
 
     belief: Belief
@@ -49,18 +54,20 @@ def forecast(
     horizon: int,
     us: ArrayLike | None = None,
 ) -> Forecast:
-    """Predict states and observations 1 to `horizon` bins ahead, bin after bin.
+    """Return predictions of latent states and observations 1 to `horizon` bins ahead.
 
-    Moments are matched in every bin, whatever the rule of the filter, because far ahead the belief
-    is too wide for a tangent at its mean. In compiled code only the shape of the inputs is checked.
+    Every prediction uses moment matching (`rule="moment_matching"`), whatever the rule of the
+    filter: far ahead the belief is too wide for a linearisation of the dynamics at the mean. Inside
+    compiled code only the shape of the inputs is checked. Raise InputError if the family of the
+    model would need too many quadrature nodes; use `sample_forecast` then.
 
     Args:
-        filter: Any filter. A `VariationalKalmanFilter` is used with its settings except the rule;
-            for other filters, one with default settings is used.
-        model: The model.
-        belief: The filtering belief of the last bin.
-        horizon: Number of bins to predict.
-        us: Inputs of these bins, (horizon, inputs).
+        filter: Any filter. If this is a `VariationalKalmanFilter`, all settings of the filter
+            except `rule` and `correct` are used; otherwise default settings are used.
+        model: The model, which gives dynamics and likelihood.
+        belief: Filtering belief of the last observed bin.
+        horizon: Number of bins to predict, 1 or more.
+        us: Inputs of the predicted bins, (horizon, inputs); leave out if the model has no inputs.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -115,17 +122,24 @@ def sample_forecast(
     num_samples: int,
     us: ArrayLike | None = None,
 ) -> tuple[Float[Array, "S H L"], Float[Array, "S H N"]]:
-    """Draw futures from the model: states and observations 1 to `horizon` bins ahead.
+    """Return random samples of latent states and observations 1 to `horizon` bins ahead.
 
-    Unlike `forecast` this keeps the shape of the distribution and the dependence between bins.
+    Each sample is one simulated future. Unlike the moments of `forecast`, samples keep the shape of
+    the distribution and the dependence between bins.
 
     Args:
-        model: The model.
-        belief: The filtering belief of the last bin, from which first states are drawn.
-        horizon: Number of bins to predict.
-        key: Randomness.
-        num_samples: Number of futures.
-        us: Inputs of these bins, (horizon, inputs), the same in all futures.
+        model: The model to sample from.
+        belief: Filtering belief of the last observed bin; each future starts from a latent state
+            sampled from this belief.
+        horizon: Number of bins to predict, 1 or more.
+        key: JAX random key.
+        num_samples: Number of futures, 1 or more.
+        us: Inputs of the predicted bins, (horizon, inputs), the same in all futures; leave out if
+            the model has no inputs.
+
+    Returns:
+        Latent states, (samples, horizon, latents), and observations,
+        (samples, horizon, channels).
 
     Example:
         >>> import jax
@@ -161,18 +175,20 @@ def predictive_log_prob(
     key: Key,
     num_samples: int,
 ) -> Scalar:
-    r"""Estimate $\log p(y) = \log E_q[p(y|z)]$, the score of a forecast in nats.
+    r"""Return an estimate of the log-probability of an observation under a prediction, in nats.
 
-    The likelihood is averaged over samples of z, in antithetic pairs where the family is Gaussian.
-    The logarithm is too low by half the relative variance of that mean: many samples are needed
-    where observations are much more precise than the belief.
+    The log-probability is $\log p(y) = \log E_q[p(y|z)]$, where y is the observation, z the latent
+    state and q the predicted belief about z. The expectation is a mean over samples of z; for
+    Gaussian families samples come in pairs mirrored at the mean. The estimate is too low on average
+    by half the relative variance of the mean over samples. Use many samples if observations are
+    much more precise than the prediction.
 
     Args:
-        model: The model.
+        model: The model, which gives the likelihood.
         belief: One-step prediction of the bin.
-        y: Observation.
-        mask: True where observed; all when None.
-        key: Randomness.
+        y: Observation, (channels,).
+        mask: True for each channel that was observed, (channels,); None if all were observed.
+        key: JAX random key.
         num_samples: Number of samples, an even number.
 
     Example:

@@ -1,4 +1,7 @@
-"""Metrics of estimates and learned systems, for simulations where the truth is known."""
+"""Compare estimates and learned dynamics with the truth, for simulations.
+
+Latent states are denoted z; "truth" means the simulated latent states.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,15 @@ from evkf.types import Belief
 
 
 def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"]) -> float:
-    r"""Return the mean of $\log q(z_t)$ at the true states, in nats per bin.
+    r"""Return the mean log-density of beliefs at the true latent states, in nats per bin.
+
+    This is the mean over bins t of $\log q_t(z_t)$, where $q_t$ is the belief about bin t and $z_t$
+    the true latent state. Higher is better.
+
+    Args:
+        family: Exponential family of the beliefs.
+        beliefs: Beliefs, with a leading axis of bins.
+        states: True latent states, (bins, latents).
 
     Example:
         >>> from evkf.families import GaussianFamily, GaussianBelief
@@ -25,7 +36,15 @@ def mean_log_density(family: Family, beliefs: Belief, states: Float[Array, "T L"
 
 
 def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]) -> float:
-    r"""Return the mean of $KL(p_{true}(z'|z) \| p_{learned}(z'|z))$ over states, a bin ahead.
+    r"""Return the mean divergence of the learned transition from the true transition, in nats.
+
+    This is the mean of $KL(p_{true}(z'|z) \| p_{learned}(z'|z))$ over given latent states z, where
+    z' is the latent state one bin later. Inputs are zero.
+
+    Args:
+        true: True dynamics.
+        learned: Learned dynamics, in the same coordinates as the true dynamics.
+        states: Latent states z, (states, latents).
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -42,7 +61,15 @@ def transition_kl(true: Dynamics, learned: Dynamics, states: Float[Array, "T L"]
 
 
 def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) -> float:
-    """Return the logarithm of the symmetric Chamfer distance of two clouds of points.
+    """Return the logarithm of the symmetric Chamfer distance between two sets of points.
+
+    The Chamfer distance is the mean distance from a point of the first set to the nearest point of
+    the second set, plus the mean distance from a point of the second set to the nearest point of
+    the first set.
+
+    Args:
+        one: First set, (points, latents).
+        other: Second set, (points, latents).
 
     Example:
         >>> import numpy as np
@@ -55,7 +82,14 @@ def log_chamfer(one: Float[np.ndarray, "T L"], other: Float[np.ndarray, "S L"]) 
 
 
 def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -> float:
-    """Return the root mean square second difference of a path, relative to the true one.
+    """Return how rough a path is, relative to the true path; 1 if both are equally rough.
+
+    This is the root mean square of the second differences (over bins) of the path, divided by the
+    root mean square of the second differences of the true path.
+
+    Args:
+        path: Estimated path, (bins, latents).
+        truth: True path, (bins, latents).
 
     Example:
         >>> import numpy as np
@@ -70,7 +104,17 @@ def roughness(path: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T L"]) -
 def affine_map(
     states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]
 ) -> tuple[Float[np.ndarray, "L K"], Float[np.ndarray, " K"]]:
-    r"""Return the least-squares map $z \mapsto zW + w$ onto the truth.
+    r"""Return weights and offset of the affine map that best fits estimated states to the truth.
+
+    The map is $z \mapsto zW + w$, fitted by least squares: z is an estimated state (a row), W the
+    weights and w the offset.
+
+    Args:
+        states: Estimated latent states, (bins, latents).
+        truth: True values, (bins, coordinates).
+
+    Returns:
+        Weights W, (latents, coordinates), and offset w, (coordinates,).
 
     Example:
         >>> import numpy as np
@@ -85,7 +129,14 @@ def affine_map(
 
 
 def affine_r2(states: Float[np.ndarray, "T L"], truth: Float[np.ndarray, "T K"]) -> float:
-    """Return the share of the true variance that states explain after the best affine map.
+    """Return the share of the true variance that estimated states explain after an affine map.
+
+    The map is that of `affine_map`, fitted to the same bins. Variances are summed over coordinates
+    before they are divided.
+
+    Args:
+        states: Estimated latent states, (bins, latents).
+        truth: True values, (bins, coordinates).
 
     Example:
         >>> import numpy as np
@@ -105,7 +156,16 @@ def coverage(
     truth: Float[np.ndarray, "T L"],
     level: float = 0.9,
 ) -> float:
-    """Return the share of true coordinates inside central intervals of a level.
+    """Return the share of true values that lie inside the estimated intervals.
+
+    Each bin and each latent dimension has one interval: the central interval of a Gaussian, centred
+    at the mean. Estimates are well calibrated if the share is close to `level`.
+
+    Args:
+        mean: Estimated means, (bins, latents).
+        cov: Estimated covariances, (bins, latents, latents).
+        truth: True latent states, (bins, latents).
+        level: Probability of an interval, between 0 and 1.
 
     Example:
         >>> import numpy as np

@@ -1,7 +1,9 @@
-r"""Dynamics without noise: velocity fields, fixed points, slow points and limit cycles.
+r"""Phase portraits of the dynamics: velocity fields, fixed points, slow points and limit cycles.
 
-All functions use the one-bin map $z \mapsto f_\theta(z, u)$ of dynamics with additive Gaussian
-noise, known or learned, under a constant input.
+All functions ignore noise and use the one-bin map $z \mapsto f(z, u)$: the mean of the latent state
+in the next bin, given the latent state z and a constant input u. The dynamics may be known or
+learned; noise must be additive and Gaussian (`evkf.dynamics.GaussianDynamics`). The speed at z is
+$|f(z, u) - z|$, the distance moved in one bin.
 """
 
 from functools import partial
@@ -20,25 +22,28 @@ from evkf.numerics.checks import read_array, read_positive, real_numbers
 from evkf.types import Input, Matrix, Scalar, Vector
 
 NUM_STEPS = 100
-"""Steps of the search for fixed points."""
+"""Number of steps of the search for fixed points."""
 AT_REST = 1e-5
-"""Largest speed at a fixed point, as a share of the median speed at the starts."""
+"""Largest speed at a fixed point, as a share of the median speed at the first points."""
 SAME = 1e-3
-"""Distance below which two fixed points are one, as a share of the longest side of the starts."""
+"""Distance below which two fixed points count as the same point, as a share of the longest side of
+the box around the first points."""
 RECURS = 1e-2
-"""Largest distance of a return to a cycle, as a share of its longest side."""
+"""Largest distance between two returns to the same place of a cycle, as a share of the longest side
+of the box around the cycle."""
 RETURNS = 3
-"""Least number of returns of a cycle."""
+"""Smallest number of times that a cycle must repeat."""
 
 
 class FixedPoints(NamedTuple):
-    """Points where the state is at rest, or nearly.
+    """Points where the latent state stays in place, or moves slowly.
 
     Attributes:
-        points: The points.
-        eigenvalues: Of the Jacobian of the one-bin map there, largest modulus first.
-        stable: True if all eigenvalues are inside the unit circle.
-        speed: $|f(z) - z|$, the distance that the state moves in a bin.
+        points: The points, (points, latents).
+        eigenvalues: Eigenvalues of the Jacobian of the one-bin map at each point,
+            (points, latents), largest absolute value first.
+        stable: True for each point whose eigenvalues all have absolute value below 1.
+        speed: $|f(z, u) - z|$ at each point, the distance that the latent state moves in one bin.
     """
 
     points: Float[np.ndarray, "K L"]
@@ -48,14 +53,15 @@ class FixedPoints(NamedTuple):
 
 
 class LimitCycle(NamedTuple):
-    """A closed orbit.
+    """A limit cycle: a closed path that the latent state repeats.
 
     Attributes:
-        period: In bins; not a whole number.
-        points: One turn, a point a bin.
-        multipliers: Floquet multipliers, the eigenvalues of the Jacobian of one turn: first the one
-            nearest 1, which is the motion along the cycle, then the others, largest modulus first.
-        stable: True if all multipliers but the first are inside the unit circle.
+        period: Duration of one turn in bins; not rounded to whole bins.
+        points: Points of one turn, one for each bin, (bins, latents).
+        multipliers: Floquet multipliers, the eigenvalues of the Jacobian of one turn, (latents,).
+            The first is the multiplier nearest to 1, which belongs to motion along the cycle. The
+            remaining multipliers follow, largest absolute value first.
+        stable: True if all multipliers except the first have absolute value below 1.
     """
 
     period: float
@@ -65,12 +71,14 @@ class LimitCycle(NamedTuple):
 
 
 def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num num 2"]:
-    """Return a grid of the plane, rows by the second coordinate as in plotting libraries.
+    """Return a regular grid of points in the plane, (num, num, 2).
+
+    Points of one row have the same second coordinate, as matplotlib expects.
 
     Args:
-        low: Lowest coordinate, a number or one for each of the two.
-        high: Highest coordinate, likewise.
-        num: Points a side.
+        low: Lowest coordinates: one number for both dimensions, or two numbers.
+        high: Highest coordinates: one number for both dimensions, or two numbers.
+        num: Number of points along each side.
 
     Example:
         >>> grid(-1, [1, 3], 3)[:, 0]
@@ -92,13 +100,17 @@ def grid(low: ArrayLike, high: ArrayLike, num: int) -> Float[np.ndarray, "num nu
 def velocity_field(
     dynamics: Dynamics, points: ArrayLike, u: ArrayLike | None = None, bin_width: float = 1.0
 ) -> Float[np.ndarray, "... L"]:
-    r"""Return the velocity $(f(z, u) - z) / \Delta$ at every point.
+    r"""Return the velocity of the latent state at each point, $(f(z, u) - z) / \Delta$.
 
     Args:
-        dynamics: Dynamics with additive Gaussian noise.
-        points: Points, (..., latents).
-        u: A constant input; zero when left out.
-        bin_width: $\Delta$; with the default the velocity is per bin.
+        dynamics: Dynamics that have additive Gaussian noise.
+        points: Points z, (..., latents).
+        u: Constant input, (inputs,); zero when left out.
+        bin_width: Bin width $\Delta$ in seconds, for velocities per second. The default, 1, gives
+            velocities per bin.
+
+    Returns:
+        Velocities, (..., latents).
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -119,20 +131,24 @@ def fixed_points(
     u: ArrayLike | None = None,
     margin: float | None = None,
 ) -> FixedPoints:
-    """Find where $f(z, u) = z$, by damped Newton steps from many starts.
+    """Find and return fixed points, where $f(z, u) = z$, by a search from many first points.
 
-    Only points at rest are kept: to rounding, or to 1e-5 of the median speed at the starts. Of
-    learned dynamics only points that training states have visited are kept. Points closer to one
-    another than 1/1000 of the longest side of the box around the starts are one.
+    A search ends at a fixed point if the speed there is zero up to rounding, or at most 1e-5 times
+    the median speed at the first points. For learned dynamics, fixed points outside the region of
+    training states are discarded. Two fixed points count as the same point if their distance is at
+    most 1/1000 of the longest side of the box around the first points.
 
     Args:
-        dynamics: Dynamics with additive Gaussian noise.
-        starts: First points, (starts, latents): states that the dynamics were learned on, or a
-            grid.
-        u: A constant input; zero when left out.
-        margin: Largest distance of a point from the box around the starts, as learned dynamics mean
-            little far from the data. When left out, half the longest side of the box; without limit
-            if all starts are one point.
+        dynamics: Dynamics that have additive Gaussian noise.
+        starts: First points of the search, (starts, latents): latent states that the dynamics were
+            learned from, or a grid.
+        u: Constant input, (inputs,); zero when left out.
+        margin: Largest distance of a fixed point from the box around the first points, in each
+            dimension; learned dynamics mean little far from the data. When left out, half the
+            longest side of the box, or no limit if all first points are equal.
+
+    Returns:
+        Fixed points, slowest first.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -159,17 +175,19 @@ def fixed_points(
 def slow_points(
     dynamics: Dynamics, starts: ArrayLike, u: ArrayLike | None = None, tolerance: float = 1e-3
 ) -> FixedPoints:
-    """Descend the speed $|f(z, u) - z|$ from every start, and return the slow end points.
+    """Minimise the speed $|f(z, u) - z|$ from each first point, and return slow end points.
 
-    This is for fixed points that form a line, a ring or a sheet: no end points are merged. Of
-    learned dynamics only points that training states have visited are kept. Along such a set an
-    eigenvalue is 1, so that `stable` has little meaning there.
+    Use this function instead of `fixed_points` if fixed points form a line, a ring or a sheet:
+    close points are not merged. Along a line of fixed points one eigenvalue is 1, so `stable` has
+    little meaning. For learned dynamics, points outside the region of training states are
+    discarded.
 
     Args:
-        dynamics: Dynamics with additive Gaussian noise.
-        starts: First points, (starts, latents).
-        u: A constant input; zero when left out.
-        tolerance: Largest speed to keep, as a share of the median speed at the starts.
+        dynamics: Dynamics that have additive Gaussian noise.
+        starts: First points of the search, (starts, latents).
+        u: Constant input, (inputs,); zero when left out.
+        tolerance: Largest speed of a slow point, as a share of the median speed at the first
+            points.
 
     Example:
         >>> from evkf.dynamics import RingAttractor
@@ -187,20 +205,21 @@ def slow_points(
 def limit_cycle(
     dynamics: Dynamics, start: ArrayLike, u: ArrayLike | None = None, max_bins: int = 20_000
 ) -> LimitCycle | None:
-    """Run the dynamics without noise, and return the cycle that they settle into.
+    """Run the dynamics without noise, and return the limit cycle that the run settles into.
 
-    The first half of the run is discarded. In the rest, returns to a plane through its
-    centre, across its longest axis, must repeat to 1% of its size, three times or more. A cycle
-    should have some twenty bins or more, since returns are interpolated between bins.
+    The first half of the run is discarded. In the second half, the points where the path crosses a
+    plane (through the centre of the path, perpendicular to the longest axis of the path) must
+    repeat three times or more, up to 1% of the size of the path. A cycle should last twenty bins or
+    more, because crossings are interpolated between bins.
 
     Args:
-        dynamics: Dynamics with additive Gaussian noise, of two latents or more.
-        start: The first state, (latents,); not a fixed point.
-        u: A constant input; zero when left out.
-        max_bins: Length of the run, at least six times the period.
+        dynamics: Dynamics that have additive Gaussian noise and two latent dimensions or more.
+        start: First latent state of the run, (latents,); not a fixed point.
+        u: Constant input, (inputs,); zero when left out.
+        max_bins: Number of bins to run, at least six times the period.
 
     Returns:
-        The cycle, or None if the run comes to rest, diverges or does not repeat.
+        The limit cycle, or None if the run comes to rest, diverges or does not repeat.
 
     Example:
         >>> from evkf.dynamics import VanDerPol
@@ -229,7 +248,8 @@ def limit_cycle(
     whole, first = int(period), int(times[0]) + 1
     points = run[max_bins // 2 :][first : first + whole + 1]
     jacobians = np.asarray(_jacobians(flow, jnp.asarray(points), u), float)
-    # Floquet multipliers: eigenvalues of the Jacobian of one turn, with a share of the last bin.
+    # Floquet multipliers: eigenvalues of the Jacobian of one turn, including a fraction of the last
+    # bin, since the period is not a whole number of bins.
     turn = np.eye(jacobians.shape[-1])
     for jacobian in jacobians[:-1]:
         turn = jacobian @ turn
@@ -246,9 +266,19 @@ def limit_cycle(
 def _find_returns(
     orbit: Float[np.ndarray, "T L"], tolerance: float
 ) -> tuple[np.ndarray, int | None]:
-    """Return the times of returns to a plane, and the number of returns in a cycle, if any.
+    """Return when a path crosses a plane upwards, and how many crossings make one turn of a cycle.
 
-    The plane passes through the centre of the orbit, across its longest axis.
+    The plane passes through the mean of the path and is perpendicular to the longest axis of the
+    path (first principal axis). Every `turns`-th crossing must lie at the same place, and this
+    pattern must repeat `RETURNS` times or more; the smallest such `turns` is returned.
+
+    Args:
+        orbit: The path, (bins, latents).
+        tolerance: Largest distance between two crossings that count as the same place.
+
+    Returns:
+        Times of all crossings in bins (interpolated), and `turns`, which is None if the crossings
+        do not repeat.
     """
     centred = orbit - orbit.mean(0)
     axis = np.linalg.svd(centred, full_matrices=False)[2][0]
@@ -267,16 +297,18 @@ def _find_returns(
 def _search(
     flow: GaussianDynamics, u: Input, starts: ArrayLike, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Descend the speed from every start.
+    """Minimise the speed from each first point, and return where the searches end.
 
     Args:
-        flow: The dynamics.
-        u: A constant input.
-        starts: First points.
-        tolerance: Largest speed of a slow point, as a share of the median speed at the starts.
+        flow: Dynamics that have additive Gaussian noise.
+        u: Constant input, (inputs,).
+        starts: First points, (starts, latents).
+        tolerance: Largest speed of a slow point, as a share of the median speed at the first
+            points.
 
     Returns:
-        First points, end points, their speeds, and True for end points that are slow.
+        First points, end points, speeds at the end points, and True for each end point that is slow
+        and inside the region where the dynamics are known or were learned.
     """
     first = read_array(starts, (*np.shape(starts)[:-1], flow.dim), "starts")
     if first.ndim != 2 or len(first) == 0:
@@ -289,14 +321,14 @@ def _search(
     ends = np.asarray(last)
     rounding = 4 * np.finfo(ends.dtype).eps * np.linalg.norm(ends, axis=-1)
     slow = speed <= np.maximum(tolerance * np.median(usual), rounding)
-    # Outside of visited states, rest points of learned dynamics are artefacts of the map's edge.
+    # Fixed points of learned dynamics outside the region of training states are artefacts.
     return np.asarray(first), ends, speed, slow & np.asarray(jax.vmap(flow.covers)(last))
 
 
 def _describe(
     flow: GaussianDynamics, points: np.ndarray, speed: np.ndarray, u: Input
 ) -> FixedPoints:
-    """Return the points with the eigenvalues of the map there."""
+    """Return points and speeds as `FixedPoints`, with eigenvalues of the Jacobian added."""
     values = np.linalg.eigvals(np.asarray(_jacobians(flow, jnp.asarray(points), u)))
     order = np.argsort(-np.abs(values), axis=-1)
     values = np.take_along_axis(values, order, -1).astype(complex)
@@ -325,7 +357,7 @@ def _run(flow: GaussianDynamics, start: Vector, u: Input, num_bins: int) -> Floa
 
 @jax.jit
 def _descend(flow: GaussianDynamics, starts: Float[Array, "K L"], u: Input) -> Float[Array, "K L"]:
-    """Take Levenberg–Marquardt steps on $|f(z) - z|^2$."""
+    """Return end points of Levenberg–Marquardt steps that minimise $|f(z, u) - z|^2$."""
 
     def move(z: Vector) -> Vector:
         return flow.mean(z, u) - z
@@ -347,7 +379,7 @@ def _descend(flow: GaussianDynamics, starts: Float[Array, "K L"], u: Input) -> F
 
 
 def _read_flow(dynamics: Dynamics, u: ArrayLike | None) -> tuple[GaussianDynamics, Input]:
-    """Check dynamics and a constant input, which is zero when left out."""
+    """Check and return dynamics and a constant input, which is zero when None is given."""
     if not isinstance(dynamics, GaussianDynamics):
         raise InputError(
             f"{type(dynamics).__name__} has no noise-free map",

@@ -1,16 +1,28 @@
-r"""Smoothing: the state of a bin given the bins before and after it, offline or with a lag.
+r"""Smoothing: estimate the latent state of a bin from the bins before and after this bin.
 
-The backward pass needs the state of a bin given the state in the next bin,
-$z_{t-1} | z_t \sim N(m + G(z_t - \bar m), V)$, a `SmootherKernel`. It is made from the filtering
-belief $N(m, P)$ and the filter's own linearisation of the dynamics: with $A$ a root of $P$ and $B$
-its image (the tangent map of $A$; under moment matching the deviations of the nodes and their
-images),
+`smooth` works offline on a whole recording. `FixedLag` works online and waits for a fixed number of
+later bins.
 
-$$G = AB^\top (BB^\top + Q)^{-1}, \qquad V = (A - GB)(A - GB)^\top + GQG^\top.$$
+A filter runs forwards, then a backward pass corrects the filter's beliefs. The backward pass needs
+the distribution of the latent state $z_{t-1}$ given the latent state $z_t$ one bin later. This
+distribution is the `SmootherKernel`
 
-For linear dynamics this is the smoother of Rauch, Tung and Striebel. The backward pass uses the
-variance $P$ also where the filter's prediction leaves it out (`correct=False`). Covariances are
-sums of products of roots, and so stay positive definite in float32.
+$$z_{t-1} | z_t \sim N(m + G(z_t - \bar m), V).$$
+
+Here $N(m, P)$ is the filtering belief of bin t-1 (mean m, covariance P), and $\bar m$ is the mean
+of the filter's prediction of bin t. The gain G and the covariance V are
+
+$$G = AB^\top (BB^\top + Q)^{-1}, \qquad V = (A - GB)(A - GB)^\top + GQG^\top,$$
+
+where Q is the covariance of the noise of the dynamics, A a square root of P ($P = AA^\top$), and B
+what the dynamics make of A. If the filter linearises the dynamics at the mean, B is the Jacobian of
+the dynamics times A. If the filter uses moment matching, the columns of A are the weighted
+deviations of quadrature nodes from the mean, and B are those of the images of the nodes under the
+dynamics.
+
+For linear dynamics this is the Rauch–Tung–Striebel smoother. The backward pass uses P even if the
+filter's prediction ignores P (`correct=False`). Covariances are computed as sums of products
+$XX^\top$, and so stay positive definite in float32.
 """
 
 from typing import Any, NamedTuple
@@ -35,13 +47,13 @@ from evkf.types import Belief, Input, Key, Matrix, Vector
 
 
 class SmootherKernel(NamedTuple):
-    r"""The state before a bin given the state in it: $N(m + G(z_t - \bar m), V)$.
+    r"""Latent state of bin t-1, given that of bin t: $N(m + G(z_t - \bar m), V)$.
 
     Attributes:
-        mean: $m$, the filtering mean before the bin.
-        predicted: $\bar m$, the filter's prediction of the bin.
-        gain: $G$.
-        cov: $V$.
+        mean: $m$, the filtering mean of bin t-1, (latents,).
+        predicted: $\bar m$, the mean of the filter's prediction of bin t, (latents,).
+        gain: $G$, (latents, latents).
+        cov: $V$, (latents, latents).
     """
 
     mean: Vector
@@ -50,19 +62,20 @@ class SmootherKernel(NamedTuple):
     cov: Matrix
 
     def apply(self, belief: GaussianBelief) -> GaussianBelief:
-        """Return the smoothed belief about a bin, given that about the next."""
+        """Return the smoothed belief of bin t-1, given the smoothed belief of bin t."""
         mean = self.mean + self.gain @ (belief.mean - self.predicted)
         spread = self.gain @ cholesky(belief.cov)
         return GaussianBelief(mean, factorisable(self.cov + spread @ spread.T))
 
 
 class Smoothed(NamedTuple):
-    r"""Smoothing beliefs of a recording, time first.
+    r"""Smoothed means and covariances of a recording.
 
     Attributes:
-        mean: $E[z_t]$ given all bins of its trial.
-        cov: $\text{Cov}(z_t)$.
-        info: Diagnostics of the filter steps.
+        mean: Mean of the latent state in each bin given all bins of the trial, (bins, latents).
+        cov: Covariance of the latent state in each bin given all bins of the trial,
+            (bins, latents, latents).
+        info: Diagnostics of the filter for each bin.
     """
 
     mean: Float[Array, "T L"]
@@ -79,18 +92,21 @@ def smooth(
     fresh: ArrayLike | None = None,
     key: Key | None = None,
 ) -> Smoothed:
-    """Smooth a recording: filter it, then pass backwards.
+    """Filter a recording forwards, pass backwards, and return smoothed means and covariances.
 
     Args:
         filter: The filter of the forward pass.
-        model: A model with Gaussian beliefs and additive Gaussian noise. Smoothing diagonal
-            beliefs inherits the overconfidence of their filter where states are correlated.
-        ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
-        masks: True where observed, (bins, channels), or (bins,) for whole bins; all when left out.
-        us: Inputs, (bins, inputs).
-        fresh: True where a bin begins a new trial, (bins,): there the filter starts again from the
-            prior, and the backward pass stops. The first bin always begins a trial.
-        key: Randomness, for filters and expectations that sample.
+        model: A model that has Gaussian beliefs (full or diagonal covariance) and dynamics with
+            additive Gaussian noise. If latent dimensions are correlated, a filter that uses
+            diagonal covariances is overconfident, and so are the smoothed covariances.
+        ys: Observations, (bins, channels). Raise InputError if an observed value is NaN.
+        masks: True where observed, (bins, channels), or (bins,) if all channels of a bin share one
+            value; all observed when left out.
+        us: Inputs, (bins, inputs); leave out if the model has no inputs.
+        fresh: True for the first bin of each trial, (bins,). At these bins the filter restarts
+            from the prior, and the backward pass of the previous trial starts one bin before. The
+            first bin of the recording always starts a trial. When left out, all bins are one trial.
+        key: JAX random key; needed only by filters and expectations that draw samples.
 
     Example:
         >>> import jax
@@ -156,12 +172,12 @@ def _smooth(
 
 
 class LagState(NamedTuple):
-    """State of a `FixedLag` smoother between two bins.
+    """Internal state of a `FixedLag` smoother: what the smoother keeps between two bins.
 
     Attributes:
-        belief: The last filtering belief.
-        begun: True from the second bin on.
-        kernels: The kernels of the last bins, oldest first.
+        belief: Filtering belief of the last bin; the prior of the model before the first bin.
+        begun: False before the first bin, True afterwards.
+        kernels: The last `lag` smoother kernels, oldest first.
     """
 
     belief: Belief
@@ -170,12 +186,13 @@ class LagState(NamedTuple):
 
 
 class FixedLag(eqx.Module):
-    """An online smoother: every bin is reported once, `lag` bins later.
+    """An online smoother, which returns the smoothed belief of each bin `lag` bins later.
 
-    Time and memory of a push are constant, and it can be compiled or scanned.
+    Call `init` once, then `push` for each bin. Time and memory of `push` do not grow with the
+    number of bins. `push` can be compiled by `jax.jit` and used inside `jax.lax.scan`.
 
     Args:
-        lag: Number of bins to wait; 0 gives the filtering belief.
+        lag: Number of bins to wait, 0 or more; 0 gives the filtering belief.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -198,11 +215,16 @@ class FixedLag(eqx.Module):
         check_whole(self.lag, 0, "lag")
 
     def init(self, model: Model) -> LagState:
-        """Return the state before the first bin."""
+        """Return the smoother's internal state before the first bin.
+
+        Args:
+            model: The model of the filter, with Gaussian beliefs and additive Gaussian noise.
+        """
         _check_model(model)
         zero = jnp.zeros_like(model.family.mean(model.prior))
         identity = jnp.eye(len(zero), dtype=zero.dtype)
-        # Before the first bins, kernels that change nothing: the pass ends at the oldest bin.
+        # Until `lag` bins are known, the missing kernels leave a belief unchanged, so the backward
+        # pass ends at the first bin.
         still = SmootherKernel(zero, zero, identity, 0 * identity)
         kernels = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.lag, *x.shape)), still)
         return LagState(model.prior, jnp.asarray(False), kernels)
@@ -217,20 +239,22 @@ class FixedLag(eqx.Module):
         fresh: bool | Bool[Array, ""] = False,
         key: Key | None = None,
     ) -> tuple[LagState, GaussianBelief]:
-        """Add the filtering belief of a bin, and return the smoothed belief `lag` bins ago.
+        """Add the filtering belief of this bin, and return the smoothed belief of `lag` bins ago.
 
         Args:
-            filter: The filter of the belief.
-            model: The model of the filter.
-            state: Result of `init` or of the last push.
-            belief: The filtering belief of this bin.
-            u: The input of this bin.
-            fresh: True if this bin begins a new trial.
-            key: The key that `filter.step` was given, if its prediction samples.
+            filter: The filter that computed the belief.
+            model: The model that the filter used.
+            state: Internal state from `init` or from the last `push`.
+            belief: Filtering belief of this bin.
+            u: Input of this bin, (inputs,); leave out if the model has no inputs.
+            fresh: True if this bin is the first of a new trial.
+            key: The JAX random key that `filter.step` was given, if the filter draws samples for
+                predictions.
 
         Returns:
-            The state for the next push, and the belief of the bin `lag` bins ago given all bins of
-            its trial up to this one; in the first `lag` bins, that of the oldest bin.
+            The internal state for the next `push`, and the smoothed belief of the bin `lag` bins
+            ago. The smoothed belief uses the bins of that bin's trial up to this bin. In the first
+            `lag` bins, the smoothed belief of the first bin is returned.
         """
         check_variational(filter)
         predict_key = None if key is None else jax.random.split(key)[0]
@@ -268,8 +292,9 @@ def _make_kernel(
         root = cholesky(cov)
         _, push = jax.linearize(lambda z: dynamics.mean(z, u), mean)
         moved = jax.vmap(push)(root.T).T
-    # One orthogonal step gives factors of the prediction, of its product with the gain and of the
-    # rest: with covariances, float32 would lose precise latents beside imprecise ones.
+    # One QR decomposition gives triangular factors of the predicted covariance, of the gain times
+    # this covariance, and of V. Computed from covariances, float32 would lose the small variances
+    # of some latent dimensions next to the large variances of others.
     noise, dim = dynamics.noise.root(), len(mean)
     upper = jnp.linalg.qr(
         jnp.block([[moved.T, root.T], [noise.T, jnp.zeros((noise.shape[1], dim), root.dtype)]]),
@@ -277,7 +302,7 @@ def _make_kernel(
     )
     gain = upper[:dim, dim:].T @ inverse_lower(upper[:dim, :dim].T)
     rest = upper[dim:, dim:]
-    # Where the dynamics overflow, the state before stays as filtered.
+    # If the dynamics overflow, the smoothed belief of bin t-1 is the filtering belief.
     sound = jnp.all(jnp.isfinite(gain)) & jnp.isfinite(jnp.sum(moved**2))
     gain, cov = jnp.where(sound, gain, 0), jnp.where(sound, rest.T @ rest, cov)
     return SmootherKernel(mean, family.mean(prediction), gain, cov)

@@ -1,6 +1,7 @@
-"""Agreement of expected counts with spikes, for recordings where the truth is not known.
+"""Compare expected counts with observed spikes: scores and checks of models of recordings.
 
-`expected` is always the expected count of a bin, not a rate per second.
+The argument `expected` always means expected counts per bin, not rates per second. The argument
+`masks` is True where a count was observed; counts that were not observed are ignored.
 """
 
 from collections.abc import Sequence
@@ -18,24 +19,28 @@ from evkf.numerics.checks import first_of, real_numbers
 from evkf.numerics.trials import Lengths, bins_of, read_counts, slices
 
 FLOOR = 1e-9
-"""Least expected count of a bin, that of the Neural Latents Benchmark: a spike where none was
-expected costs 21 nats, not infinity."""
+"""Smallest expected count per bin: smaller expected counts are raised to this floor. A spike where
+none was expected then costs 21 nats, not infinity. The Neural Latents Benchmark (NLB) uses the same
+floor."""
 
 KERNEL_SD = 0.07
-"""Standard deviation of the kernel of a PSTH in seconds, that of the Neural Latents Benchmark."""
+"""Standard deviation in seconds of the Gaussian kernel that smooths spikes for a PSTH (average over
+trials of a condition); the Neural Latents Benchmark uses the same value."""
 
 CLEAR, RELEVANT = 3.0, 1.1
-"""Number of standard errors above 1, and value, above which a unit counts as over-dispersed."""
+"""A unit is over-dispersed if the dispersion is more than `CLEAR` standard errors above 1, and is
+larger than `RELEVANT`."""
 MANY = 0.1
-"""Share of over-dispersed units from which on another model is recommended."""
+"""Share of over-dispersed units above which `dispersion_hint` recommends another model."""
 
 
 class Dispersion(NamedTuple):
-    """Ratio of variance to expected variance of every unit.
+    """Dispersion of each unit: observed variance divided by expected variance.
 
     Attributes:
-        value: The ratio, 1 for a correct model; NaN for a unit without expected spikes.
-        error: Standard error of the ratio of a correct model.
+        value: Dispersion, (units,): about 1 if the model is correct, NaN for a unit that has no
+            expected spikes.
+        error: Standard error that the dispersion would have if the model were correct, (units,).
     """
 
     value: Float[np.ndarray, " N"]
@@ -48,17 +53,20 @@ def bits_per_spike(
     masks: ArrayLike | None = None,
     reference: ArrayLike | None = None,
 ) -> float:
-    """Return the information about spikes beyond constant rates, as in the NLB.
+    """Return bits per spike: how much better expected counts predict spikes than constant rates do.
 
-    This is the log-likelihood minus that of the reference, over ln 2 and the number of spikes: zero
-    if only mean rates were predicted, without a lower bound.
+    Bits per spike are the Poisson log-likelihood of the expected counts, minus the Poisson
+    log-likelihood of the reference, divided by ln 2 and by the number of spikes. Zero means no
+    better than the reference, negative means worse. The definition is that of the Neural Latents
+    Benchmark. Raise InputError if there are no observed spikes.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        expected: Expected counts, raised to `FLOOR` where below it.
-        masks: True where observed.
-        reference: Expected counts to compare with, (units,) or (bins, units), such as the mean
-            counts of other trials; the mean of the given counts when left out.
+        counts: Spike counts, (bins, units).
+        expected: Expected counts per bin, (bins, units). Values below `FLOOR` are raised to
+            `FLOOR`.
+        masks: True where observed, (bins, units); all observed when left out.
+        reference: Expected counts to compare with, (units,) or (bins, units), such as mean counts
+            of other trials. When left out, the mean observed count of each unit in `counts`.
 
     Example:
         >>> counts = [[0], [2], [0], [2]]
@@ -96,20 +104,21 @@ def psth_r2(
     kernel_sd: float = KERNEL_SD,
     masks: ArrayLike | None = None,
 ) -> float:
-    """Return R² of condition averages of expected counts, against those of smoothed spikes.
+    """Return R² of expected counts against smoothed spikes, both averaged over trials (PSTH).
 
-    Spikes are smoothed within trials by a Gaussian kernel, expected counts are not. Trials are
-    aligned at their first bins, and a bin is averaged over the trials that observed it. R² is of
-    one unit over all conditions and bins; the result is the mean over units whose average changes.
+    Spikes are smoothed within trials by a Gaussian kernel; expected counts are not smoothed. Trials
+    are aligned at their first bins and averaged over the trials of each condition; a bin that was
+    not observed in a trial is left out. R² of a unit is computed over all conditions and bins. The
+    result is the mean over units, without units whose averages of smoothed spikes never change.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        expected: Expected counts.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        bin_width: In seconds.
-        kernel_sd: Standard deviation of the kernel, in seconds.
-        masks: True where observed.
+        counts: Spike counts, (bins, units).
+        expected: Expected counts per bin, (bins, units).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        bin_width: Bin width in seconds.
+        kernel_sd: Standard deviation of the kernel in seconds.
+        masks: True where observed, (bins, units); all observed when left out.
 
     Example:
         >>> wave = np.exp(np.sin(np.arange(50) / 8))[:, None]
@@ -143,9 +152,17 @@ def smooth_trials(
     sd_bins: float,
     masks: Bool[np.ndarray, "T N"],
 ) -> Float[np.ndarray, "T N"]:
-    """Smooth observed values within trials by a Gaussian kernel; the result is zero elsewhere.
+    """Return values smoothed within trials by a Gaussian kernel; zero where not observed.
 
-    The kernel is rescaled where part of it lies on bins that were not observed.
+    Each smoothed value is a weighted mean of observed values nearby: bins that were not observed
+    have no weight, and the remaining weights are rescaled to sum to 1. At the first and last bins
+    of a trial, values are mirrored.
+
+    Args:
+        values: Values to smooth, such as spike counts, (bins, units).
+        lengths: Number of bins of each trial.
+        sd_bins: Standard deviation of the kernel in bins.
+        masks: True where observed, (bins, units).
 
     Example:
         >>> masks = np.array([[True], [True], [False]])
@@ -169,7 +186,17 @@ def condition_averages(
     conditions: Shaped[np.ndarray, " K"],
     masks: Bool[np.ndarray, "T N"] | None = None,
 ) -> Float[np.ndarray, "B N"]:
-    """Return means over trials of each condition and bin since the start; NaN if none was observed.
+    """Return the average over the trials of each condition, for each bin since the trial began.
+
+    Args:
+        values: Values to average, such as spike counts, (bins, units).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        masks: True where observed, (bins, units); all observed when left out.
+
+    Returns:
+        Averages of the conditions, concatenated in sorted order of the conditions. Each condition
+        has as many rows as its longest trial has bins. NaN where no trial was observed.
 
     Example:
         >>> condition_averages(np.array([[1.0], [5.0], [3.0]]), (2, 1), np.zeros(2)).tolist()
@@ -192,22 +219,26 @@ def pit(
     variance: ArrayLike | None = None,
     seed: int = 0,
 ) -> Float[np.ndarray, "T N"]:
-    """Return the randomised probability integral transform, uniform for calibrated predictions.
+    """Return the randomised probability integral transform (PIT) of each count.
 
-    It is a draw between the predicted probability of fewer spikes and that of no more. A histogram
-    that is high at both ends means too narrow predictions, one high in the middle too wide ones.
+    For an observed count y, the PIT is a random number between the predicted probability of fewer
+    than y spikes and the predicted probability of at most y spikes. If predictions are calibrated,
+    PIT values are uniform in [0, 1]. A histogram that is high at both ends means that predictions
+    are too narrow; a histogram that is high in the middle means that predictions are too wide.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units), whole numbers.
-        predictive: Expected Poisson counts, (bins, units), or probabilities of 0, 1, 2, … spikes,
-            (bins, units, numbers); the remainder to 1 is the probability of more spikes.
-        masks: True where observed.
-        variance: Variances of the counts, with expected counts only: where they are larger, counts
-            are taken as negative binomial with these moments, not as Poisson.
-        seed: Seed of the draws.
+        counts: Spike counts, (bins, units), whole numbers.
+        predictive: Expected counts per bin, (bins, units), or predicted probabilities of 0, 1, 2, …
+            spikes, (bins, units, probabilities). If probabilities sum to less than 1, the rest is
+            the probability of more spikes.
+        masks: True where observed, (bins, units); all observed when left out.
+        variance: Predicted variances of the counts, (bins, units); used only if `predictive` are
+            expected counts. Predictions are negative binomial where the variance is larger than the
+            expected count, and Poisson elsewhere. When left out, all predictions are Poisson.
+        seed: Seed of the random numbers.
 
     Returns:
-        Numbers in [0, 1], NaN where nothing was observed.
+        PIT values in [0, 1], (bins, units); NaN where not observed.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(2.0, (10_000, 1))
@@ -249,18 +280,21 @@ def dispersion(
     masks: ArrayLike | None = None,
     variance: ArrayLike | None = None,
 ) -> Dispersion:
-    """Return the Pearson dispersion of every unit: squared residuals over their expected variance.
+    """Return the Pearson dispersion of each unit: squared residuals divided by expected variances.
 
-    It is a ratio of sums, as bins without expected spikes would dominate a mean of ratios. In the
-    sums bins are weighted by their expected spikes, or the few of large variance would dominate. It
-    is above 1 for counts that vary more than the model predicts: they are not Poisson, or the model
-    misses changes of the rate.
+    Dispersion is above 1 if counts vary more than the model predicts: either the likelihood is
+    wrong (such as Poisson for counts that are not Poisson), or the model misses changes of the
+    rate. Squared residuals and expected variances are summed over bins before they are divided,
+    because bins that have almost no expected spikes would dominate a mean of ratios. Each bin has
+    the weight expected count divided by expected variance (at most 1), because otherwise a few bins
+    that have large variances would dominate the sums.
 
     Args:
-        counts: Spikes of every bin and unit, (bins, units).
-        expected: Expected counts.
-        masks: True where observed.
-        variance: Expected variances; the expected counts, as for Poisson counts, when left out.
+        counts: Spike counts, (bins, units).
+        expected: Expected counts per bin, (bins, units).
+        masks: True where observed, (bins, units); all observed when left out.
+        variance: Expected variances, (bins, units). When left out, the expected counts, which are
+            the variances of Poisson counts.
 
     Example:
         >>> counts = np.random.default_rng(0).negative_binomial(2, 0.5, (20_000, 1))
@@ -273,7 +307,8 @@ def dispersion(
     total = (weight * var).sum(axis=0, where=seen)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = (weight * (y - mu) ** 2).sum(axis=0, where=seen) / total
-        # the fourth central moment of a negative binomial count is v + 3v² + 6v²/r
+        # the fourth central moment of a negative binomial count is v + 3v² + 6v²/r, where v is the
+        # variance and r the size parameter
         inverse_r = np.maximum(var - mu, 0) / np.maximum(mu, FLOOR) ** 2
         square = var + 2 * var**2 + 6 * var**2 * inverse_r
         error = np.sqrt((weight**2 * square).sum(axis=0, where=seen)) / total
@@ -282,7 +317,13 @@ def dispersion(
 
 
 def over_dispersed(result: Dispersion) -> Bool[np.ndarray, " N"]:
-    """True for units that vary more than expected, significantly and by a relevant amount.
+    """Return True for each unit whose counts vary clearly more than the model predicts.
+
+    The dispersion of such a unit is above 1.1 and more than 3 standard errors above 1. Units whose
+    dispersion is NaN give False.
+
+    Args:
+        result: Result of `dispersion`.
 
     Example:
         >>> over_dispersed(Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))).tolist()
@@ -297,12 +338,14 @@ def dispersion_hint(
     likelihood: str = "Poisson",
     units: Sequence[Any] | np.ndarray | None = None,
 ) -> str:
-    """Return a sentence on the dispersion of residuals from a model, with advice.
+    """Return a sentence that says which units vary more or less than the model predicts.
+
+    The sentence also gives advice if more than a tenth of the units do.
 
     Args:
-        result: The dispersion, over the variances that the model predicts.
+        result: Result of `dispersion`, for the variances that the model predicts.
         likelihood: Name of the model's distribution of counts: "Poisson" or "negative binomial".
-        units: Names of the units; numbers from zero when left out.
+        units: Names of the units; numbered from zero when left out.
 
     Example:
         >>> result = Dispersion(np.array([2.0, 1.8, 1.0]), np.full(3, 0.1))
@@ -337,7 +380,7 @@ def dispersion_hint(
 def _read(
     counts: ArrayLike, expected: ArrayLike, masks: ArrayLike | None, where: str = "expected"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts, expected counts and masks; counts are zero where nothing was observed."""
+    """Check and return counts, expected counts and masks; both counts are 0 where not observed."""
     y = real_numbers(counts, "counts").astype(float)
     mu = real_numbers(expected, where).astype(float)
     seen = np.ones(y.shape, bool) if masks is None else np.asarray(masks)
@@ -353,7 +396,7 @@ def _read(
 
 
 def _refuse_bad(values: np.ndarray, seen: np.ndarray, where: str) -> None:
-    """Refuse observed values that are negative or not finite."""
+    """Raise InputError if an observed value is negative or not finite."""
     bad = seen & ~((values >= 0) & np.isfinite(values))
     if bad.any():
         t, n = (int(i) for i in np.argwhere(bad)[0])

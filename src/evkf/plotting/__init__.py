@@ -1,1 +1,1 @@
-"""Figures with matplotlib."""
+"""Plots made with matplotlib."""

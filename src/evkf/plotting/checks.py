@@ -1,4 +1,4 @@
-"""Figures of the calibration and dispersion of predicted counts."""
+"""Plots that check predicted counts: calibration and dispersion."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -19,16 +19,22 @@ OVER = "#d55e00"
 BAND_LEVEL = 0.95
 TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 2, 5)).ravel().tolist()
 FINE_TICKS = np.outer(10.0 ** np.arange(-3, 4), (1, 1.5, 2, 3, 5, 7)).ravel().tolist()
-"""Ticks of logarithmic axes, few enough to read."""
+"""Ticks of logarithmic axes: `TICKS` of the horizontal axis, `FINE_TICKS` of the vertical axis."""
 LINE = 56
-"""Most letters of a line above the axes."""
+"""Largest number of letters in a line of text above the axes."""
 
 
 @styled
 def calibration(ax: Axes, values: Float[np.ndarray, "..."], bins: int = 20) -> Axes:
-    """Draw a histogram of `evkf.analysis.spike_metrics.pit` with the 95 % band of uniform values.
+    """Plot a histogram of PIT values and the 95 % band of uniform values, and return the axes.
 
-    The band assumes independent values; for correlated bins it is too narrow.
+    PIT values (probability integral transform) are uniform if predictions are calibrated. The band
+    assumes independent values; if bins are correlated, the band is too narrow.
+
+    Args:
+        ax: Axes to plot into.
+        values: Result of `evkf.analysis.spike_metrics.pit`, of any shape; NaN is left out.
+        bins: Number of bars of the histogram.
 
     Example:
         >>> ax = calibration(new_axes(), np.random.default_rng(0).uniform(size=1000), bins=10)
@@ -60,14 +66,17 @@ def dispersion_check(
     likelihood: str = "Poisson",
     units: Sequence | np.ndarray | None = None,
 ) -> Axes:
-    """Draw the dispersion of every unit against its rate, with a hint.
+    """Plot the dispersion of each unit against the mean rate of the unit, and return the axes.
+
+    Dispersion is the observed variance of counts divided by the variance that the model predicts.
+    The sentence of `evkf.analysis.spike_metrics.dispersion_hint` is written above the axes.
 
     Args:
-        ax: Axes to draw into.
+        ax: Axes to plot into.
         found: Result of `evkf.analysis.spike_metrics.dispersion`.
-        rates: Mean rate of every unit, in spikes per second.
-        likelihood: As for `evkf.analysis.spike_metrics.dispersion_hint`.
-        units: As for `evkf.analysis.spike_metrics.dispersion_hint`.
+        rates: Mean rate of each unit in spikes per second, (units,).
+        likelihood: Name of the model's distribution of counts: "Poisson" or "negative binomial".
+        units: Names of the units; numbered from zero when left out.
 
     Example:
         >>> found = Dispersion(np.array([1.0, 2.0]), np.array([0.1, 0.1]))
@@ -104,7 +113,7 @@ def dispersion_check(
         axis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
         axis.set_major_formatter("{x:g}")
     ax.set_ylabel("variance / expected variance")
-    # above the axes, clear of error bars
+    # above the axes, where no error bars are
     parts = dispersion_hint(found, likelihood, units).replace(": ", ":\n").splitlines()
     hint = [line for part in parts for line in wrap(part, LINE)]
     ax.text(0, 1.02, "\n".join(hint), transform=ax.transAxes, color=TRUTH, va="bottom")

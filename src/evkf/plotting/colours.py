@@ -1,4 +1,4 @@
-"""Colours of conditions, which colour-blind readers can tell apart."""
+"""Colours for conditions that colour-blind readers can distinguish."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,19 +23,24 @@ TOL = [
     "#ddcc77",
     "#aa4499",
 ]
-"""Palettes of Okabe and Ito, and of Tol (muted); more colours are spread over `cividis`."""
+"""Palettes: `OKABE_ITO` for up to 7 conditions, `TOL` (Tol's muted palette) for up to 9; for more
+conditions `by_condition` uses the matplotlib colour map `cividis`."""
 ROUND = LinearSegmentedColormap.from_list(
     "round",
     ["#0072b2", "#12a5c4", "#009e73", "#a3a500", "#e69f00", "#d55e00", "#b5527f", "#6a51a3"],
 )
-"""Colours of directions, in a circle."""
+"""Colour map for movement directions: neighbouring directions have similar colours."""
 
 Labels = Shaped[np.ndarray, " K"] | Sequence
 Colours = Mapping[Any, Any]
 
 
 def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
-    """Return a colour for every condition, in their order.
+    """Return a dictionary that gives each condition a colour, in sorted order of conditions.
+
+    Args:
+        conditions: Condition of each trial.
+        trials: Number of trials; raise InputError if `conditions` has another length.
 
     Example:
         >>> by_condition(["up", "down", "up"], 3)
@@ -54,9 +59,16 @@ def by_condition(conditions: Labels, trials: int) -> dict[Any, Any]:
 def by_direction(
     positions: Float[np.ndarray, "T 2"], lengths: Lengths, conditions: Labels
 ) -> dict[Any, Any]:
-    """Return a colour for every condition, around a circle in the order of mean directions.
+    """Return a dictionary that gives each condition a colour by its mean movement direction.
 
-    The direction of a trial is that from its start to its end.
+    Colours change gradually around the circle of directions. The movement of a trial is the vector
+    from the first to the last position of the trial; the direction of a condition is that of the
+    mean movement of its trials.
+
+    Args:
+        positions: Positions, (bins, 2).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
 
     Example:
         >>> paths = np.array([[0.0, 0], [1, 0], [0, 0], [0, 1], [0, 0], [-1, -0.1]])

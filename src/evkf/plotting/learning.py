@@ -1,4 +1,4 @@
-"""The figure of the demonstration: inference and learning of a simulated oscillator."""
+"""The plot of `evkf demo`: a simulated oscillator, inferred and learned from spikes."""
 
 from typing import Any, NamedTuple
 
@@ -11,27 +11,34 @@ from evkf.plotting.style import BAND, ESTIMATE, RATES, SPIKES, STYLE, TRUTH, Z95
 
 
 class Field(NamedTuple):
-    """Velocities per second on a grid of the plane."""
+    """Velocities on a grid of points in the plane.
+
+    Attributes:
+        points: Points of the grid.
+        velocities: Velocity of the latent state at each point, per second.
+    """
 
     points: Float[np.ndarray, "G G 2"]
     velocities: Float[np.ndarray, "G G 2"]
 
 
 class LearningData(NamedTuple):
-    """Data of a figure of inference and learning.
+    """The data that `learning_figure` plots.
 
     Attributes:
-        bin_width: Seconds.
-        start: Bins before those drawn.
-        counts: Spike counts.
-        states: True states.
-        mean: Filtering means.
-        std: Filtering standard deviations.
-        rates: Expected rates of the filtering beliefs, in spikes per second.
-        order: Neurons in the order in which to draw them.
-        fields: The true velocity field and the learned one.
-        forecasts: Forecast paths at the start of learning and at its end.
-        followed: True states in those stretches.
+        bin_width: Bin width in seconds.
+        start: Number of bins before the first plotted bin.
+        counts: Spike counts, (bins, neurons).
+        states: True latent states, (bins, 2).
+        mean: Filtering means, in the coordinates of the true latent states, (bins, 2).
+        std: Filtering standard deviations, in the same coordinates as `mean`, (bins, 2).
+        rates: Expected rates given the filtering beliefs, in spikes per second, (bins, neurons).
+        order: Indices of the neurons in the order to plot, first neuron at the bottom.
+        fields: True velocity field and learned velocity field.
+        forecasts: Forecast paths at the start of learning, and forecast paths at the end of
+            learning, each (paths, bins, 2).
+        followed: True latent states in the bins where the forecasts begin: at the start of
+            learning, and at the end of learning.
     """
 
     bin_width: float
@@ -48,7 +55,11 @@ class LearningData(NamedTuple):
 
 
 def learning_figure(data: LearningData) -> Figure:
-    """Draw spikes, inferred rates and states; true and learned velocity field; forecasts."""
+    """Return a figure of spikes, inferred rates and latent states, velocity fields and forecasts.
+
+    True and learned velocity fields are plotted next to each other, and so are forecasts at the
+    start of learning and forecasts at the end of learning.
+    """
     times = data.bin_width * (data.start + 1 + np.arange(len(data.counts)))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12.4, 6.4), layout="constrained")

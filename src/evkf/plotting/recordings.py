@@ -1,6 +1,6 @@
-"""Figures of recordings. Every function draws into given axes and returns them.
+"""Plots of recordings. Each function plots into given matplotlib axes and returns these axes.
 
-Axes may come from `new_axes` or elsewhere; the style is that of `evkf.plotting.style`.
+Use `new_axes` or any other matplotlib axes. The style is that of `evkf.plotting.style`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,26 +38,27 @@ __all__ = [
 ]
 
 SEEN = (0, (3, 1.5))
-"""Dashes of measured quantities, beside inferred ones."""
+"""Line style (dashes) of measured quantities; inferred quantities have solid lines."""
 PATHS = {"decoded": "-", "true path": SEEN}
 SD_S = 0.04
-"""Standard deviation in seconds of the kernel that smooths spikes beside inferred rates."""
+"""Standard deviation in seconds of the Gaussian kernel that smooths spikes in `aligned_rates`."""
 RATES = {"inferred": "-", f"spikes (SD {1e3 * SD_S:g} ms)": SEEN}
-"""Kinds of lines, for `legend`."""
+"""Names and styles of lines in `aligned_rates`, for `legend`."""
 LIGHT = LinearSegmentedColormap.from_list("light", ["#ffffff", BAND, "#3f9bd1"], 40)
-"""Colours of rates under spikes, never so dark that a spike is lost."""
+"""Colour map of rates in `raster`: light, so that black spikes stay visible."""
 MOST = 0.9
-"""Quantile over units of the highest rates that the scale ends at."""
+"""The colour scale of `raster` ends at this quantile (over units) of the highest rate of each
+unit."""
 NAMED = 12
-"""Most conditions in a legend."""
+"""Largest number of conditions in a legend; for more conditions there is none."""
 
 
 class Event(NamedTuple):
-    """An event in every trial, to align rates to.
+    """An event that happens once in each trial, such as a go cue; rates are aligned to this event.
 
     Attributes:
-        times: Seconds from the start of each trial.
-        name: Name for the axis.
+        times: Time of the event in each trial, in seconds since the start of the trial, (trials,).
+        name: Name of the event in the label of the time axis.
     """
 
     times: Float[np.ndarray, " K"] | Sequence[float]
@@ -74,20 +75,21 @@ def raster(
     units: Sequence | np.ndarray | None = None,
     event: str | None = None,
 ) -> Axes:
-    """Draw spike counts of one stretch over the rates inferred from them.
+    """Plot spikes as ticks on top of inferred rates as colours, and return the axes.
 
-    The scale of rates ends where the rates of the busiest tenth of the units begin, so that these
-    do not take all of it. Units keep their order. Spikes of a bin are spread evenly over the bin.
+    Units are plotted in the given order. Spikes of one bin are spread evenly over the bin. The
+    colour scale ends at the 0.9 quantile over units of each unit's highest rate, so that a few very
+    active units do not make all other units pale.
 
     Args:
-        ax: Axes to draw into.
-        counts: Spikes of every bin and unit, (bins, units).
-        rates: Spikes per second.
-        bin_width: In seconds.
-        start: Begin of the first bin, in seconds.
-        units: Their ids, for the axis; numbers from zero when left out.
-        event: Name of the event that `start` is counted from, marked by a line; by default
-            time is that of the session.
+        ax: Axes to plot into.
+        counts: Spike counts of consecutive bins, (bins, units).
+        rates: Inferred rates in spikes per second, (bins, units).
+        bin_width: Bin width in seconds.
+        start: Start of the first bin in seconds.
+        units: Ids of the units, for the vertical axis; numbered from zero when left out.
+        event: Name of the event at time zero, which is marked by a line. When left out, there is
+            no line, and time is that of the session.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2]])
@@ -128,7 +130,7 @@ def raster(
     )
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0)
-    # round numbers on the axis, if ids are numbers in order
+    # if ids are ascending whole numbers, label units whose ids are round numbers
     ticks, named = MaxNLocator(8, integer=True), []
     if ids.dtype.kind in "iu" and np.all(np.diff(ids) > 0):
         named = np.flatnonzero(np.isin(ids, ticks.tick_values(int(ids[0]), int(ids[-1])))).tolist()
@@ -150,15 +152,18 @@ def latent_paths(
     dimensions: tuple[int, int] = (0, 1),
     colours: Colours | None = None,
 ) -> Axes:
-    """Draw two latent dimensions of single trials by condition, with a dot where each begins.
+    """Plot two latent dimensions of single trials, coloured by condition, and return the axes.
+
+    A dot marks the first bin of each trial.
 
     Args:
-        ax: Axes to draw into.
-        states: Latents of every bin.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        dimensions: The two dimensions.
-        colours: Colours of the conditions, without a legend; chosen, with one, by default.
+        ax: Axes to plot into.
+        states: Latent states, (bins, latents).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        dimensions: Indices of the two latent dimensions, from zero.
+        colours: Colour of each condition. When left out, colours are chosen and a legend is added;
+            otherwise there is no legend.
 
     Example:
         >>> states = np.random.default_rng(0).normal(size=(20, 2)).cumsum(axis=0)
@@ -193,15 +198,17 @@ def hand_paths(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """Draw reaches of single trials by condition, with a dot where each ends.
+    """Plot hand positions of single trials, coloured by condition, and return the axes.
+
+    A dot marks the last bin of each trial.
 
     Args:
-        ax: Axes to draw into.
-        positions: Position of the hand in every bin.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        unit: Unit of the positions, for labels.
-        colours: Colours of the conditions; those of `by_direction` by default.
+        ax: Axes to plot into.
+        positions: Position of the hand in each bin, (bins, 2).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        unit: Unit of the positions, for axis labels.
+        colours: Colour of each condition; those of `by_direction` when left out.
 
     Example:
         >>> path = np.arange(20.0).reshape(10, 2)
@@ -229,17 +236,20 @@ def reaches(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """Draw true reaches, and decoded velocities integrated from where each trial began.
+    """Plot true reaches and reaches integrated from decoded velocities, and return the axes.
+
+    Decoded velocities are integrated from the true position in the first bin of each trial.
 
     Args:
-        ax: Axes to draw into.
-        positions: True positions.
-        velocities: Decoded ones, in units of the positions per second.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        bin_width: In seconds.
-        unit: Unit of the positions, for labels.
-        colours: As for `decoded_paths`.
+        ax: Axes to plot into.
+        positions: True positions, (bins, 2).
+        velocities: Decoded velocities, in units of the positions per second, (bins, 2).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        bin_width: Bin width in seconds.
+        unit: Unit of the positions, for axis labels.
+        colours: Colour of each condition. When left out, colours are chosen and a legend is added;
+            otherwise there is no legend.
 
     Example:
         >>> velocities = np.tile([1.0, 2.0], (10, 1))
@@ -265,16 +275,19 @@ def decoded_paths(
     unit: str = "mm",
     colours: Colours | None = None,
 ) -> Axes:
-    """Draw true positions, dashed with a dot where each trial begins, and decoded positions.
+    """Plot true positions (dashed lines) and decoded positions (solid lines), and return the axes.
+
+    A dot marks the first true position of each trial.
 
     Args:
-        ax: Axes to draw into.
-        positions: True positions.
-        decoded: Decoded ones.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        unit: Unit of the positions, for labels.
-        colours: Colours of the conditions, without a legend; chosen, with one, by default.
+        ax: Axes to plot into.
+        positions: True positions, (bins, 2).
+        decoded: Decoded positions, (bins, 2).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        unit: Unit of the positions, for axis labels.
+        colours: Colour of each condition. When left out, colours are chosen and a legend is added;
+            otherwise there is no legend.
 
     Example:
         >>> path = np.arange(20.0).reshape(10, 2)
@@ -311,20 +324,23 @@ def aligned_rates(
     colours: Colours | None = None,
     spikes: Float[np.ndarray, " T"] | None = None,
 ) -> Axes:
-    """Draw rates of one unit aligned to an event: single trials thin, condition averages thick.
+    """Plot rates of one unit aligned to an event, coloured by condition, and return the axes.
 
-    An average is drawn where at least half of the trials of its condition have a bin. Dashed
-    averages of smoothed spikes show what the rates miss.
+    Thin lines are single trials and thick lines are averages over the trials of a condition. An
+    average is plotted at the times where at least half of the trials of the condition have a bin.
+    If spikes are given, dashed lines are averages of smoothed spikes, to compare with the rates.
 
     Args:
-        ax: Axes to draw into.
-        rates: Spikes per second of every bin.
-        lengths: Bins of every trial.
-        conditions: Condition of every trial.
-        bin_width: In seconds.
-        event: The event.
-        colours: Colours of the conditions, without a legend; chosen, with one, by default.
-        spikes: Observed spikes per second of every bin, NaN where not observed.
+        ax: Axes to plot into.
+        rates: Rate of the unit in each bin, in spikes per second, (bins,).
+        lengths: Number of bins of each trial.
+        conditions: Condition of each trial.
+        bin_width: Bin width in seconds.
+        event: The event to align to, which is plotted at time zero.
+        colours: Colour of each condition. When left out, colours are chosen and a legend is added;
+            otherwise there is no legend.
+        spikes: Observed spikes in each bin divided by the bin width (spikes per second), (bins,);
+            NaN where not observed. They are smoothed with a standard deviation of 40 ms.
 
     Example:
         >>> go = Event([0.1, 0.12], "go")
@@ -347,7 +363,7 @@ def aligned_rates(
     times = bin_width * (first + np.arange(grid.shape[1]) + 0.5)
 
     def draw_average(rows: np.ndarray, **style: Any) -> None:
-        """Draw means over trials, where at least half of them have a bin."""
+        """Plot the mean over rows (trials), where at least half of the trials have a bin."""
         there = np.isfinite(rows).sum(axis=0)
         average = np.nansum(rows, axis=0) / np.maximum(there, 1)
         shown = (2 * there >= len(rows)) & (there > 0)
@@ -378,13 +394,15 @@ def legend(
     title: str | None = None,
     lines: Mapping[str, Any] | None = None,
 ) -> Axes:
-    """Add a legend of the conditions beside the axes, if more than one and not too many.
+    """Add a legend to the right of the axes, and return the axes.
+
+    Conditions are listed if there are 2 to `NAMED` conditions, and line styles if there are any.
 
     Args:
-        ax: Axes drawn into.
-        colours: Colours of the conditions.
-        title: Name of the column of conditions.
-        lines: Styles of lines by their names, such as `PATHS` or `RATES`.
+        ax: Axes that contain the plot.
+        colours: Colour of each condition.
+        title: Title of the legend, such as the name of the column that holds the conditions.
+        lines: Dictionary of names and line styles to list, such as `PATHS` or `RATES`.
     """
     named = dict(colours) if 1 < len(colours) <= NAMED else {}
     handles = [Line2D([], [], color=c, lw=2, label=str(name)) for name, c in named.items()]

@@ -1,4 +1,4 @@
-"""Style of all figures, and a palette that colour-blind readers can tell apart."""
+"""Style of all plots, and colours that colour-blind readers can distinguish."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -16,10 +16,10 @@ MUTED = "#6f6f6f"
 BAND = "#9ccbe8"
 SPIKES = LinearSegmentedColormap.from_list("spikes", ["#ffffff", TRUTH])
 RATES = LinearSegmentedColormap.from_list("rates", ["#ffffff", "#a6cee3", ESTIMATE, "#08306b"], 40)
-"""Colours of firing rates; few levels keep the files small."""
+"""Colour map of firing rates; it has only 40 colours, which keeps files small."""
 
 Z95 = 1.96
-"""Half-width of a 95 % interval in standard deviations."""
+"""Half of the width of a 95 % interval of a Gaussian, in standard deviations."""
 
 P = ParamSpec("P")
 
@@ -52,7 +52,11 @@ STYLE: dict = {
 
 
 def new_axes(width: float = 4.2, height: float = 3.2) -> Axes:
-    """Return axes of a new figure, whose size is in inches.
+    """Return the axes of a new matplotlib figure.
+
+    Args:
+        width: Width of the figure in inches.
+        height: Height of the figure in inches.
 
     Example:
         >>> ax = new_axes()
@@ -64,7 +68,14 @@ def new_axes(width: float = 4.2, height: float = 3.2) -> Axes:
 
 
 def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
-    """Make a drawing function use the style of this module, whatever its axes were made with."""
+    """Return a plotting function that plots in the style of this module (decorator).
+
+    While the function runs, the matplotlib settings are those of `STYLE`, also for axes that were
+    made using other settings. The top and right edges of the axes are hidden afterwards.
+
+    Args:
+        draw: Function that plots into axes and returns these axes.
+    """
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> Axes:
@@ -77,7 +88,7 @@ def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
 
 
 def log_numbers(ax: Axes) -> None:
-    """Make the vertical axis logarithmic, with few plain numbers.
+    """Make the vertical axis logarithmic, labelled by plain numbers such as 1, 2, 5 and 10.
 
     Example:
         >>> ax = new_axes()

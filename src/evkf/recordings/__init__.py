@@ -1,1 +1,1 @@
-"""A model and a recording: fit, filter, score, choose the number of latents, simulate."""
+"""Work with recordings: fit a model, filter, score, choose the number of latents, simulate."""

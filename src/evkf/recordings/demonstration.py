@@ -1,9 +1,10 @@
 """The demonstration of `evkf demo`: infer a latent oscillator and learn its dynamics from spikes.
 
-The rates of simulated neurons are driven by a hidden Van der Pol oscillator. The readout is found
-from the first bins; then dynamics, noise and readout are learned from the stream of spikes. Paper:
-fig:vdp_dynamics and table:vdp, its Poisson case, with the readout of the first author's public
-generator.
+A Van der Pol oscillator drives the rates of simulated Poisson neurons. Only spikes are given to the
+learner. The first bins (warm-up) give a first readout (the weights C and offsets b that relate
+latent states to rates). Then dynamics, noise and readout are learned bin by bin. The simulation is
+the Poisson case of fig:vdp_dynamics and table:vdp in the paper, and draws C and b as the first
+author's public code does.
 """
 
 import math
@@ -32,24 +33,25 @@ from evkf.plotting.learning import Field, LearningData, learning_figure
 from evkf.types import Status
 
 BIN_WIDTH = 0.005
-"""Seconds."""
+"""Bin width in seconds."""
 WARM_UP = 400
-"""Most bins from which the first readout is found."""
+"""Largest number of warm-up bins, from which the first readout is estimated."""
 AHEAD = 5
-"""Horizon of the forecasts, in bins."""
+"""Number of bins that forecasts reach ahead."""
 
 OnBin = Callable[[int, float, Float[np.ndarray, " L"]], None]
 
 
 class DemoRecording(NamedTuple):
-    """A simulated experiment, time first.
+    """A simulated recording and the truth.
 
     Attributes:
-        model: The true model.
-        states: True states.
-        counts: Spike counts.
-        bin_width: Seconds.
-        readout_known: True if estimates are in the coordinates of the true states.
+        model: The model that was simulated.
+        states: True latent states, (bins, latents).
+        counts: Spike counts, (bins, neurons).
+        bin_width: Bin width in seconds.
+        readout_known: True if estimated latent states have the same coordinates as the true latent
+            states; False if a map between the coordinates must be fitted.
     """
 
     model: Model
@@ -60,17 +62,19 @@ class DemoRecording(NamedTuple):
 
 
 class DemoEstimates(NamedTuple):
-    """Estimates and models of a demonstration, and their timing.
+    """Estimates, learned models and computing times of a demonstration.
 
     Attributes:
-        mean: Filtering means, in coordinates of the learner.
-        cov: Filtering covariances.
-        info: Diagnostics of the steps.
-        seconds: Seconds from the counts of a bin to its estimate; empty if not known.
-        learn_seconds: Seconds of learning after the estimate.
-        compile_s: Seconds of warm-up and compilation.
-        early: The model soon after the warm-up.
-        late: The model after the last bin.
+        mean: Filtering means, in the coordinates of the learned model, (bins, latents).
+        cov: Filtering covariances, in the coordinates of the learned model,
+            (bins, latents, latents).
+        info: Diagnostics of the filter for each bin.
+        seconds: Computing time from the counts of a bin to the estimate of the bin, in seconds,
+            (bins,); empty if not measured.
+        learn_seconds: Computing time of learning after each estimate, in seconds, (bins,).
+        compile_s: Computing time of warm-up and compilation, in seconds.
+        early: The learned model just after the warm-up bins.
+        late: The learned model after the last bin.
     """
 
     mean: Float[np.ndarray, "T L"]
@@ -84,7 +88,14 @@ class DemoEstimates(NamedTuple):
 
 
 class AlignedStates(NamedTuple):
-    """Estimated states in the coordinates of the true ones, by the best affine map."""
+    """Estimated latent states, mapped to the coordinates of the true latent states.
+
+    Attributes:
+        weight: Weights of the affine map, which multiply a mean (a row) from the right.
+        offset: Offset of the affine map.
+        mean: Mapped filtering means, (bins, latents).
+        cov: Mapped filtering covariances, (bins, latents, latents).
+    """
 
     weight: Float[np.ndarray, "L L"]
     offset: Float[np.ndarray, " L"]
@@ -93,7 +104,15 @@ class AlignedStates(NamedTuple):
 
 
 def simulate_neurons(num_bins: int, num_neurons: int, seed: int) -> DemoRecording:
-    """Simulate Poisson neurons with random preferred directions in the plane of the oscillator."""
+    """Return a simulated recording of Poisson neurons driven by a Van der Pol oscillator.
+
+    The neurons have random preferred directions in the plane of the two latent dimensions.
+
+    Args:
+        num_bins: Number of bins, each of `BIN_WIDTH` seconds.
+        num_neurons: Number of neurons.
+        seed: Seed of the readout and of the simulation.
+    """
     rng = np.random.default_rng(seed)
     C = rng.normal(size=(num_neurons, 2))
     C /= math.sqrt(3) * np.linalg.norm(C, axis=1, keepdims=True)
@@ -110,13 +129,15 @@ def stream(
     realtime: bool = False,
     on_bin: OnBin | None = None,
 ) -> DemoEstimates:
-    """Infer and learn from spikes alone, bin by bin.
+    """Infer latent states and learn the model from spikes, bin by bin; return estimates and models.
 
     Args:
         counts: Spike counts, (bins, neurons).
-        seed: Seed of the initial weights.
-        realtime: True to wait until each bin would be complete in the experiment.
-        on_bin: Called after every bin with its index, the seconds until its estimate, and the mean.
+        seed: Seed of the initial weights of the network that learns the dynamics.
+        realtime: True to wait before each bin until the bin would be complete in an experiment
+            (no waiting in the warm-up bins).
+        on_bin: Function called after each bin. Its arguments are the index of the bin, the seconds
+            from counts to estimate, and the filtering mean.
     """
     begin = time.perf_counter()
     first = min(WARM_UP, len(counts) // 4)
@@ -148,7 +169,15 @@ def stream(
 
 
 def align(recording: DemoRecording, estimate: DemoEstimates) -> AlignedStates:
-    """Return estimates in the coordinates of the true states, fitted to the second half."""
+    """Return estimated latent states in the coordinates of the true latent states.
+
+    The affine map between the coordinates is fitted to the second half of the bins. If
+    `recording.readout_known`, estimates are returned unchanged.
+
+    Args:
+        recording: The simulated recording.
+        estimate: Estimates from this recording.
+    """
     if recording.readout_known:
         dim = estimate.mean.shape[1]
         return AlignedStates(np.eye(dim), np.zeros(dim), estimate.mean, estimate.cov)
@@ -161,7 +190,17 @@ def align(recording: DemoRecording, estimate: DemoEstimates) -> AlignedStates:
 def forecasts(
     model: Model, estimate: DemoEstimates, aligned: AlignedStates, bins: range
 ) -> Float[np.ndarray, "B H L"]:
-    """Return forecast paths from some bins, in the coordinates of the true states."""
+    """Return forecast paths from given bins, in the coordinates of the true latent states.
+
+    Args:
+        model: The learned model that forecasts.
+        estimate: Filtering means and covariances, from which forecasts begin.
+        aligned: Map to the coordinates of the true latent states.
+        bins: Indices of the bins from which forecasts begin.
+
+    Returns:
+        Paths, (bins, 1 + `AHEAD`, latents). Each path begins at the filtering mean of its bin.
+    """
     filter = VariationalKalmanFilter()
 
     @jax.jit
@@ -175,13 +214,30 @@ def forecasts(
 
 
 def stretches(num_bins: int) -> tuple[range, range]:
-    """Return the bins whose forecasts are compared: just after the warm-up, and the last ones."""
+    """Return two ranges of bins from which forecasts begin: early in learning, and late.
+
+    The first range begins just after the warm-up bins. The second range ends `AHEAD` bins before
+    the end, so that every forecast can be compared with the truth. Each range has 200 bins, or an
+    eighth of all bins if this is less.
+
+    Args:
+        num_bins: Number of bins of the recording.
+    """
     first, num = min(WARM_UP, num_bins // 4), min(200, num_bins // 8)
     return range(first, first + num), range(num_bins - AHEAD - num, num_bins - AHEAD)
 
 
 def summarise(recording: DemoRecording, estimate: DemoEstimates) -> dict:
-    """Return accuracy and calibration, which depend on the seed alone, and timing."""
+    """Return a dictionary of accuracy, calibration and computing times.
+
+    Accuracy and calibration are computed from the last quarter of the bins, except for forecasts.
+    Given the numbers of bins and neurons, all values except computing times depend only on the
+    seed.
+
+    Args:
+        recording: The simulated recording.
+        estimate: Estimates from this recording.
+    """
     num_bins, num_neurons = recording.counts.shape
     aligned, last = align(recording, estimate), slice(3 * num_bins // 4, None)
     error = aligned.mean[last] - recording.states[last]
@@ -220,12 +276,18 @@ def summarise(recording: DemoRecording, estimate: DemoEstimates) -> dict:
 
 
 def sound(summary: dict) -> bool:
-    """True if every estimate is finite and no update fell back to its prediction."""
+    """Return True if all estimates are finite and no bin has the status `FELL_BACK`.
+
+    This status means that an update failed and the prediction was used instead.
+
+    Args:
+        summary: Result of `summarise`.
+    """
     return summary["finite"] and not any("FELL_BACK" in name for name in summary["statuses"])
 
 
 def describe(summary: dict) -> str:
-    """Return the summary in a few lines for people."""
+    """Return a summary (result of `summarise`) as a few lines of text."""
     timing, ahead = summary["timing"], summary["forecast_rmse"]
     times = [
         f"{name} {timing[name]['median_us']:.0f} µs (p99 {timing[name]['p99_us']:.0f})"
@@ -249,7 +311,14 @@ def describe(summary: dict) -> str:
 
 
 def draw(recording: DemoRecording, estimate: DemoEstimates) -> Figure:
-    """Draw spikes, rates and states; velocity fields; forecasts at the start and end."""
+    """Return a figure of spikes, rates, latent states, velocity fields and forecasts.
+
+    At most the last 1000 bins are plotted; forecasts begin in the two ranges of `stretches`.
+
+    Args:
+        recording: The simulated recording.
+        estimate: Estimates from this recording.
+    """
     aligned = align(recording, estimate)
     likelihood = estimate.late.likelihood
     assert isinstance(likelihood, Poisson)
@@ -295,7 +364,14 @@ def draw(recording: DemoRecording, estimate: DemoEstimates) -> Figure:
 
 
 class Ticker:
-    """Progress of a stream: one live line in a terminal, a few plain lines elsewhere."""
+    """Progress display for `stream`: one updated line in a terminal, about 5 plain lines elsewhere.
+
+    Use a `Ticker` in a `with` statement and as the argument `on_bin` of `stream`.
+
+    Args:
+        console: Console to print to.
+        num_bins: Number of bins of the recording.
+    """
 
     def __init__(self, console: Console, num_bins: int):
         self.console, self.num_bins = console, num_bins

@@ -1,4 +1,8 @@
-"""The choice of the number of latent dimensions, for `evkf fit`."""
+"""Choose the number of latent dimensions by held-out trials, for `evkf fit`.
+
+Each candidate number of latents is fitted to training trials and scored by the mean bound of
+held-out trials: a lower bound on the log-probability of the counts, in nats per bin.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,18 +17,21 @@ from evkf.recordings.units import LEAST_PASSES, fit_recording, infer, passes_for
 
 CANDIDATES = (2, 4, 8, 12, 16)
 PART, FOLD, PATIENCE = 4, 5, 2
-"""Divisor of the passes, number of folds, and worse candidates in a row after which to stop."""
+"""A candidate takes 1/`PART` of the passes of a fit and is scored on 1/`FOLD` of the trials. The
+search stops after `PATIENCE` candidates in a row that are worse than the best."""
 PIECES, FEWEST, LEAST_BINS = 10, 5, 10
-"""Pieces that fewer held-out trials are cut into, fewest pieces for a standard error, and fewest
-bins of a piece."""
+"""Fewer than `PIECES` held-out trials are cut into about `PIECES` pieces of `LEAST_BINS` bins or
+more. A standard error needs `FEWEST` pieces or more."""
 
 
 class Difference(NamedTuple):
-    """Difference of a score to the best one, in nats per bin.
+    """Difference between the best score and the score of a candidate.
+
+    `compare` returns nats per piece, `Suggestion.behind` holds nats per bin.
 
     Attributes:
-        mean: The best score minus this one.
-        error: Standard error; zero if there are too few pieces.
+        mean: The best score minus the score of this candidate.
+        error: Standard error of this difference; zero if there are fewer than five pieces.
     """
 
     mean: float
@@ -32,13 +39,14 @@ class Difference(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """The suggested number of latents, and the score of every candidate.
+    """The suggested number of latents, and the scores of the candidates.
 
     Attributes:
-        latents: The smallest number whose score is within one standard error of the best.
-        scores: Mean bound $L_t$ of held-out trials, in nats per bin; minus infinity where not
-            finite.
-        behind: Difference to the best score of every candidate with a finite score.
+        latents: The smallest candidate whose score is within one standard error of the best score.
+        scores: Score of each candidate that was tried: the mean bound $L_t$ of the bins of held-out
+            trials, in nats per bin; minus infinity if the mean bound is not finite.
+        behind: For each candidate that has a finite score, the best score minus this score, in
+            nats per bin.
     """
 
     latents: int
@@ -55,22 +63,27 @@ def suggest_latents(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Suggestion:
-    """Score numbers of latent dimensions on held-out trials, and suggest the smallest good one.
+    """Score numbers of latent dimensions on held-out trials, and return the smallest good number.
 
-    A candidate takes a quarter of the passes of a fit and is scored on a fifth of the trials. The
-    smallest candidate within one standard error of the best is suggested; the error is that of the
-    difference over the held-out trials, or over pieces of fewer than ten trials. With fewer than
-    five pieces of ten bins or more the best is suggested. A recording of one trial is cut into
-    blocks. A score that is not finite is worse than any other.
+    Each candidate is fitted to four fifths of the trials and scored on the remaining fifth (held
+    out). The smallest candidate whose score is within one standard error of the best score is
+    suggested. The standard error is that of the difference between two scores over held-out trials;
+    if there are fewer than ten held-out trials, these are cut into pieces of ten bins or more. If
+    there are fewer than five pieces, the candidate that has the best score is suggested. A
+    recording of one trial is cut into blocks, which count as trials. After two candidates in a row
+    that are worse than the best, the search stops.
 
     Args:
-        recording: The recording.
-        candidates: Numbers to try, ascending; those not below the number of units are skipped.
-        likelihood: Likelihood of `fit_recording`.
-        hidden: Hidden units of `fit_recording`.
-        passes: Passes of every candidate; a quarter of those of a fit by default.
-        seed: Seed of all randomness.
-        progress: Called with every candidate and its score.
+        recording: The recording, of trials or of one long trial.
+        candidates: Numbers of latents to try, in ascending order. Numbers that are not below the
+            number of units are skipped.
+        likelihood: Likelihood, as for `fit_recording`.
+        hidden: Number of hidden units of the network that learns the dynamics.
+        passes: Number of passes over the training trials for each candidate; when left out, a
+            quarter of the default of `fit_recording`, but 3 or more.
+        seed: Seed of all random numbers.
+        progress: Function called after each candidate; its arguments are the candidate and the
+            score.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(1.0, (100, 5))
@@ -114,7 +127,13 @@ def suggest_latents(
 
 
 def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATES) -> list[int]:
-    """Return the candidates below the number of units.
+    """Return the candidates that are below the number of units, and 1 or more.
+
+    Raise InputError if there are none.
+
+    Args:
+        recording: The recording, which gives the number of units.
+        candidates: Numbers of latents.
 
     Example:
         >>> possible_latents(Recording(np.ones((100, 5), int), bin_width=0.02))
@@ -128,7 +147,12 @@ def possible_latents(recording: Recording, candidates: Sequence[int] = CANDIDATE
 
 
 def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " K"]:
-    """Return sums over trials, or over pieces of few trials.
+    """Return the sum of each trial, or of each piece if fewer than ten trials are cut into pieces.
+
+    Pieces have ten bins or more, unless a whole trial is shorter.
+
+    Args:
+        trials: One array of values for each trial, such as the bound of each bin.
 
     Example:
         >>> in_pieces([np.ones(60), np.ones(25)]).tolist()
@@ -140,10 +164,15 @@ def in_pieces(trials: Sequence[Float[np.ndarray, " T"]]) -> Float[np.ndarray, " 
 
 
 def compare(bounds: Float[np.ndarray, " K"], best: Float[np.ndarray, " K"]) -> Difference:
-    """Return the mean difference of pieces to the best, and its standard error.
+    """Return the mean difference between the best candidate and another, and the standard error.
 
-    The error is that of the differences, for pieces differ more from one another than models do. It
-    is zero with fewer than five pieces.
+    The standard error is that of differences between candidates in the same piece, because pieces
+    differ more from each other than candidates do. The standard error is zero if there are fewer
+    than five pieces.
+
+    Args:
+        bounds: Summed bound of each piece for this candidate, in nats.
+        best: Summed bound of each piece for the best candidate, in nats.
 
     Example:
         >>> best = np.array([-10.0, -20.0, -30.0, -20.0, -10.0])

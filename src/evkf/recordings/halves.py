@@ -1,8 +1,12 @@
-"""Trials split into a training half and a held-out half, and the scores of the held-out half.
+"""Split trials into a training half and a test half, and score predictions of the test half.
 
-Unobserved counts are left out of bits per spike, of condition averages and of fits of maps to
-counts. Methods without masks see the mean count of the unit in the training half instead.
-`evkf.recordings.scoring` uses this file.
+`evkf score` uses this module. `Halves.one_step` and `Halves.co_smoothing` compute bits per spike by
+`evkf.analysis.spike_metrics.bits_per_spike` for `evkf score`.
+
+Some units, chosen at random, are held out: co-smoothing predicts their counts from the remaining
+units. Counts that were not observed are left out of bits per spike, of averages over trials of a
+condition, and of regressions from features to counts. Methods that cannot leave out counts get
+the mean count of the unit in the training half instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +23,24 @@ from evkf.errors import InputError
 from evkf.numerics.checks import check_known
 
 HIDDEN_SHARE = 0.25
-"""Share of held-out units, for co-smoothing."""
+"""Share of units that are held out, for co-smoothing."""
 LEAST = 0.05
-"""Least prediction of a linear map, which may be negative, as a share of the mean count."""
+"""Smallest expected count, as a share of the unit's mean count in the training half: linear maps
+may predict negative counts, which are raised to this floor."""
 ALPHAS = tuple(np.logspace(0, 5, 6))
-"""Penalties of the ridge regression from features to counts."""
+"""Penalties that ridge regression from features to counts chooses from."""
 BLOCKS = 10
-"""Blocks that a single trial is cut into."""
+"""Number of blocks that a recording of one trial is cut into."""
 
 
 def in_blocks(recording: Recording) -> Recording:
-    """Return the recording with a single trial cut into blocks, which count as trials.
+    """Return a recording of one trial cut into ten blocks, which count as trials.
+
+    A recording of two trials or more is returned unchanged. Raise InputError if one trial has fewer
+    than 20 bins.
+
+    Args:
+        recording: The recording to cut.
 
     Example:
         >>> in_blocks(Recording(np.ones((25, 2), int), 0.02)).lengths
@@ -46,9 +57,14 @@ def in_blocks(recording: Recording) -> Recording:
 
 
 def held_out(num_trials: int, nth: int) -> np.ndarray:
-    """Return True for one of `nth` trials, drawn at random with a fixed seed.
+    """Return True for each held-out trial, (trials,): about one in `nth` trials, at random.
 
-    At random, because experiments often go through their conditions in turn.
+    The seed is fixed, so the same trials are held out each time. Trials are chosen at random
+    because experiments often go through conditions in turn. At least one trial is held out.
+
+    Args:
+        num_trials: Number of trials.
+        nth: 2 to hold out half of the trials, 5 for a fifth.
 
     Example:
         >>> int(held_out(10, 5).sum()), int(held_out(2, 5).sum())
@@ -59,7 +75,13 @@ def held_out(num_trials: int, nth: int) -> np.ndarray:
 
 
 def halved(recording: Recording) -> tuple[Recording, Bool[np.ndarray, " K"]]:
-    """Return the recording, in blocks if it is one trial, and True for the held-out trials.
+    """Return the recording, and True for each trial of the test half.
+
+    A recording of one trial is cut into blocks, which count as trials. Raise InputError if there
+    are two trials.
+
+    Args:
+        recording: The recording, of one trial or of three or more.
 
     Example:
         >>> blocks, judged = halved(Recording(np.ones((40, 2), int), 0.02))
@@ -74,21 +96,27 @@ def halved(recording: Recording) -> tuple[Recording, Bool[np.ndarray, " K"]]:
 
 
 class Pair(NamedTuple):
-    """Features of every bin of the two halves."""
+    """Features, such as rates or latents, of the training half and of the test half.
+
+    Attributes:
+        train: Features of the training half, (training bins, features).
+        test: Features of the test half, (test bins, features).
+    """
 
     train: Float[np.ndarray, "T F"]
     test: Float[np.ndarray, "S F"]
 
 
 class Halves(NamedTuple):
-    """A training half and a held-out half, and the columns to score.
+    """A recording split into a training half and a test half, and what to score.
 
     Attributes:
-        train: Trials to learn from.
-        test: Trials to score.
-        hide: True for held-out units, for co-smoothing.
-        condition: Column of the trials to average over.
-        behaviour: Behavioural series to decode.
+        train: Recording of the trials to learn from.
+        test: Recording of the trials to score.
+        hide: True for each held-out unit, for co-smoothing, (units,).
+        condition: Name of the trial column that holds the condition of each trial; None to compute
+            no averages over trials of a condition.
+        behaviour: Name of the behaviour to decode, such as "hand_vel"; None to decode nothing.
     """
 
     train: Recording
@@ -104,53 +132,90 @@ class Halves(NamedTuple):
 
     @property
     def mean(self) -> Float[np.ndarray, " N"]:
-        """Mean observed counts of the training half; above zero."""
+        """Mean observed count per bin in the training half, 1e-6 or more, (units,)."""
         return np.maximum(self._mean, 1e-6)
 
     @property
     def moving(self) -> Bool[np.ndarray, " N"]:
-        """True for units whose observed counts change in the training half."""
+        """True for each unit whose observed counts change in the training half, (units,)."""
         return np.ptp(self.filled(self.train), axis=0) > 0
 
     def filled(self, half: Recording) -> Float[np.ndarray, "T N"]:
-        """Return counts, with the mean of the unit where not observed."""
+        """Return counts of a half; counts that were not observed are replaced by the unit's mean.
+
+        The mean is that of the observed counts in the training half.
+
+        Args:
+            half: `train` or `test`.
+        """
         return np.where(half.masks, half.counts, self._mean)
 
     @property
     def _mean(self) -> Float[np.ndarray, " N"]:
-        # for a unit that never changes exactly its count, as `moving` needs
+        # If the counts of a unit never change, the mean is exactly this count, as `moving` needs.
         return spikes(self.train).sum(axis=0) / np.maximum(self.train.masks.sum(axis=0), 1)
 
     def both(self, make: Callable[[np.ndarray, Sequence[int]], np.ndarray]) -> Pair:
-        """Return the results of a function of counts and lengths for both halves."""
+        """Return features of the training half and of the test half, made by a function.
+
+        Args:
+            make: Function that gets the counts (see `filled`) and the number of bins of each trial,
+                and returns features, (bins, features).
+        """
         train, test = (make(self.filled(half), half.lengths) for half in (self.train, self.test))
         return Pair(train, test)
 
     def decoded(self, features: Pair) -> Float[np.ndarray, "S D"] | None:
-        """Return decoded behaviour of the test half, by ridge regression on the other."""
+        """Return decoded behaviour of the test half; None if there is no behaviour to decode.
+
+        The ridge regression from features to behaviour is fitted to the training half.
+
+        Args:
+            features: Features of the training half and of the test half.
+        """
         if self.behaviour is None:
             return None
         target = _columns(self.train, self.behaviour)
         return decode_ridge(features.train, target, self.train.trial_of_bin, features.test)
 
     def behaviour_r2(self, features: Pair) -> float | None:
-        """Return R² of decoded behaviour."""
+        """Return R² of decoded behaviour in the test half; None if there is no behaviour to decode.
+
+        Args:
+            features: Features of the training half and of the test half.
+        """
         found = self.decoded(features)
         if found is None or self.behaviour is None:
             return None
         return r2(_columns(self.test, self.behaviour), found)
 
     def one_step(self, expected: Float[np.ndarray, "S N"]) -> float:
-        """Return bits per spike of all units, for one-step predictions."""
+        """Return bits per spike of one-step predictions, for all units in the test half.
+
+        Args:
+            expected: Expected counts in each bin, predicted from the bins before,
+                (test bins, units).
+        """
         return bits_per_spike(spikes(self.test), expected, self.test.masks)
 
     def co_smoothing(self, expected: Float[np.ndarray, "S M"]) -> float:
-        """Return bits per spike of the held-out units, for counts predicted from the others."""
+        """Return bits per spike of the held-out units in the test half.
+
+        Args:
+            expected: Expected counts of the held-out units, predicted from the remaining units,
+                (test bins, held-out units).
+        """
         seen = self.test.masks[:, self.hide]
         return bits_per_spike(spikes(self.test)[:, self.hide], expected, seen)
 
     def psth(self, expected: Float[np.ndarray, "S N"]) -> float | None:
-        """Return R² of condition averages of expected counts."""
+        """Return R² of expected counts, averaged over trials of a condition, in the test half.
+
+        See `evkf.analysis.spike_metrics.psth_r2`. Return None if there are no conditions.
+
+        Args:
+            expected: Expected counts in each bin of the test half, (test bins, units).
+        """
         if self.condition is None:
             return None
         labels, width = self.test.trials[self.condition], self.test.bin_width
@@ -158,10 +223,20 @@ class Halves(NamedTuple):
         return psth_r2(spikes(self.test), expected, *asked, masks=self.test.masks)
 
     def mapped(self, features: Pair, units: np.ndarray) -> Float[np.ndarray, "S M"]:
-        """Return expected counts of units of the test half, by ridge regression on the other.
+        """Return expected counts in the test half, by ridge regression from features to counts.
 
-        Units observed in the same bins share one regression. Units that never change, or were
-        observed in one trial only, keep their mean.
+        The regression is fitted to the training half. Units that were observed in the same bins are
+        fitted together and share one penalty. The prediction for a unit is the mean count of the
+        unit in the training half if the observed counts of the unit never change there, or were
+        observed in one trial only. Expected counts have a floor: values below 0.05 times the unit's
+        mean count (`LEAST`) are raised to this floor.
+
+        Args:
+            features: Features of the training half and of the test half.
+            units: Indices of the units to predict.
+
+        Returns:
+            Expected counts per bin, (test bins, number of `units`).
         """
         expected = np.tile(self.mean[units], (len(features.test), 1))
         counts, groups, moving = spikes(self.train), self.train.trial_of_bin, self.moving[units]
@@ -185,16 +260,20 @@ def halve(
     seed: int = 0,
     share: float = HIDDEN_SHARE,
 ) -> Halves:
-    """Split a recording into halves, and check the columns to score.
+    """Check what to score, and return the recording split into a training half and a test half.
+
+    Raise InputError if the condition or behaviour is missing, if the behaviour contains values that
+    are not finite, or if there is only one unit.
 
     Args:
-        recording: The recording.
-        train: Trials to learn from.
-        test: Trials to score.
-        condition: Column of the trials to average over.
-        behaviour: Name of the behavioural series to decode; of a path, its last part.
-        seed: Seed of the held-out units.
-        share: Share of held-out units, of which there is one or more.
+        recording: The recording, already cut into trials or blocks.
+        train: Indices of the trials to learn from.
+        test: Indices of the trials to score.
+        condition: Name of the trial column that holds the condition of each trial.
+        behaviour: Name of the behaviour to decode. Of a path such as "processing/behavior/hand_vel"
+            only the last part is used.
+        seed: Seed of the random choice of held-out units.
+        share: Share of held-out units; at least one unit is held out, and at least one is not.
 
     Example:
         >>> recording = Recording(np.ones((8, 4), int), 0.02, lengths=(2, 2, 2, 2))
@@ -221,7 +300,7 @@ def halve(
 
 
 def spikes(recording: Recording) -> Float[np.ndarray, "T N"]:
-    """Return counts as real numbers, zero where not observed.
+    """Return counts as floating-point numbers, zero where not observed, (bins, units).
 
     Example:
         >>> masks = np.array([[True, False]])

@@ -1,4 +1,9 @@
-"""A model for the units of another recording, some of which are the same, for `evkf filter`."""
+"""Adapt a model to a recording of other units, for `evkf filter` with a unit map.
+
+Some units of the recording must be units that the model knows, possibly under other names. A unit
+map says which. New units get a readout (weights and offset that relate latent states to counts)
+that is fitted to the recording; dynamics and noise stay the same.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,15 +20,25 @@ from evkf.recordings.units import UnitModel, check_width, infer, names
 
 
 def map_units(model: UnitModel, recording: Recording, same: Mapping[str, str]) -> UnitModel:
-    """Return the model for a recording of other units.
+    """Return a model for the units of a recording, some of which the given model knows.
 
-    Mapped units of the recording keep their readout. Rows of the others are fitted to their counts
-    at the states inferred from the mapped units.
+    Units of the recording that are in the map take their readout (weights and offset) from the
+    model. First, latent states are inferred from these units. Then the readout of the remaining
+    units is fitted to the counts of these remaining units, given the inferred latent states. Units
+    of the model that are not in the map are dropped.
+
+    Raise InputError if the map is empty or names unknown units, if two units are mapped to the same
+    unit of the model, or if the likelihood is neither Poisson nor negative binomial with an
+    exponential link.
 
     Args:
-        model: The model.
-        recording: The recording.
-        same: Units of the recording to the units of the model that they are.
+        model: The model, fitted to other units.
+        recording: The recording, of the same bin width as the model.
+        same: The unit map: keys are ids of units of the recording, values are ids of the same units
+            in the model.
+
+    Returns:
+        The adapted model, whose units are all units of the recording in their order.
     """
     check_width(model, recording)
     have, where = names(recording), "unit map"

@@ -1,8 +1,9 @@
-"""Scores of a model on a recording, beside baselines, for `evkf score`.
+"""Score a model on a recording and compare with baselines, for `evkf score`.
 
-Every method is one function that makes its row of the table: it learns from the training half and
-is scored on the held-out half. Methods that do not predict counts predict them by ridge regression
-on their latents or features. A column that does not apply to a method is None.
+Each method is one function that returns one `Score`, a row of the table of scores. Baselines are
+fitted to the training half of the trials, and all methods are scored on the test half. For a
+method that does not predict counts, ridge regression maps the latents or features of the method to
+expected counts. A score that does not apply to a method is None.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,23 +24,27 @@ from evkf.recordings.halves import LEAST, Halves, Pair, halve, halved, spikes
 from evkf.recordings.units import UnitModel, fit_recording, infer
 
 SMOOTHING, LAGS, EM_STEPS = 0.08, 7, 30
-"""Standard deviation of the causal kernel in seconds, bins of the Wiener filter, and iterations of
-GPFA and of the linear system."""
+"""`SMOOTHING` is the standard deviation of the kernel of causal smoothing in seconds, `LAGS` the
+number of bins that the Wiener filter uses, and `EM_STEPS` the number of iterations of GPFA and of
+the linear dynamical system."""
 WALK = 0.04
-"""Initial variance of a step of the random walk."""
+"""Initial variance of one step of the random walk, in each latent dimension."""
 STRETCH = 50
-"""Most bins of a trial for GPFA, whose cost grows with their third power."""
+"""Largest number of bins of a piece of a trial for GPFA, whose computing time grows with the third
+power of this number."""
 
 
 class Score(NamedTuple):
-    """Scores of one method: a row of the table, here and in `evkf reproduce reaching`.
+    """Scores of one method: a row of the tables of `evkf score` and `evkf reproduce reaching`.
 
     Attributes:
         method: Name of the method.
-        one_step: Bits per spike of one-step predictions.
-        co_smoothing: Bits per spike of held-out units, from the others up to the present bin.
-        psth: R² of condition averages.
-        rates_r2: R² of behaviour decoded from rates.
+        one_step: Bits per spike of one-step predictions (from the bins before).
+        co_smoothing: Bits per spike of held-out units, predicted from the remaining units. GPFA
+            uses the whole trial for this; all other methods use bins up to the present bin.
+        psth: R² of expected counts averaged over the trials of a condition.
+        rates_r2: R² of behaviour decoded from rates; for causal smoothing and the Wiener filter,
+            from their features.
         latents_r2: R² of behaviour decoded from latents.
     """
 
@@ -62,15 +67,20 @@ def score_recording(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Score]:
-    """Return the row of the model, then those of its baselines.
+    """Return the scores of a model, followed by the scores of the baselines.
+
+    Raise InputError for a model of continuous signals.
 
     Args:
-        model: The model.
-        recording: A recording of its units; one of a single trial is cut into blocks.
-        condition: Column of the trials to average over.
-        behaviour: Behavioural series to decode.
-        seed: Seed of the held-out units.
-        progress: Called after every row with the numbers of rows done and of all rows.
+        model: The model to score, of spike counts. It is not fitted again.
+        recording: A recording of the model's units. A recording of one trial is cut into blocks,
+            which count as trials.
+        condition: Name of the trial column that holds the condition of each trial; leave out to
+            compute no averages over trials of a condition.
+        behaviour: Name of the behaviour to decode; leave out to decode nothing.
+        seed: Seed of the random choice of held-out units.
+        progress: Function called after each method; its arguments are the number of methods scored
+            so far and the number of all methods.
     """
     if model.signals:
         what = "a model of continuous signals"
@@ -82,7 +92,13 @@ def score_recording(
 
 
 def make_rows(makers: Sequence[Callable[[], Score]], progress: Progress | None) -> list[Score]:
-    """Make rows one after another."""
+    """Call each function, report progress after each call, and return the list of scores.
+
+    Args:
+        makers: Functions without arguments that return one `Score` each.
+        progress: Function called after each score, with the number of scores so far and of all
+            scores; or None.
+    """
     rows = []
     for make in makers:
         rows.append(make())
@@ -94,14 +110,19 @@ def make_rows(makers: Sequence[Callable[[], Score]], progress: Progress | None) 
 def baselines(
     halves: Halves, model: UnitModel, passes: int | None = None, em_steps: int = EM_STEPS
 ) -> list[Callable[[], Score]]:
-    """Return functions that make the rows of the baselines.
+    """Return one function for each baseline; calling the function fits and scores the baseline.
+
+    The baselines are, in this order: random walk, Gaussian process factor analysis (GPFA), linear
+    dynamical system, causal smoothing, Wiener filter, and, only if `halves` has conditions, the
+    average of the condition.
 
     Args:
-        halves: The recording.
-        model: The model, which gives the number of latents, and the readout that the random walk
-            begins with.
-        passes: Passes of the random walk over the training half; those of a fit by default.
-        em_steps: Iterations of GPFA and of the linear system.
+        halves: The recording, split into a training half and a test half.
+        model: The model to compare with. GPFA and the linear dynamical system have as many latents
+            as the model; the random walk has as many latents and begins with the model's readout.
+        passes: Number of passes over the training half to fit the random walk; when left out, the
+            default of `fit_recording`.
+        em_steps: Number of iterations to fit GPFA and the linear dynamical system.
     """
     latents = model.model.dynamics.dim
     makers = [
@@ -115,7 +136,13 @@ def baselines(
 
 
 def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
-    """Score a model, which learns nothing meanwhile."""
+    """Return the scores of a fitted model; the model is not fitted again.
+
+    Args:
+        halves: The recording, split into a training half and a test half.
+        model: The model to score.
+        method: Name of the method in the table.
+    """
     train, test = infer(model, halves.train), infer(model, halves.test)
     hidden, width = infer(model, halves.test, halves.hide), model.bin_width
     assert train.rates is not None
@@ -133,10 +160,15 @@ def evkf(halves: Halves, model: UnitModel, method: str = "eVKF") -> Score:
 
 
 def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
-    """Score the same filter with a random walk for dynamics.
+    """Return the scores of the same filter, but with a random walk instead of learned dynamics.
 
-    Its readout begins as that of the model; readout, noise and initial state are learned from the
-    training half.
+    Readout, noise and initial belief are learned from the training half. Learning begins with the
+    model's readout.
+
+    Args:
+        halves: The recording, split into a training half and a test half.
+        model: The model, which gives the number of latents and the first readout.
+        passes: Number of passes over the training half; None for the default of `fit_recording`.
     """
     latents = model.model.dynamics.dim
     still = Linear(np.eye(latents), noise=np.full(latents, WALK))
@@ -147,7 +179,13 @@ def random_walk(halves: Halves, model: UnitModel, passes: int | None) -> Score:
 
 
 def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
-    """Score Gaussian process factor analysis, which sees the whole trial."""
+    """Return the scores of Gaussian process factor analysis, which also uses later bins of a trial.
+
+    Args:
+        halves: The recording, split into a training half and a test half.
+        latents: Number of latent dimensions.
+        iterations: Number of iterations of the fit.
+    """
 
     def fit(units: np.ndarray) -> Fitted:
         return fit_gpfa(halves, latents, iterations, units)
@@ -158,7 +196,17 @@ def gpfa(halves: Halves, latents: int, iterations: int) -> Score:
 def fit_gpfa(
     halves: Halves, latents: int, iterations: int, units: np.ndarray | None = None
 ) -> "Fitted":
-    """Fit GPFA to units (all by default) in stretches of at most `STRETCH` bins."""
+    """Return Gaussian process factor analysis fitted to the training half.
+
+    Trials are cut into pieces of at most `STRETCH` bins.
+
+    Args:
+        halves: The recording, split into a training half and a test half.
+        latents: Number of latent dimensions; at most the number of fitted units is used.
+        iterations: Number of iterations of the fit.
+        units: Indices of the units to fit; all when left out. Units whose counts never change in
+            the training half are left out.
+    """
     moving = _moving(halves, halves.everyone if units is None else units)
     train, latents = halves.train, min(latents, len(moving))
     gpfa = GPFA(latents, train.bin_width, max_iterations=iterations)
@@ -171,7 +219,13 @@ def fit_gpfa(
 
 
 def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
-    """Score a linear dynamical system, filtered."""
+    """Return the scores of a linear dynamical system; latents use bins up to the present bin.
+
+    Args:
+        halves: The recording, split into a training half and a test half.
+        latents: Number of latent dimensions; at most the number of fitted units is used.
+        iterations: Number of iterations of the fit.
+    """
 
     def fit(units: np.ndarray) -> Fitted:
         moving = _moving(halves, units)
@@ -188,7 +242,7 @@ def linear_system(halves: Halves, latents: int, iterations: int) -> Score:
 
 
 def smoothing(halves: Halves) -> Score:
-    """Score counts smoothed by the past half of a Gaussian kernel."""
+    """Return the scores of counts smoothed by the past half of a Gaussian kernel."""
     sd = SMOOTHING / halves.train.bin_width
     smooth = halves.both(lambda counts, lengths: causal_smoothing(counts, lengths, sd))
     seen = Pair(smooth.train[:, ~halves.hide], smooth.test[:, ~halves.hide])
@@ -198,7 +252,7 @@ def smoothing(halves: Halves) -> Score:
 
 
 def wiener(halves: Halves) -> Score:
-    """Score a Wiener filter: counts of the last bins as features."""
+    """Return the scores of a Wiener filter, whose features are the counts of the last 7 bins."""
     features = halves.both(lambda counts, lengths: wiener_features(counts, lengths, LAGS))
     shown = np.tile(~halves.hide, LAGS)
     seen = Pair(features.train[:, shown], features.test[:, shown])
@@ -206,7 +260,10 @@ def wiener(halves: Halves) -> Score:
 
 
 def condition_average(halves: Halves) -> Score:
-    """Score averages of conditions in the training half; for an unknown condition the mean."""
+    """Return the scores of averages over the trials of each condition in the training half.
+
+    For a condition that the training half does not contain, the mean count of each unit is used.
+    """
     assert halves.condition is not None
     train, test = halves.train, halves.test
     labels, wanted = train.trials[halves.condition], test.trials[halves.condition]
@@ -232,7 +289,11 @@ def condition_average(halves: Halves) -> Score:
 
 
 def stretches(lengths: Iterable[int], longest: int = STRETCH) -> list[int]:
-    """Return lengths of trials cut into even parts of a maximal length.
+    """Return the number of bins of each piece, after trials are cut into nearly equal pieces.
+
+    Args:
+        lengths: Number of bins of each trial.
+        longest: Largest number of bins of a piece.
 
     Example:
         >>> stretches((30, 101), 50)
@@ -250,13 +311,17 @@ Made = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 
 class Fitted(NamedTuple):
-    """A baseline with latents, fitted to units whose counts change in the training half.
+    """A fitted baseline that has latents.
+
+    The functions below have two arguments: counts of the fitted units, (bins, units), and the
+    number of bins of each trial.
 
     Attributes:
-        units: The units.
-        states: Function of counts and lengths that returns states.
-        rates: Function that returns expected counts of a bin.
-        ahead: Function that returns one-step predictions of the states.
+        units: Indices of the fitted units, whose counts change in the training half.
+        states: Function that returns latent states, (bins, latents).
+        rates: Function that returns expected counts per bin, (bins, units).
+        ahead: Function that returns one-step predictions of latent states, (bins, latents); None
+            if the method has no such predictions.
     """
 
     units: np.ndarray
@@ -265,12 +330,21 @@ class Fitted(NamedTuple):
     ahead: Made | None = None
 
     def latents(self, halves: Halves, make: Made | None = None) -> Pair:
-        """Return latents of both halves, by `states` or another function."""
+        """Return latents of the training half and of the test half.
+
+        Args:
+            halves: The recording, split into a training half and a test half.
+            make: Function that computes the latents; `states` when left out.
+        """
         make = make or self.states
         return halves.both(lambda counts, lengths: make(counts[:, self.units], lengths))
 
     def expected(self, halves: Halves) -> Pair:
-        """Return expected counts of all units; those that never change keep their mean."""
+        """Return expected counts per bin of all units, for the training half and the test half.
+
+        A unit that was not fitted gets its mean count in the training half. Expected counts below
+        0.05 times the mean count (`LEAST`) are raised to this floor.
+        """
 
         def whole(counts: np.ndarray, lengths: Sequence[int]) -> Float[np.ndarray, "T N"]:
             rates = np.tile(halves.mean, (len(counts), 1))
@@ -296,7 +370,7 @@ def _latent_score(method: str, halves: Halves, fit: Callable[[np.ndarray], Fitte
 
 def _linear_score(method: str, halves: Halves, features: Pair, seen: Pair) -> Score:
     hidden, everyone = np.flatnonzero(halves.hide), halves.everyone
-    # features of the bin before; zero where there is none in the trial
+    # features of the bin before; zero in the first bin of a trial
     before = Pair(
         *(
             np.where(half.fresh[:, None], 0.0, np.roll(x, 1, axis=0))
@@ -312,7 +386,7 @@ def _linear_score(method: str, halves: Halves, features: Pair, seen: Pair) -> Sc
 
 
 def _moving(halves: Halves, units: np.ndarray) -> np.ndarray:
-    """Return the units whose counts change in the training half."""
+    """Return those of the given unit indices whose counts change in the training half."""
     moving = units[halves.moving[units]]
     if not len(moving):
         where = f"{halves.train.source}: units"

@@ -1,4 +1,4 @@
-"""Simulated recordings with trials, conditions and behaviour, for `evkf simulate`."""
+"""Simulate recordings that have trials, conditions and behaviour, for `evkf simulate`."""
 
 import math
 
@@ -12,7 +12,8 @@ from evkf.likelihoods import Poisson
 from evkf.model import Model, simulate
 
 CONDITIONS, SPEED, NOISE = 4, 100.0, 0.1**2
-"""Number of conditions, hand speed in mm/s for a latent of one, and variance of the dynamics."""
+"""`CONDITIONS` is the number of conditions, `SPEED` the scale of hand velocity in mm/s, and `NOISE`
+the variance of the noise of the dynamics in each latent dimension."""
 
 
 def simulate_recording(
@@ -23,18 +24,20 @@ def simulate_recording(
     bin_width: float = 0.02,
     seed: int = 0,
 ) -> Recording:
-    """Simulate Poisson neurons driven by a Van der Pol oscillator, or by a chaotic network.
+    """Return a simulated recording of Poisson neurons driven by an oscillator or a chaotic network.
 
-    Trials follow one another, and begin near one of four states, their "condition". The velocity of
-    a hand, "hand_vel", is a linear map of the latents.
+    Each trial begins near one of four latent states, which is the "condition" of the trial. Trials
+    follow each other without pause. The behaviour "hand_vel", the velocity of a hand in mm/s, is a
+    linear map of the latent state.
 
     Args:
         neurons: Number of neurons.
-        latents: Latent dimensions: 2 for the oscillator, more for the network.
+        latents: Number of latent dimensions: 2 for a Van der Pol oscillator, 3 or more for a
+            chaotic network.
         trials: Number of trials.
-        bins: Bins of a trial.
-        bin_width: In seconds; one step of the dynamics.
-        seed: Seed of all randomness.
+        bins: Number of bins in each trial.
+        bin_width: Bin width in seconds; also the time step of the dynamics.
+        seed: Seed of all random numbers.
 
     Example:
         >>> recording = simulate_recording(neurons=5, trials=3, bins=20)
@@ -67,14 +70,15 @@ def simulate_recording(
 def driven_neurons(
     neurons: int, latents: int, bin_width: float, bins: float, rng: np.random.Generator
 ) -> Model:
-    """Return a model of Poisson neurons driven by an oscillator, or by a chaotic network.
+    """Return a model of Poisson neurons driven by an oscillator or a chaotic network.
 
     Args:
         neurons: Number of neurons.
-        latents: Latent dimensions, 2 or more.
-        bin_width: In seconds.
+        latents: Number of latent dimensions: 2 for a Van der Pol oscillator, 3 or more for a
+            chaotic network.
+        bin_width: Bin width in seconds.
         bins: Time constant of the dynamics in bins.
-        rng: Randomness of readout and network.
+        rng: NumPy random generator, which draws the readout and the weights of the network.
 
     Example:
         >>> model = driven_neurons(30, 2, 0.01, 10, np.random.default_rng(0))

@@ -1,8 +1,10 @@
-"""A model with the units of the recording it was fitted to: fit it, and filter recordings with it.
+"""Fit a model to the units of a recording, and filter recordings of the same units.
 
-Readout row n belongs to unit n of that recording. A recording with other units is refused;
-`evkf.recordings.mapping` maps a model to other units. Recordings longer than memory are filtered in
-chunks, and many recordings at once; `evkf filter` uses these functions.
+A `UnitModel` is a model that knows the ids of the units: row n of the readout (the weights that
+relate latent states to counts) belongs to unit n. Functions raise InputError for a recording of
+other units; `evkf.recordings.mapping` adapts a model to other units. Recordings that do not fit
+into memory are filtered in chunks, and many recordings are filtered in parallel (vmap) if this is
+faster. `evkf filter` uses these functions.
 """
 
 import os
@@ -33,24 +35,27 @@ from evkf.model import Model
 from evkf.parameters import PARTS, free
 
 BINS_OF_TRAINING, MOST_PASSES, LEAST_PASSES = 200_000, 60, 3
-"""Bins that all passes of a fit take together, and the most and the fewest passes."""
+"""A fit makes as many passes over a recording as give about `BINS_OF_TRAINING` bins in all, but at
+most `MOST_PASSES` and at least `LEAST_PASSES`."""
 CHUNK = 10_000
-"""Bins filtered at a time."""
+"""Number of bins in a chunk, which are filtered at a time."""
 MANY_TRIALS, MANY_BINS = 8, 1 << 15
-"""Trials, and bins of all of them, from which on a CPU is faster with trials side by side."""
+"""On a CPU, filtering trials in parallel (vmap) is faster from this number of trials, if all trials
+together have this number of bins."""
 
 
 class UnitModel(NamedTuple):
-    """A model and filter with the units and the bin width they are for.
+    """A model, the filter to use, and the units and bin width of the recordings to filter.
 
     Attributes:
-        model: The model.
-        filter: The filter.
-        units: Ids of the units as text.
-        bin_width: Seconds.
-        estimator: The fitted `EVKF`; None for a model mapped to other units, or read without it.
-        fitted: The recording it was fitted to, from `fitted_to`; `evkf fit` adds how its trials
-            were cut.
+        model: The model; row n of the readout belongs to unit n of `units`.
+        filter: The filter that infers latent states.
+        units: Ids of the units as text, in the order of the channels of the model.
+        bin_width: Bin width in seconds.
+        estimator: The fitted `EVKF`; None if the model was mapped to other units, or was loaded
+            with `learner=False`.
+        fitted: File name and trial times of the recording that the model was fitted to, from
+            `fitted_to`. `evkf fit` adds how the recording was cut into trials.
     """
 
     model: Model
@@ -67,11 +72,20 @@ class UnitModel(NamedTuple):
 
     @property
     def per_rate(self) -> float:
-        """Divisor of expected observations that gives rates."""
+        """Divisor that converts expected observations to rates.
+
+        This is the bin width in seconds for spikes, and 1 for continuous signals.
+        """
         return 1.0 if self.signals else self.bin_width
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the estimator, units and bin width to a .safetensors file."""
+        """Write the estimator, the ids of the units and the bin width to a .safetensors file.
+
+        Raise InputError if there is no estimator, as for a model mapped to other units.
+
+        Args:
+            path: The file to write.
+        """
         if self.estimator is None:
             remedy = "save the model it was mapped from"
             raise InputError("a model mapped to other units", str(path), remedy)
@@ -88,14 +102,15 @@ class UnitModel(NamedTuple):
         *,
         learner: bool = True,
     ) -> Self:
-        """Read a file of `save`.
+        """Return the model in a file that `save` wrote.
 
         Args:
-            path: The file.
-            likelihood: If `fit_recording` was given one and not a name, one of that kind and size.
-                Its numbers are not used: all are in the file.
-            dynamics: Likewise for dynamics.
-            learner: False to read the model without the estimator, which is faster.
+            path: The file to read.
+            likelihood: Needed only if `fit_recording` was given a likelihood object, not a name:
+                any likelihood of the same class and size. All numbers are read from the file.
+            dynamics: Needed only if `fit_recording` was given a dynamics object, not a name: any
+                dynamics of the same class and size. All numbers are read from the file.
+            learner: False to read the model without the estimator where possible, which is faster.
         """
         meta = read_meta(path)
         note = meta.get("note", {})
@@ -116,7 +131,7 @@ class UnitModel(NamedTuple):
 
 
 def _learning(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of learning, which files of version 1 have among the parameters."""
+    """Return the settings of learning; files of version 1 store them among other parameters."""
     params = meta["params"]
     return params.get("learning") or params | {"parts": params["learn"]}
 
@@ -124,12 +139,12 @@ def _learning(meta: dict[str, Any]) -> dict[str, Any]:
 def _read_model(
     path: str | os.PathLike, meta: dict[str, Any]
 ) -> tuple[Model, VariationalKalmanFilter]:
-    """Return the model of a file, without the rest of the learner's state."""
+    """Return the model and the filter in a file; other parts of the learner are not read."""
     params, neurons, learning = meta["params"], meta["neurons"], _learning(meta)
     latents, hidden, parts = params["latents"], learning["hidden"], learning["parts"]
     hidden = tuple(hidden) if isinstance(hidden, list) else hidden
     inputs = meta["inputs"] if "inputs" in meta else params["num_inputs"]
-    # zeros in the right shapes: to draw random numbers would compile many programs
+    # zeros of the right shapes: drawing random numbers would compile many programs
     shapes = eqx.filter_eval_shape(
         lambda: ResidualMLP(latents, 1.0, jax.random.key(0), hidden, inputs)
     )
@@ -145,12 +160,14 @@ def _read_model(
 
 
 def names(recording: Recording) -> tuple[str, ...]:
-    """Return the ids of the units as text."""
+    """Return the ids of the units of a recording as text."""
     return tuple(str(unit) for unit in recording.units["id"])
 
 
 def fitted_to(recording: Recording) -> dict[str, Any]:
-    """Return the file of a recording and the times of its trials, to be kept with a model.
+    """Return the file name of a recording and the start and end of each trial in seconds.
+
+    A `UnitModel` keeps this dictionary, so that `trials_seen` can recognise the trials later.
 
     Example:
         >>> fitted_to(Recording(np.ones((3, 1), int), 0.5, (1, 2), source="data/day1.nwb"))
@@ -162,7 +179,14 @@ def fitted_to(recording: Recording) -> dict[str, Any]:
 
 
 def trials_seen(model: UnitModel, recording: Recording) -> Bool[np.ndarray, " K"]:
-    """Return True for trials that the model was fitted to at least half of, by name of the file."""
+    """Return True for each trial of which the model has seen at least half in the fit, (trials,).
+
+    Recordings count as the same if their file names are equal.
+
+    Args:
+        model: The fitted model.
+        recording: The recording whose trials are checked.
+    """
     known, here = model.fitted, fitted_to(recording)
     starts, stops = np.array(here["starts"]), np.array(here["stops"])
     seen = np.zeros(len(starts))
@@ -173,7 +197,10 @@ def trials_seen(model: UnitModel, recording: Recording) -> Bool[np.ndarray, " K"
 
 
 def passes_for(recording: Recording) -> int:
-    """Return the default number of passes of a fit: more for short recordings."""
+    """Return the default number of passes over a recording in a fit.
+
+    This is 200,000 divided by the number of bins, but between 3 and 60.
+    """
     return int(np.clip(BINS_OF_TRAINING // recording.num_bins, LEAST_PASSES, MOST_PASSES))
 
 
@@ -188,20 +215,23 @@ def fit_recording(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> UnitModel:
-    """Learn readout, dynamics, noise and initial state from a recording.
+    """Learn readout, dynamics, noise and initial belief from a recording, and return the model.
 
     Args:
-        recording: The recording; every trial begins at the initial state.
-        latents: Latent dimensions.
-        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or one of
-            `evkf.likelihoods`, or of your own, to begin with.
-        dynamics: "mlp", a network; or one of `evkf.dynamics`.
-        passes: Passes over the recording; by default 60 for short recordings and fewer for long
-            ones.
-        seed: Seed of all randomness.
-        progress: Called after every pass with the number of passes done and of all passes.
-        settings: Other fields of `evkf.estimators.settings.Learning`, such as `hidden`, the units
-            of the network (64 by default), and `parts`, the parts of the model that are learned.
+        recording: The recording to fit; each trial begins at the learned initial belief.
+        latents: Number of latent dimensions.
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian"; or a likelihood
+            object, from `evkf.likelihoods` or your own, from which learning begins.
+        dynamics: "mlp" for a neural network, or a dynamics object from `evkf.dynamics`, from which
+            learning begins.
+        passes: Number of passes over the recording; when left out, that of `passes_for`: 60 for
+            short recordings, fewer for long recordings.
+        seed: Seed of all random numbers.
+        progress: Function called after each pass, with the number of passes so far and of all
+            passes.
+        settings: Other fields of `evkf.estimators.settings.Learning`, such as `hidden`, the number
+            of hidden units of the network (64 when left out), and `parts`, the parts of the model
+            that are learned.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
@@ -238,15 +268,16 @@ def infer(
     variance: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Estimates:
-    """Filter a recording; nothing is learned.
+    """Filter a recording and return the estimates; nothing is learned.
 
     Args:
-        model: The model.
-        recording: A recording of the same units, in the same order, and of the same bin width.
-        hide: True for units whose counts the filter does not see; their rates and predictions are
-            computed as well.
-        variance: True to compute the variances of predicted counts too.
-        progress: Called with the number of bins done and of all bins.
+        model: The fitted model.
+        recording: A recording of the model's units, in the same order and of the same bin width.
+        hide: True for each unit whose counts are hidden from the filter, (units,). Rates and
+            predictions of hidden units are computed as well. When left out, no unit is hidden.
+        variance: True to compute the variances of predicted counts as well.
+        progress: Function called from time to time, with the number of bins filtered so far and of
+            all bins.
     """
     return infer_many(model, [recording], hide, variance=variance, progress=progress)[0]
 
@@ -259,14 +290,18 @@ def infer_many(
     variance: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Estimates]:
-    """Filter many recordings with one model, side by side where that is faster.
+    """Filter recordings and return the estimates of each recording; nothing is learned.
+
+    Trials are filtered in parallel (vmap) if this is faster, otherwise one after another.
 
     Args:
-        model: The model.
-        recordings: Recordings of its units and bin width, of any lengths, that fit into memory.
-        hide: Units not seen by the filter, as for `infer`.
-        variance: True to compute the variances of predicted counts too.
-        progress: Called with the number of bins done and of all bins.
+        model: The fitted model.
+        recordings: Recordings of the model's units and bin width, of any number of bins. All must
+            fit into memory together.
+        hide: True for each unit whose counts are hidden from the filter, as for `infer`.
+        variance: True to compute the variances of predicted counts as well.
+        progress: Function called from time to time, with the number of bins filtered so far and of
+            all bins.
 
     Example:
         >>> counts = np.random.default_rng(0).poisson(1.0, (200, 5))
@@ -322,17 +357,21 @@ def filter_chunks(
     variance: bool = False,
     size: int = SHORTEST,
 ) -> Iterator[tuple[Recording, Estimates]]:
-    """Filter consecutive chunks with the state carried over, as `infer` filters the whole.
+    """Filter the consecutive chunks of one recording, and yield the estimates of each chunk.
+
+    The filter state at the end of a chunk is kept for the next chunk, so that estimates are the
+    same as if the whole recording were filtered by `infer`.
 
     Args:
-        model: The model.
-        chunks: Chunks of `stream_recording` or `Recording.cut`.
-        hide: Units not seen by the filter, as for `infer`.
-        variance: True to compute the variances of predicted counts too.
-        size: Bins that chunks are filled up to at least, so that one program filters all.
+        model: The fitted model.
+        chunks: Chunks of the recording in order, from `stream_recording` or `Recording.cut`.
+        hide: True for each unit whose counts are hidden from the filter, as for `infer`.
+        variance: True to compute the variances of predicted counts as well.
+        size: Smallest number of bins to filter at a time. Shorter chunks are padded by unobserved
+            bins, so that one compiled program filters all chunks.
 
     Yields:
-        Every chunk and its estimates.
+        A chunk, and the estimates of the chunk.
     """
     state, label, first = None, None, 0
     key = jax.random.key(0)
@@ -343,7 +382,7 @@ def filter_chunks(
         label = numbers[-1]
         masks = chunk.masks if hide is None else chunk.masks & ~np.asarray(hide)
         size = max(size, num if num >= CHUNK else filled(max(num, SHORTEST)))
-        # bins that are not observed follow those given
+        # pad by bins that are not observed
         rows = (chunk.counts, masks, fresh)
         ys, seen, begins = (
             np.concatenate([x, np.zeros((size - num, *x.shape[1:]), x.dtype)]) for x in rows
@@ -376,17 +415,20 @@ def filter_to_hdf5(
     overwrite: bool = False,
     progress: Callable[[Recording], None] | None = None,
 ) -> tuple[int, float]:
-    """Filter chunks into an HDF5 file that grows; one chunk is in memory at a time.
+    """Filter chunks, write the estimates to an HDF5 file, and return number of bins and bound.
+
+    Only one chunk is in memory at a time. Raise InputError if there are no chunks.
 
     Args:
-        path: Ends in .h5 or .hdf5; the file is complete or not there.
-        model: The model.
-        chunks: Chunks of `stream_recording`.
+        path: File to write, whose name ends in .h5 or .hdf5. If filtering fails, no incomplete file
+            is left under this name.
+        model: The fitted model.
+        chunks: Chunks of the recording in order, from `stream_recording`.
         overwrite: True to replace an existing file.
-        progress: Called with every chunk that is written.
+        progress: Function called after each chunk is written, with this chunk.
 
     Returns:
-        The number of bins, and the sum of their bounds.
+        The number of bins, and the sum of the evidence lower bounds of these bins in nats.
     """
     parts = iter(chunks)
     begin = next(parts, None)
@@ -404,14 +446,14 @@ def filter_to_hdf5(
 
 
 def _summarise(model: UnitModel, trace: Trace, variance: bool, num: int) -> Estimates:
-    """Return the estimates of the first bins of a trace."""
+    """Return the estimates of the first `num` bins of a filter's output."""
     estimates = summarise(model.model, trace, variance=variance, per=model.per_rate)
     return estimates.rows(slice(num))._replace(signals=model.signals)
 
 
 @contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Name the file in errors over its counts."""
+    """Raise InputErrors about observations again, with the name of the recording's file added."""
     try:
         yield
     except InputError as error:
@@ -423,7 +465,7 @@ def _naming(source: str) -> Iterator[None]:
 
 
 def check_units(model: UnitModel, recording: Recording) -> None:
-    """Raise an error for a recording of other units or of another bin width."""
+    """Raise InputError if a recording has other units than the model, or another bin width."""
     check_width(model, recording)
     have = names(recording)
     if have == model.units:
@@ -444,7 +486,7 @@ def check_units(model: UnitModel, recording: Recording) -> None:
 
 
 def check_width(model: UnitModel, recording: Recording) -> None:
-    """Raise an error for a recording of another bin width."""
+    """Raise InputError if a recording has another bin width than the model."""
     own, width = model.bin_width, recording.bin_width
     if abs(width - own) > 1e-6 * own:
         what = f"bins of {width:g} s for a model of bins of {own:g} s"
