@@ -1,1 +1,1 @@
-"""The command line, one file a command."""
+"""The command line. Each module defines one command or a few, or what commands share."""

@@ -1,10 +1,12 @@
 """The command line: `evkf COMMAND`.
 
-Every command but `view` has `--quiet` and `--json`, refuses to overwrite without `--force`, and
-tells its resolved configuration with its result. Bad input is answered in one line.
+Every command except `view` has the options `--quiet` and `--json`, overwrites files only with
+`--force`, and reports the options that it used with its result. For bad input the command line
+prints one line and exits with 2.
 
-A new command is a file in this package and a line in `COMMANDS`. Commands are imported when they
-are run or their help is asked for, so that the list of them is there at once.
+To add a command, write its function in a module of this package and add a line to `COMMANDS`. The
+module of a command is imported only when the command runs or its help is printed, so that
+`evkf --help` is fast.
 """
 
 import importlib
@@ -54,16 +56,16 @@ Examples:
 
 
 class Entry(NamedTuple):
-    """A command that is not imported yet."""
+    """Where to import a command from, and its line in the list of commands."""
 
     place: str
-    """Module of `evkf.cli` and function in it, as `module:function`."""
+    """Module of `evkf.cli` and function in that module, as `module:function`."""
     summary: str
     """Line in the list of commands."""
     kind: str | None = None
-    """Class of the command where it is not the usual one, as `module:class`."""
+    """Class of the command as `module:class`; None for the class that Typer uses."""
     argument: str | None = None
-    """Argument with which the function returns the command's function."""
+    """If not None, `function(argument)` returns the function of the command."""
 
 
 COMMANDS = {
@@ -102,11 +104,11 @@ EXPERIMENTS = {
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands by name; each is imported when it is first looked up.
+    """Mapping from name to command, which imports a command when it is first looked up.
 
     Args:
-        entries: Commands to import.
-        groups: Groups of commands, which come last.
+        entries: Where to import each command from, by name.
+        groups: Groups of commands by name, listed after the commands.
     """
 
     def __init__(self, entries: Mapping[str, Entry], groups: Mapping[str, Any]):
@@ -119,7 +121,7 @@ class LazyCommands(Mapping[str, Any]):
             return self.loaded[name]
         import jax
 
-        # Run a step in the calling thread: it is short, and waking another thread costs more.
+        # Run JAX functions in the calling thread: waking another thread takes longer than a step.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
         def look_up(place: str) -> Any:
@@ -149,10 +151,10 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose list of commands imports none of them.
+    """Group of commands that can be listed without importing a command.
 
     Attributes:
-        entries: The commands of a subclass.
+        entries: Where to import each command of the group from, by name.
     """
 
     entries: ClassVar[Mapping[str, Entry]] = {}
@@ -162,11 +164,11 @@ class LazyGroup(TyperGroup):
         self.commands: Any = LazyCommands(self.entries, commands or {})
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return names in the order of the list."""
+        """Return the names of the commands, in the order in which help lists them."""
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
+        """Write the list of commands for the help of the group."""
         listed: dict[str, Any] = {
             name: TyperCommand(name, help=self.entries[name].summary)
             if name in self.entries
@@ -207,10 +209,13 @@ app.add_typer(reproduce_app, name="reproduce")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; the entry point of `evkf`.
+    """Run a command of `evkf` and exit the process.
+
+    The exit code is 2 after an error of evkf or of the operating system, whose message is printed
+    in one line, and 130 after Ctrl-C. Installation makes the program `evkf` call this function.
 
     Args:
-        args: What follows `evkf`; those of the process when left out.
+        args: Words of the command line after `evkf`; by default those of the process.
     """
     try:
         with insistent_interrupt():
@@ -218,7 +223,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except EvkfError as error:
         _fail(str(error))
     except OSError as error:
-        # HDF5 names no file, and writes many lines
+        # errors of HDF5 have no file name, and several lines
         what = " ".join(str(error.strerror or error).split())
         _fail(what if error.filename is None else f"{error.filename}: {what}")
     except KeyboardInterrupt:
@@ -227,10 +232,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def insistent_interrupt(every: float = 0.5) -> Iterator[None]:
-    """Repeat an interrupt until the block ends.
+    """Repeat the interrupt of a Ctrl-C every `every` seconds until the block ends.
 
-    Python drops an exception raised inside a callback of native code, as JAX has many while it
-    compiles; without repetition one Ctrl-C may not be heard.
+    Python drops an exception that is raised inside a callback of native code. JAX runs many such
+    callbacks while it compiles, so that a single Ctrl-C may have no effect.
     """
     ended, pressed = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The command `evkf demo`: a live session on simulated neurons, or the same without a session."""
+"""The command `evkf demo`: a live session on simulated neurons, or offline without a session."""
 
 import contextlib
 import secrets
@@ -38,22 +38,22 @@ from evkf.recordings import demonstration as demo
 from evkf.web.process import check_installed
 
 SECONDS, BIN_WIDTH = 120.0, 0.01
-"""Length and bin width of the session."""
+"""Default length of the session, and its bin width, in seconds."""
 
 BINS = 4000
-"""Bins of the run without a session."""
+"""Default number of bins with `--offline`, which runs without a session."""
 
 HOST, PORT = "127.0.0.1", 8765
 SESSION = "session"
-"""Folder of the session."""
+"""Name of the folder of the session, inside the output folder."""
 
 END_S = 20.0
-"""Seconds for the page to end when it is interrupted."""
+"""Seconds to wait, after Ctrl-C, for the process that serves the page to end."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the simulated neurons and of the run."""
+    """Options of `evkf demo`: the simulated neurons, the length of the run and the page."""
 
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("out/demo")
     seconds: Annotated[
@@ -99,10 +99,10 @@ def run_demo(
 ) -> None:
     """Find a hidden oscillator and its dynamics in simulated spikes, bin by bin.
 
-    Poisson neurons are driven by a Van der Pol oscillator. A live session filters their spikes and
-    learns the dynamics, on a page that it prints the address of; the page needs the extra "web".
-    Written into the folder: demo.png, demo.svg, summary.json, config.json, and the session, which
-    `evkf view` shows again.
+    A Van der Pol oscillator drives Poisson neurons. A live session filters the spikes and learns
+    the dynamics. A web page shows the session, and the command prints the address of the page. The
+    page needs pip install "evkf[web]". The folder gets demo.png, demo.svg, summary.json,
+    config.json and the folder of the session, which `evkf view` can show again.
 
     \b
     Examples:
@@ -111,7 +111,8 @@ def run_demo(
       evkf demo --offline --bins 6000 --neurons 80 --seed 7 --out out/eighty
       evkf demo --offline --force --quiet --json - | python -m json.tool
 
-    Exits with 1 if an estimate is not finite or the filter had to fall back to its prediction.
+    Exits with 1 if an estimate is not finite, or if the filter could not use an observation and
+    kept its prediction.
     """
     out, neurons, seed = demonstration.out, demonstration.neurons, demonstration.seed
     keep, realtime, seconds = demonstration.keep, demonstration.realtime, demonstration.seconds
@@ -162,10 +163,12 @@ def run_demo(
 def _run_session(
     folder: Path, seconds: float, neurons: int, seed: int, say: Console
 ) -> tuple[str, dict]:
-    """Run a session to its end.
+    """Run a live session to its end, and return the address of its page and the timing of bins.
 
     Returns:
-        The address of its page, empty without the packages that it needs, and the timing of bins.
+        Address of the page as host:port, empty if packages for the page are missing, and a
+        dictionary of median and 99th percentile of the time per bin in microseconds, and of the
+        numbers of learned and of late bins.
     """
     web = ""
     try:
@@ -192,7 +195,7 @@ def _run_session(
     )
     report = run_new(new_folder(folder), plan, say, overload=True)
     if report.bins < bins:
-        # interrupted: the models learned by then are not those to be shown
+        # interrupted: the figure needs a whole session
         raise KeyboardInterrupt
     median, high = (each / 1e3 for each in report.latency_ns[:2])
     estimate = {"median_us": median, "p99_us": high}
@@ -201,7 +204,16 @@ def _run_session(
 
 
 def _stay(folder: Path, web: str, quiet: bool) -> None:
-    """Show the session at the same address until Ctrl-C, which reaches both processes."""
+    """Serve the page of the finished session with `evkf view` until Ctrl-C.
+
+    The page has the same address as during the session. In a terminal Ctrl-C also reaches the
+    process of `evkf view`, which has `END_S` seconds to end before it is terminated.
+
+    Args:
+        folder: Folder of the session.
+        web: Address of the page as host:port.
+        quiet: True to print nothing but errors.
+    """
     command = [sys.executable, "-m", "evkf", "view", str(folder), "--web", web]
     process = subprocess.Popen([*command, *(["--quiet"] if quiet else [])])
     try:

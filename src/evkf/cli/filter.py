@@ -1,4 +1,4 @@
-"""The command that filters recordings, one or several, and writes their estimates."""
+"""The command `evkf filter`, which filters one recording or several and writes estimates."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ FORMATS = ("nwb", "npz", "h5")
 
 @dataclass(frozen=True)
 class FilterOptions:
-    """Options of what is written, where, and for which units."""
+    """Options of `evkf filter`: output files, their format, and which units are the same."""
 
     out: Annotated[
         Path | None,
@@ -80,13 +80,15 @@ def run_filter(
     reading: ModelReadingOptions,
     run: Run,
 ) -> None:
-    """Infer latents, rates and one-step predictions of every bin; nothing is learned.
+    """Infer latents, rates and one-step predictions of every bin, without learning.
 
-    To .nwb: a copy of the source with a processing module "evkf", or a new file. To .h5 from an
-    NWB session or an .h5 file: chunk by chunk, however long it is, unless --align, --trials,
-    --min-rate or --unit-map need the whole. The options are written beside OUT, to
-    OUT.config.json. With --batch, all files are read, checked and filtered together, and each is
-    written to OUT under its own name.
+    If OUT ends in .nwb, it is a copy of the source with a processing module (group of results)
+    named "evkf", or a new file if the source is not NWB. If OUT ends in .h5 and the source is an
+    NWB session or an .h5 file, the source is filtered in chunks, so that it may be longer than
+    memory holds. With --align, --trials, --min-rate or --unit-map the source is read as a whole.
+    The options are written to OUT.config.json. With --batch, all files are read and checked before
+    any is written, and are filtered together. The results of each file are written to the folder
+    OUT, under the name of that file.
 
     \b
     Examples:
@@ -105,7 +107,7 @@ def run_filter(
         check_unfiltered(file)
     outputs = [out, config_file(out)]
     check_free([out], overwrite)
-    # the configuration of an earlier run stands beside results that would be replaced
+    # --in-place allows no overwriting of OUT.config.json or of the file of --json
     written = json_target(run.json_file, file, model_file, *outputs)
     check_free([outputs[1], *written], run.force)
     say = console(run.quiet, run.json_file)
@@ -114,7 +116,7 @@ def run_filter(
     grows = out.suffix in HDF5 and target.unit_map is None
     chunks = _open_chunks(file, settings) if grows else None
     if chunks is not None:
-        begin = list(islice(chunks, 1))  # a bad file is refused before a folder is made
+        begin = list(islice(chunks, 1))  # errors of the file are raised before a folder is made
         for chunk in begin:
             check_units(model, chunk)
         note_trials(say, settings, model, file)
@@ -164,7 +166,10 @@ def _filter_batch(
     run: Run,
     options: dict[str, Any],
 ) -> None:
-    """Filter files with one model; all of them are read and checked before any is written."""
+    """Filter several files using one model, and write the estimates of each file.
+
+    All files are read and checked before any file is written.
+    """
     import jax
 
     outs = _output_files(files, target)
@@ -204,7 +209,7 @@ def _filter_batch(
 
 
 def summarise_run(trials: int, latents: int, bins: int, elbo: float) -> str:
-    """Return the size of a filtered recording, and its mean bound, in words.
+    """Return a line of text: numbers of trials, latents and bins, and the mean bound (ELBO).
 
     Example:
         >>> summarise_run(40, 2, 1600, -29.1)
@@ -215,7 +220,7 @@ def summarise_run(trials: int, latents: int, bins: int, elbo: float) -> str:
 
 
 def _write(out: Path, recording: Recording, estimates: Estimates, overwrite: bool) -> None:
-    """Write estimates in the format that the name ends in."""
+    """Write the estimates of a recording in the format that the ending of the file gives."""
     if out.suffix == ".nwb":
         write_nwb(out, recording, estimates, overwrite=overwrite)
     else:
@@ -225,7 +230,7 @@ def _write(out: Path, recording: Recording, estimates: Estimates, overwrite: boo
 
 
 def _output_file(files: Sequence[Path], target: FilterOptions) -> Path:
-    """Return the file to write, checked."""
+    """Return the file to write without `--batch`. Raise InputError if the options do not fit."""
     file, out, in_place = files[0], target.out, target.in_place
     if len(files) > 1:
         raise InputError(f"{len(files)} files", "evkf filter", "pass --batch and --out FOLDER")
@@ -246,7 +251,10 @@ def _output_file(files: Sequence[Path], target: FilterOptions) -> Path:
 
 
 def _output_files(files: Sequence[Path], target: FilterOptions) -> list[Path]:
-    """Return the files to write in a folder, one for each and named after it."""
+    """Return the files to write with `--batch`, one for each input file and named after it.
+
+    Raise InputError if the options do not fit, or if two input files have the same name.
+    """
     folder, format = target.out, target.format
     if folder is None or target.in_place:
         raise InputError("no folder", "evkf filter --batch", "pass --out FOLDER, not --in-place")
@@ -275,7 +283,7 @@ def _output_files(files: Sequence[Path], target: FilterOptions) -> list[Path]:
 
 
 def _open_chunks(file: Path, reading: Reading) -> Iterator[Recording] | None:
-    """Return the file in chunks, if it can be read so."""
+    """Return an iterator over chunks of the file; None if the file must be read as a whole."""
     whole = reading.align, reading.window, reading.groups, reading.trials
     if reading.min_rate > 0 or any(x is not None for x in whole):
         return None
@@ -286,13 +294,16 @@ def _open_chunks(file: Path, reading: Reading) -> Iterator[Recording] | None:
             with closing(stream_recording(file, reading, chunk_bins=1)) as chunks:
                 next(chunks)
         except InputError:
-            # other bins, or trials side by side: errors of the file are raised on reading it
+            # another bin width, or counts by trial; other errors come again on reading the whole
             return None
     return stream_recording(file, reading)
 
 
 def read_map(file: Path) -> dict[str, str]:
-    """Return units of a recording to those of a model, from a CSV file."""
+    """Return a dictionary from unit of the recording to unit of the model, from a CSV file.
+
+    Raise InputError if the header is not `unit,model_unit`, or if a unit is named twice.
+    """
     check_file(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:

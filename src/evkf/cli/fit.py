@@ -39,7 +39,7 @@ LIKELIHOODS = tuple(KINDS)
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of the model, and of learning it."""
+    """Options of `evkf fit`: the model, and how to learn it."""
 
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Ends in .safetensors.")]
     latents: Annotated[
@@ -69,9 +69,10 @@ def fit(
 ) -> None:
     """Learn a model of a recording: readout, dynamics, noise and initial state.
 
-    Without --latents, numbers of latent dimensions are fitted to four fifths of the trials, with
-    fewer passes, and scored on the others; the smallest within one standard error of the best is
-    taken. The options are written beside the model, to MODEL.config.json.
+    Without --latents, models with several numbers of latent dimensions are fitted to four fifths
+    of the trials, with fewer passes than the final fit, and scored on the remaining trials. The
+    smallest number whose score is within one standard error of the best score is used. The options
+    are written to MODEL.config.json.
 
     \b
     Examples:

@@ -52,16 +52,16 @@ from evkf.recordings.halves import held_out, in_blocks
 from evkf.recordings.units import UnitModel, infer
 
 SHOWN = 500
-"""Most bins of a raster."""
+"""Most bins in the plot of spikes and rates."""
 KINDS: dict[type, str] = {
     Poisson: "Poisson",
     NegativeBinomial: "negative binomial",
     Bernoulli: "Bernoulli",
 }
-"""Likelihoods whose predictions are judged, in words."""
+"""Names, in text, of the likelihoods whose predictions can be plotted."""
 
 TITLE: dict[str, Any] = {"loc": "left", "size": 9.5, "weight": "bold"}
-"""Place and type of titles."""
+"""Position and font of titles."""
 
 
 @expanded
@@ -76,11 +76,12 @@ def plot(
     seed: Seed = 0,
     run: Run,
 ) -> None:
-    """Draw what a model makes of a recording, each figure as PNG and SVG.
+    """Plot the estimates of a model for a recording; each figure is written as PNG and SVG.
 
-    Spikes with rates, latents of single trials, calibration and dispersion of predictions; rates of
-    the busiest unit with --condition, decoded reaches with --behaviour of two coordinates: a
-    velocity, or a position where an NWB file says that it is one.
+    The figures show spikes with rates, latents of single trials, and calibration and dispersion of
+    predicted counts. With --condition, a figure shows the rates of the unit with the highest rate
+    for each condition. With --behaviour, a figure shows decoded reaches. The behaviour must have
+    two coordinates. It is taken as a velocity, unless an NWB file marks it as a position.
 
     \b
     Examples:
@@ -140,9 +141,10 @@ def plot(
 def judge(
     model: UnitModel, recording: Recording, estimates: Estimates, seed: int
 ) -> tuple[Dispersion, np.ndarray]:
-    """Return the dispersion of units and the calibration of counts, by predicted mean and variance.
+    """Return how well the predicted means and variances fit the counts.
 
-    The dispersion of units without spikes is NaN.
+    The results are the dispersion of each unit (NaN without spikes), and the calibration values
+    (probability integral transform) of the counts, which are uniform for perfect predictions.
     """
     counts, masks = recording.observed, recording.masks
     mean, variance = estimates.predicted, estimates.variance
@@ -157,7 +159,10 @@ def judge(
 
 
 def _raster(recording: Recording, estimates: Estimates, align: str | None, begin: float) -> Axes:
-    """Draw the first trial, in time from the event it is aligned to, or of the session."""
+    """Plot spikes and rates of the first trial, at most `SHOWN` bins, and return the axes.
+
+    Time is in seconds from the event that the trial is aligned to, or of the session.
+    """
     assert estimates.rates is not None
     rows = slice(0, min(recording.lengths[0], SHOWN))
     start = float(recording.start_times[0]) if align is None else begin
@@ -193,13 +198,16 @@ def _aligned(
 
 
 def _name(ax: Axes, what: str) -> None:
-    """Put a name before the title."""
+    """Put the name of what is shown before the title of a plot."""
     title = ax.get_title("left")
     ax.set_title(f"{what}: {title[0].lower()}{title[1:]}", **TITLE)
 
 
 def _check_plane(recording: Recording, behaviour: str) -> None:
-    """Raise an error for behaviour that cannot be drawn as reaches."""
+    """Raise InputError if behaviour cannot be plotted as reaches in a plane.
+
+    The behaviour must be an array (bins, 2) of finite values, and both coordinates must change.
+    """
     name = behaviour.rpartition("/")[2]
     values, what = recording.behaviour[name], None
     if values.shape != (recording.num_bins, 2) or not np.isfinite(values).all():
@@ -214,12 +222,15 @@ def _check_plane(recording: Recording, behaviour: str) -> None:
 def _reaches(
     recording: Recording, estimates: Estimates, labels: np.ndarray, colours: Colours, behaviour: str
 ) -> Axes:
-    """Draw reaches of half of the trials, by a decoder fitted to the others."""
+    """Plot true and decoded reaches of half of the trials, and return the axes.
+
+    Ridge regression from latents to behaviour is fitted to the other half.
+    """
     name = behaviour.rpartition("/")[2]
     values, about = recording.behaviour[name], recording.series.get(name, Series())
     what = "trials" if recording.num_trials > 1 else "blocks"
     recording = in_blocks(recording)
-    labels = np.resize(labels, recording.num_trials)  # blocks of one trial are of its condition
+    labels = np.resize(labels, recording.num_trials)  # blocks have the condition of their trial
     held = held_out(recording.num_trials, 2)
     test = np.repeat(held, recording.lengths)
     groups = recording.trial_of_bin

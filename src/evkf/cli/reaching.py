@@ -1,4 +1,4 @@
-"""The command `evkf reproduce reaching` (Figure 4)."""
+"""The command `evkf reproduce reaching`: decoding of reaches (Figure 4 of the paper)."""
 
 import time
 from pathlib import Path
@@ -43,12 +43,12 @@ def reaching(
     *,
     run: Run,
 ) -> None:
-    """Decode reaches from the rates of motor cortex, beside what people use today (Figure 4).
+    """Decode reaches from rates of motor cortex, and compare with usual methods (Figure 4).
 
-    Half of the trials train every method, 250 where there are 500; the others judge it. Written
-    into the folder: reaching.json with the rows of every seed, reaching.md with their means, and
-    the figure as reaching.png and reaching.svg. Trials of NWB files are cut around move_onset_time
-    where they have it, and are whole otherwise.
+    Every method is trained on half of the trials and scored on the other half; of 500 trials or
+    more, on 250 and 250. The folder gets reaching.json with the scores of every seed, reaching.md
+    with the means over seeds, and the figure as reaching.png and reaching.svg. Trials of an NWB
+    file are cut around move_onset_time if the file has this column, and are whole otherwise.
 
     \b
     Examples:
@@ -56,8 +56,8 @@ def reaching(
       EVKF_DATA=recordings evkf reproduce reaching --quick --force
       evkf reproduce reaching --data day1.nwb --behaviour hand_vel --condition target
 
-    Exits with 1 if a target is missed. Targets are those of the subset of MC_Maze, known by the
-    name mc_maze_large_9cond_5ms.npz; for other recordings, and with --quick, there are none.
+    Exits with 1 if a target is missed. There are targets only for the subset of MC_Maze in a file
+    named mc_maze_large_9cond_5ms.npz, and only without --quick.
     """
     from evkf.data.files import versions
     from evkf.reproduce.reaching import experiment

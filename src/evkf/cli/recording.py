@@ -1,4 +1,4 @@
-"""The commands `evkf info`, `simulate` and `data`: describe, make or fetch a recording."""
+"""The commands `evkf info`, `simulate` and `data`: describe, simulate or download a recording."""
 
 import shlex
 import shutil
@@ -44,7 +44,7 @@ def info(
     *,
     run: RunJson,
 ) -> None:
-    """Say what is in a recording: units, duration, trials, behaviour, rates.
+    """Print what is in a recording: units, duration, trials, behaviour, rates.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def info(
 
 @dataclass(frozen=True)
 class Simulation:
-    """Options of a simulated recording."""
+    """Options of `evkf simulate` that describe the recording."""
 
     neurons: Annotated[int, typer.Option(min=1, help="Number of neurons.")] = 60
     latents: Annotated[
@@ -96,7 +96,7 @@ def simulate(
     simulation: Simulation,
     run: Run,
 ) -> None:
-    """Make a recording of Poisson neurons with trials, conditions and hand velocity.
+    """Simulate a recording of Poisson neurons with trials, conditions and hand velocity.
 
     \b
     Examples:
@@ -128,7 +128,7 @@ def data(
     *,
     run: RunJson,
 ) -> None:
-    """Say how to get a public recording, and fetch it if the DANDI client is installed.
+    """Print how to get a public recording, and download it if the DANDI client is installed.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The commands `evkf reproduce NAME` and `evkf reproduce all`, except `reaching`."""
+"""The commands `evkf reproduce NAME` and `evkf reproduce all`; `reaching` has its own module."""
 
 import json
 from collections.abc import Callable
@@ -42,20 +42,20 @@ DEFAULT_OUT = Path("out/reproduce")
 
 
 class RunSize(NamedTuple):
-    """The part of an experiment that is computed."""
+    """How much of an experiment is run: trials and methods."""
 
     quick: bool
     trials: int
     methods: tuple[str, ...]
     judged: bool
-    """True if results are compared with the targets."""
+    """True if results are compared with the targets of the experiment: all methods, not quick."""
 
 
 class ExperimentCommand(TyperCommand):
-    """A command whose help is written, and whose experiment is imported, when it is asked for."""
+    """Command of an experiment, which imports the experiment only when its help is printed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
+        """Write the help, with the methods and figures of the experiment."""
         name = str(self.name)
         experiment = load(name)
         pictures = " and ".join(f"{picture}.png and .svg" for picture in experiment.pictures)
@@ -83,7 +83,7 @@ class ExperimentCommand(TyperCommand):
 
 
 def command(name: str) -> Callable[..., None]:
-    """Return the command that computes an experiment."""
+    """Return the command that runs an experiment, given the name of the experiment."""
 
     def compute(
         quick: Quick = False,
@@ -114,18 +114,18 @@ def run_all(
     *,
     run: Run,
 ) -> None:
-    """Compute every table and figure of the paper but that of reaching.
+    """Compute every table and figure of the paper except that of reaching.
 
-    The same as `evkf reproduce NAME` for every name, into one folder. Results that are in the
-    folder already, of as many trials, stay.
-    Reaching needs a recording, and has a command of its own: evkf reproduce reaching --data FILE.
+    This command does the same as `evkf reproduce NAME` for every name, and writes into one folder.
+    Results that are already in the folder are kept; they must be of as many trials as asked for.
+    Reaching needs a recording, and has its own command: evkf reproduce reaching --data FILE.
 
     \b
     Examples:
       evkf reproduce all --quick
       evkf reproduce all --out out/paper
 
-    Exits with 1 if a target is missed; with --quick there are none.
+    Exits with 1 if a target is missed. With --quick there are no targets.
     """
     every = {name: files(name, out) for name in TITLES}
     sizes = {name: read_size(name, quick, trials, None) for name in TITLES}
@@ -164,12 +164,12 @@ def run_all(
 
 
 def files(name: str, out: Path) -> list[Path]:
-    """Return the files that an experiment writes."""
+    """Return the paths of the files that an experiment writes into the folder `out`."""
     return result_files(out, name, load(name).pictures)
 
 
 def read_size(name: str, quick: bool, trials: int | None, methods: str | None) -> RunSize:
-    """Read the options of a command, or refuse them."""
+    """Return how much of an experiment the options ask for; raise InputError if they do not fit."""
     experiment = load(name)
     every = tuple(experiment.module.METHODS)
     chosen = every if methods is None else tuple(methods.split(","))
@@ -189,15 +189,16 @@ def read_size(name: str, quick: bool, trials: int | None, methods: str | None) -
 def reproduce(
     name: str, size: RunSize, out: Path, scheduler: str | None, force: bool, say: Console
 ) -> dict[str, Any]:
-    """Compute an experiment, write its files, print its page, and return the content of the JSON.
+    """Run an experiment, write its files, print its report, and return the content of its JSON.
 
     Args:
-        name: Of the experiment.
-        size: The part that is computed.
-        out: Folder to write into; its folder `tasks` keeps the results of tasks.
-        scheduler: Address of a Dask scheduler, if any.
-        force: Compute tasks that are stored too, and overwrite files.
-        say: Where to print.
+        name: Name of the experiment, such as "table2".
+        size: Trials and methods to run.
+        out: Folder to write into. Results of finished tasks (parts of the experiment) are stored
+            in the folder `tasks` inside.
+        scheduler: Address of a Dask scheduler; None to run on this machine.
+        force: True to run stored tasks again and to overwrite files.
+        say: Console to print to.
     """
     from evkf.data.files import versions
     from evkf.numerics.jax_config import low_latency
@@ -252,7 +253,10 @@ def reproduce(
 
 
 def _time(name: str, size: RunSize, say: Console) -> list[dict[str, Any]]:
-    """Time steps in float32, with nothing else running; the methods of a problem in turn."""
+    """Return the measured times of a step for each method, in float32.
+
+    Nothing else runs meanwhile. Methods that solve the same problem are timed alternately.
+    """
     import jax
 
     from evkf.reproduce.runner import time_steps

@@ -1,4 +1,8 @@
-"""The command `evkf score`: the scores of a model on a recording, beside baselines."""
+"""The command `evkf score`: the scores of a model on a recording, and those of baselines.
+
+Bits per spike are computed by `evkf.analysis.spike_metrics.bits_per_spike`, which the methods
+`one_step` and `co_smoothing` of `evkf.recordings.halves.Halves` call.
+"""
 
 from rich.table import Column, Table
 
@@ -33,14 +37,15 @@ def score(
     seed: Seed = 0,
     run: RunJson,
 ) -> None:
-    """Score a model on half of the trials, beside baselines that learn from the others.
+    """Score a model on half of the trials, and baselines that learn from the other half.
 
-    Bits per spike are of counts one bin ahead, and of held-out units, a quarter, from the others
-    (co-smoothing); R² is of condition averages, and of behaviour decoded from rates and from
-    latents. Baselines are the same filter with a random walk for dynamics, GPFA, a linear system,
-    causal smoothing, a Wiener filter and, with --condition, the average of the condition. Held-out
-    trials that the model was fitted to are counted and reported: fit it with --held-out, or to
-    another recording.
+    The scores are bits per spike for counts predicted one bin ahead; bits per spike for a quarter
+    of the units, held out and predicted from the other units (co-smoothing); with --condition, R²
+    of averages over the trials of each condition; with --behaviour, R² of behaviour decoded from
+    rates and from latents. The baselines are the same filter with a random walk as dynamics, GPFA,
+    a linear system, causal smoothing, a Wiener filter and, with --condition, the average of the
+    condition. The command reports how many of the scored trials the model was fitted to. To have
+    none, fit the model with --held-out, or to another recording.
 
     \b
     Examples:
@@ -76,7 +81,9 @@ def score(
 
 
 def headings(condition: str | None, behaviour: str | None) -> dict[str, str]:
-    """Return headings of the columns of `Score` that apply, for lines of 80 characters.
+    """Return headings of the table by field of `Score`, for the scores that are computed.
+
+    Headings are broken into lines, so that the table fits 80 characters.
 
     Example:
         >>> list(headings(None, "hand_vel"))

@@ -1,4 +1,4 @@
-"""Recordings in and out: files of many kinds become a `Recording`, estimates become files."""
+"""Read files of many formats as a `Recording`, and write recordings and estimates to files."""
 
 import lazy_loader as lazy
 

@@ -1,7 +1,7 @@
-"""Recordings as named arrays in npz and HDF5 files: read, written, and read in chunks.
+"""Read and write recordings as named arrays in npz and HDF5 files, whole or in chunks of bins.
 
-`from_arrays` and `to_arrays` define the layout; `read_arrays` states its rules. CSV files, which
-`read_arrays` and `write_arrays` take as well, are in `evkf.data.csv_files`.
+`from_arrays` and `to_arrays` define the layout of the arrays; `read_arrays` lists its rules.
+`read_arrays` and `write_arrays` also take CSV files, by the functions of `evkf.data.csv_files`.
 """
 
 import os
@@ -38,29 +38,32 @@ def read_arrays(
     signals: bool = False,
     leave_out: Collection[str] = (),
 ) -> Recording:
-    """Read a recording from an npz, HDF5 or CSV file.
+    """Return the recording in an npz, HDF5 or CSV file.
 
     An npz or HDF5 file holds `counts`, (bins, units) or (trials, bins, units), and may hold
 
-    - `bin_width` in seconds or `bin_ms`;
-    - `lengths` or `trial_lengths`: bins of every trial, of trials laid end to end, or of trials
-      that were filled up to the same number of bins in (trials, bins, units);
-    - `masks`: True where observed, of the shape of the counts;
-    - `start_times` of the trials, in seconds; `unit_id`;
-    - other arrays. `behaviour/x`, `trials/x` and `units/x` are columns x of these tables. Without
-      such a prefix, an array whose first axis (axes, for counts by trial) is that of the bins is
-      behaviour; else, if it has a row for every trial, a column of the trials; else, if it has a
-      row for every unit, a column of the units. Any other array is refused. Single values are
-      passed over.
+    - `bin_width` in seconds, or `bin_ms` in milliseconds;
+    - `lengths` or `trial_lengths`: the number of bins of every trial. In counts (bins, units) the
+      trials are concatenated. In counts (trials, bins, units) bins after the end of a trial are
+      dropped;
+    - `masks`: True where observed, in the shape of the counts;
+    - `start_times`: the begin of every trial, in seconds;
+    - `unit_id`: the ids of the units;
+    - other arrays. An array named `behaviour/x`, `trials/x` or `units/x` is column x of that table.
+      An array without such a prefix is assigned to a table by its shape, in this order: behaviour,
+      if it has one row for each bin (for counts by trial: axes of trials and bins); trials, if it
+      has one row for each trial; units, if it has one row for each unit. An array that fits no
+      table raises InputError. Single values are ignored.
 
-    A CSV file has a header of unit names and one row a bin. A column `trial` gives the trial, a
-    column `time` the begin of every bin.
+    A CSV file has a header of unit names and one row for each bin. An optional column `trial` names
+    the trial of each bin, and an optional column `time` gives the begin of each bin in seconds.
 
     Args:
         path: Ends in .npz, .h5, .hdf5 or .csv.
-        bin_width: In seconds, if the file does not give it.
-        signals: True for continuous signals; counts must be whole and not negative.
-        leave_out: Names of arrays, or of columns of a CSV file, not to read.
+        bin_width: In seconds, if the file does not give the bin width.
+        signals: True for continuous signals. By default the file holds counts, which must be whole
+            and not negative.
+        leave_out: Names of arrays, or of columns of a CSV file, that are not read.
 
     Example:
         >>> import tempfile
@@ -78,7 +81,7 @@ def read_arrays(
 
 
 def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz or HDF5 file, without those to be left out."""
+    """Return the arrays of an npz or HDF5 file by name, without those named in `leave_out`."""
     if path.suffix == ".npz":
         return read_npz(path, leave_out)
     if path.suffix not in HDF5:
@@ -90,13 +93,14 @@ def load_arrays(path: Path, leave_out: Collection[str] = ()) -> dict[str, np.nda
 def write_arrays(path: str | os.PathLike, recording: Recording, *, overwrite: bool = False) -> None:
     """Write a recording to an npz, HDF5 or CSV file.
 
-    `read_arrays` of an npz or HDF5 file returns an equal recording, except for `source`. A CSV file
-    holds counts, times and trials only, and not the bin width; a recording with more is refused.
-    The file is written under another name and moved into place when complete.
+    `read_arrays` returns an equal recording from an npz or HDF5 file, except for `source` and
+    `series`. A CSV file holds only counts, times and trials, without the bin width. Raise
+    InputError if a CSV file cannot hold all that the recording has. The file appears under its name
+    only when it is complete.
 
     Args:
         path: Ends in .npz, .h5, .hdf5 or .csv.
-        recording: Recording to write.
+        recording: The recording; trials may differ in length.
         overwrite: True to replace an existing file.
 
     Example:
@@ -125,19 +129,19 @@ def stream_arrays(
     signals: bool = False,
     leave_out: Collection[str] = (),
 ) -> Iterator[Recording]:
-    """Read a recording from an HDF5 file some bins at a time.
+    """Return an iterator over consecutive chunks of the recording in an HDF5 file.
 
-    Only the bins of one chunk are in memory, with the tables of trials and units. A trial that does
-    not end in a chunk goes on in the next, where its start time is that of its first bin there. The
-    trial column "trial", added if the file has none of this name, has the number of the trial in
-    the file.
+    Memory holds the bins of one chunk, and the whole tables of trials and units. A trial that does
+    not end in a chunk continues in the next chunk. The start time of the continued part is the
+    begin of its first bin. The trial column "trial" of the chunks has the number of each trial in
+    the file, from 0, unless the file has a trial column of this name.
 
     Args:
-        path: Ends in .h5 or .hdf5, with counts of (bins, units); otherwise as for `read_arrays`.
-        chunk_bins: Bins of a chunk; the last may have fewer.
-        bin_width: In seconds, if the file does not give it.
-        signals: True for continuous signals.
-        leave_out: Names of arrays not to read.
+        path: Ends in .h5 or .hdf5. Counts must be (bins, units); all else is as for `read_arrays`.
+        chunk_bins: Number of bins in a chunk; the last chunk may have fewer.
+        bin_width: In seconds, if the file does not give the bin width.
+        signals: True for continuous signals, False for counts.
+        leave_out: Names of arrays that are not read.
 
     Example:
         >>> import tempfile
@@ -160,7 +164,7 @@ def stream_arrays(
 def _stream(
     path: Path, chunk_bins: int, bin_width: float | None, signals: bool, leave_out: Collection[str]
 ) -> Iterator[Recording]:
-    """Yield the chunks of `stream_arrays`, whose arguments were checked."""
+    """Yield the chunks for `stream_arrays`, which has checked the arguments."""
     source = str(path)
     with open_hdf5(path, leave_out) as datasets:
         counts = find_counts(datasets, source)
@@ -178,7 +182,7 @@ def _stream(
             data = datasets[name]
             columns[table][column] = data if table == "behaviour" else load(data)
         columns["trials"].setdefault("trial", np.arange(len(lengths)))
-        # a chunk alone would be cut to size and fit, so that the whole is checked here
+        # arrays are cut to the size of a chunk, so wrong sizes show only here, in the whole file
         rows = {f"behaviour {k!r}": (x, len(counts)) for k, x in columns["behaviour"].items()}
         rows |= {f"trials {k!r}": (x, len(lengths)) for k, x in columns["trials"].items()}
         rows |= {"masks": (datasets["masks"], len(counts))} if "masks" in datasets else {}
@@ -220,7 +224,9 @@ def _stream(
 
 
 def to_arrays(recording: Recording) -> dict[str, np.ndarray]:
-    """Return a recording as named arrays, from which `from_arrays` makes it again.
+    """Return the arrays of a recording by name, in the layout that `from_arrays` reads.
+
+    Raise InputError if an array holds anything but numbers, booleans or text.
 
     Example:
         >>> recording = Recording(np.ones((3, 2), int), 0.02, trials={"target": [4]})
@@ -252,7 +258,13 @@ def from_arrays(
     bin_width: float | None = None,
     signals: bool = False,
 ) -> Recording:
-    """Return a recording from named arrays, sorted by the rules of `evkf.data.read_arrays`.
+    """Return a recording made from named arrays, by the rules of `evkf.data.read_arrays`.
+
+    Args:
+        arrays: Arrays by name; `counts` is required.
+        source: Name of the file, for messages.
+        bin_width: In seconds, if the arrays do not give the bin width.
+        signals: True for continuous signals, False for counts.
 
     Example:
         >>> arrays = {"counts": np.ones((2, 4, 3), int), "hand": np.zeros((2, 4, 2))}
@@ -300,7 +312,10 @@ def from_arrays(
 
 
 def find_counts(arrays: Mapping[str, Any], source: str) -> Any:
-    """Return the array or dataset of counts.
+    """Return the array or HDF5 dataset named "counts".
+
+    Raise InputError if there is none, if it does not hold numbers, or if it does not have 2 or 3
+    axes.
 
     Example:
         >>> find_counts({"spikes": np.zeros((3, 2))}, "day1.npz")
@@ -322,7 +337,15 @@ def find_counts(arrays: Mapping[str, Any], source: str) -> Any:
 def find_lengths(
     arrays: Mapping[str, np.ndarray], shape: tuple[int, ...], source: str
 ) -> tuple[int, ...]:
-    """Return the number of bins of every trial.
+    """Return the number of bins of every trial, from `lengths` or `trial_lengths`.
+
+    Without these arrays, counts (trials, bins, units) have trials of equal length, and counts
+    (bins, units) are a single trial.
+
+    Args:
+        arrays: Arrays by name.
+        shape: Shape of the counts.
+        source: Name of the file, for messages.
 
     Example:
         >>> find_lengths({}, (2, 5, 3), "day1.npz"), find_lengths({}, (10, 3), "day1.npz")
@@ -349,7 +372,16 @@ def find_lengths(
 def place_columns(
     arrays: Mapping[str, Any], shape: tuple[int, ...], num_trials: int, source: str
 ) -> dict[str, tuple[str, str]]:
-    """Return table and column of every array (or dataset) that is not one of the layout's own.
+    """Return the names of table and column for every array that is a column of a table.
+
+    Arrays with a meaning of their own, such as `counts`, and single values are skipped. Raise
+    InputError for an array that fits no table, or a column that is given twice.
+
+    Args:
+        arrays: Arrays or HDF5 datasets by name.
+        shape: Shape of the counts.
+        num_trials: Number of trials.
+        source: Name of the file, for messages.
 
     Example:
         >>> arrays = {"pos": np.zeros((9, 2)), "target": np.zeros(3), "units/area": np.zeros(4)}

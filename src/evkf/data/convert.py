@@ -1,4 +1,4 @@
-"""Recordings from objects of pynapple and Neo, and estimates as such objects."""
+"""Convert objects of pynapple and Neo to recordings, and values of bins to such objects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,23 +19,26 @@ from evkf.numerics.binning import (
 )
 
 TOUCH = 1e-6
-"""Seconds that pynapple takes off an epoch that ends at the begin of the next."""
+"""Seconds by which pynapple shortens an epoch that ends where the next one begins."""
 
 
 def from_pynapple(
     tsgroup: Any, bin_width: float, epochs: Any = None, behaviour: Mapping[str, Any] | None = None
 ) -> Recording:
-    """Bin the spikes of a TsGroup.
+    """Return a recording of the binned spikes of a TsGroup.
 
-    Every epoch is a trial of as many whole bins as it holds; the rest at its end is not counted.
-    Bins outside the time support of the group are masked.
+    Every epoch becomes a trial that has as many whole bins as fit into the epoch. Spikes after the
+    last whole bin are not counted. Bins that are not wholly inside the time support of the group
+    are masked.
 
     Args:
-        tsgroup: A `pynapple.TsGroup`; its metadata become columns of the units, but for "rate".
+        tsgroup: A `pynapple.TsGroup`. The metadata, except "rate", become columns of the units.
         bin_width: In seconds.
-        epochs: A `pynapple.IntervalSet`, whose metadata become columns of the trials; the time
-            support of the group by default.
-        behaviour: Tsd, TsdFrame or TsdTensor by name, averaged in the bins.
+        epochs: A `pynapple.IntervalSet`, whose metadata become columns of the trials. By default
+            the time support of the group.
+        behaviour: Tsd, TsdFrame or TsdTensor objects by name. A bin gets the mean of the samples
+            in the bin, or an interpolated value if the bin has no samples. Raise InputError if the
+            samples do not cover all bins.
 
     Example:
         >>> import pynapple as nap
@@ -92,11 +95,12 @@ def from_pynapple(
 def to_pynapple(recording: Recording, values: Shaped[np.ndarray, "T ..."]) -> Any:
     """Return values of every bin as a Tsd, TsdFrame or TsdTensor, at the centres of the bins.
 
-    Its time support are the trials.
+    The trials become the time support of the returned object. Raise InputError if trials overlap in
+    time.
 
     Args:
-        recording: Recording of the values.
-        values: One row a bin: (bins,), (bins, columns) or more.
+        recording: Recording that gives the times of the bins.
+        values: One row for each bin: (bins,), (bins, columns) or more axes.
 
     Example:
         >>> recording = Recording(np.zeros((3, 2), int), 0.5, (2, 1), np.array([0.0, 4.0]))
@@ -123,12 +127,15 @@ def to_pynapple(recording: Recording, values: Shaped[np.ndarray, "T ..."]) -> An
 
 
 def from_neo(block_or_segment: Any, bin_width: float) -> Recording:
-    """Bin the spike trains of a Neo block or segment.
+    """Return a recording of the binned spike trains of a Neo block or segment.
 
-    Every segment is a trial, of as many whole bins as fit into the time that all its spike trains
-    were recorded for. Spike trains at the same place in their segments are the same unit, and must
-    have the same name. Names become ids if all differ. Annotations of all segments, or of all spike
-    trains of the first, become columns of the trials and of the units. Signals are left out.
+    Every segment becomes a trial that has as many whole bins as fit between the latest `t_start`
+    and the earliest `t_stop` of the spike trains in the segment. The first spike trains of all
+    segments are one unit, the second ones another unit, and so on; spike trains of one unit must
+    have the same name. If all units have names and the names differ, the names become the ids.
+    Annotations that all segments have as single values become columns of the trials. Annotations
+    that all spike trains of the first segment have as single values become columns of the units.
+    Analog signals are not read.
 
     Args:
         block_or_segment: A `neo.Block` or a `neo.Segment`.
@@ -180,11 +187,11 @@ def from_neo(block_or_segment: Any, bin_width: float) -> Recording:
 def to_neo(
     recording: Recording, values: Shaped[np.ndarray, "T ..."], units: str = "dimensionless"
 ) -> list[Any]:
-    """Return values of every bin as one Neo AnalogSignal a trial, at the centres of the bins.
+    """Return a list of Neo AnalogSignals, one for each trial, sampled at the centres of the bins.
 
     Args:
-        recording: Recording of the values.
-        values: One row a bin: (bins,) or (bins, channels).
+        recording: Recording that gives the times of the bins and the trials.
+        values: One row for each bin: (bins,) or (bins, channels).
         units: Physical unit of the values, such as "mm/s".
 
     Example:
@@ -243,7 +250,16 @@ def _bin_spans(
     bin_width: float,
     where: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return counts of all trials, end to end, and their lengths."""
+    """Return the counts of all trials, concatenated, (bins, units), and the bins of each trial.
+
+    Raise InputError if a trial holds no whole bin.
+
+    Args:
+        spikes: For each trial, the spike times of every unit in seconds.
+        spans: Begin and end of each trial in seconds.
+        bin_width: In seconds.
+        where: What a trial is called in messages, such as "segment".
+    """
     check_bin_width(bin_width)
     counts = []
     for number, (times, (begin, end)) in enumerate(zip(spikes, spans, strict=True)):
@@ -256,7 +272,7 @@ def _bin_spans(
 
 
 def _shared(annotations: list[dict]) -> dict[str, np.ndarray]:
-    """Return columns of the single values that all annotations have."""
+    """Return a column for each name under which all annotations have a single value."""
     single = (str, bool, int, float, np.generic)
     first, *rest = annotations
     names = [name for name in first if all(name in other for other in rest)]

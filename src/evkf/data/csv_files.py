@@ -1,4 +1,4 @@
-"""Recordings as CSV files: one row a bin, one column a unit."""
+"""Read and write recordings as CSV files: one row for each bin, one column for each unit."""
 
 import csv
 from collections.abc import Collection
@@ -18,7 +18,13 @@ OWN = ("time", "trial")
 def read_csv(
     path: Path, bin_width: float | None, signals: bool = False, leave_out: Collection[str] = ()
 ) -> Recording:
-    r"""Read a recording from a CSV file, as `evkf.data.read_arrays` describes it.
+    r"""Return the recording in a CSV file, whose layout `evkf.data.read_arrays` describes.
+
+    Args:
+        path: The file.
+        bin_width: In seconds; required, because the file does not give the bin width.
+        signals: True for continuous signals, False for counts.
+        leave_out: Names of columns that are not read.
 
     Example:
         >>> import tempfile
@@ -59,7 +65,7 @@ def read_csv(
         times = _numbers(rows, [header.index("time")], header, source, lines)[:, 0]
         starts = times[firsts]
         bins = bins_of(lengths)
-        # half a bin of tolerance passes rounded times, and no missing row
+        # a tolerance of half a bin accepts rounded times, but no missing row
         wrong = ~(np.abs(times - np.repeat(starts, lengths) - width * bins) < width / 2)
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -80,7 +86,10 @@ def read_csv(
 
 
 def write_csv(path: Path, recording: Recording) -> None:
-    """Write a recording of counts, times and trials; one with more is refused.
+    """Write counts, times and trials of a recording to a new CSV file.
+
+    Raise InputError if the recording has more, which the file would lose: behaviour, masked bins,
+    columns of the trials other than "trial", or columns of the units other than "id".
 
     Example:
         >>> import tempfile
@@ -110,7 +119,7 @@ def write_csv(path: Path, recording: Recording) -> None:
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the header, the rows, and the line each row ends at."""
+    """Return the header, the rows below it, and the number of the line where each row ends."""
     check_file(path)
     rows, lines = [], []
     try:
@@ -138,7 +147,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 def _numbers(
     rows: list[list[str]], columns: list[int], header: list[str], source: str, lines: list[int]
 ) -> np.ndarray:
-    """Return columns as numbers; the error names the first cell that is none."""
+    """Return columns as numbers, (rows, columns); raise InputError at a cell without a number."""
     values = np.empty((len(rows), len(columns)))
     for row, cells in enumerate(rows):
         try:
@@ -158,7 +167,7 @@ def _numbers(
 
 
 def _labels(texts: list[str]) -> np.ndarray:
-    """Return whole numbers if all texts are numbers in their usual form, else the texts."""
+    """Return integers if all texts are integers such as "12" (not "012"), else the texts."""
     try:
         numbers = [int(text) for text in texts]
     except ValueError:

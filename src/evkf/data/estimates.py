@@ -1,6 +1,7 @@
-"""Estimates in npz and HDF5 files, whole or growing chunk by chunk, and the choice of a format.
+"""Write estimates to npz and HDF5 files, at once or chunk by chunk.
 
-NWB files of estimates are written and read in `evkf.data.nwb_write`.
+`write_estimates` chooses the format by the ending of the file, and calls
+`evkf.data.nwb_write.write_nwb` for an NWB file.
 """
 
 import os
@@ -17,7 +18,7 @@ from evkf.data.recording import Recording
 from evkf.errors import InputError
 
 CHUNK_BYTES = 1 << 18
-"""Bytes of a chunk of an HDF5 dataset that grows."""
+"""Bytes of one storage block of an HDF5 dataset that grows; a larger row is a block itself."""
 
 
 def write_estimates(
@@ -28,16 +29,18 @@ def write_estimates(
     notes: Annotations | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write estimates in the format that the name ends in.
+    """Write estimates to an NWB, npz or HDF5 file, by the ending of its name.
 
-    npz and HDF5 files hold the arrays latent_mean, latent_cov, rates, predicted, elbo, times, fresh
-    and trial, one row a bin, with bin_width and unit_id; NWB files are those of `write_nwb`.
+    An npz or HDF5 file holds the arrays latent_mean, latent_cov, rates, predicted, variance, elbo,
+    times, fresh (True where a trial begins) and trial, with one row for each bin. Arrays that the
+    estimates do not have are left out. The file also holds bin_width and unit_id. `write_nwb`
+    writes NWB files.
 
     Args:
         path: Ends in .nwb, .npz, .h5 or .hdf5.
         recording: The filtered recording.
-        estimates: Estimates of its bins.
-        notes: Additions.
+        estimates: Estimates of the bins of the recording.
+        notes: Predictions, source times and marks to write as well; none by default.
         overwrite: True to replace an existing file.
 
     Example:
@@ -73,15 +76,17 @@ def write_estimates(
 def growing_hdf5(
     path: str | os.PathLike, recording: Recording, overwrite: bool = False
 ) -> Iterator[Callable[[Estimates], None]]:
-    """Open an HDF5 file that estimates are appended to; it takes its name when all are written.
+    """Open a new HDF5 file and yield a function that appends estimates to it.
+
+    The file appears under its name when the block ends without an error.
 
     Args:
         path: Ends in .h5 or .hdf5.
-        recording: The filtered recording, or a chunk of it: gives units and bin width.
+        recording: The filtered recording or a chunk of it, which gives unit ids and bin width.
         overwrite: True to replace an existing file.
 
     Yields:
-        Function that appends estimates.
+        Function that takes estimates and appends one row for each of their bins.
 
     Example:
         >>> import tempfile
@@ -124,10 +129,13 @@ def _constants(recording: Recording) -> Arrays:
 
 
 def _columns(recording: Recording, estimates: Estimates) -> Arrays:
-    """Return the arrays of a file with a row for every bin."""
+    """Return the arrays to write that have one row for each bin, by name.
+
+    Rates that are missing are computed from the predicted counts, divided by the bin width.
+    """
     rates = estimates.rates
     if rates is None and estimates.predicted is not None:
-        # as from a live session, whose rates are predictions
+        # a live session gives predictions only; predicted signals are not divided
         rates = estimates.predicted / (1 if estimates.signals else recording.bin_width)
     arrays = {
         "latent_mean": estimates.mean,

@@ -1,6 +1,6 @@
-"""Files that are read whole or not at all, and written whole or not at all: npz, HDF5, packages.
+"""Read and write npz and HDF5 files, write any file completely or not at all, and name versions.
 
-Every module that reads or writes files uses this one.
+All modules that read or write files build on this one.
 """
 
 import importlib.util
@@ -24,10 +24,10 @@ import numpy as np
 from evkf.errors import InputError
 
 HDF5 = (".h5", ".hdf5")
-"""Endings of HDF5 files of arrays."""
+"""Endings of the names of HDF5 files."""
 
 KINDS = "biufcSU"
-"""Kinds of numbers and text that npz and HDF5 hold without pickle."""
+"""Types of numbers and text (`dtype.kind`) that npz and HDF5 store without pickle."""
 
 BROKEN = (
     OSError,
@@ -41,7 +41,7 @@ BROKEN = (
     zlib.error,
     struct.error,
 )
-"""Exceptions of NumPy, zipfile and h5py over a damaged file."""
+"""Exceptions that NumPy, zipfile and h5py raise when they read a damaged file."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -53,11 +53,11 @@ def version() -> str:
         >>> version().split(".")[0].isdigit()
         True
     """
-    return sys.modules["evkf"].__version__  # this module is below it, and does not import it
+    return sys.modules["evkf"].__version__  # not imported: evkf itself imports this module
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on.
+    """Return the versions of evkf, of the numerical libraries and of Python, by name.
 
     Example:
         >>> list(versions())
@@ -68,12 +68,13 @@ def versions() -> dict[str, str]:
 
 
 def need(what: str, extra: str, *packages: str) -> None:
-    """Raise an error if optional packages are not installed; nothing is imported.
+    """Raise InputError if optional packages are not installed. No package is imported.
 
     Args:
-        what: Purpose of the packages, for the message.
-        extra: Extra of this package that installs them.
-        packages: Import names.
+        what: What needs the packages, for the message.
+        extra: Optional dependencies of evkf that include the packages, such as "web" in
+            `pip install "evkf[web]"`.
+        packages: Names by which the packages are imported.
 
     Example:
         >>> need("the page", "web", "no_such_package")
@@ -89,7 +90,9 @@ pip install "evkf[web]"
 
 
 def finite(value: Any) -> Any:
-    """Return a value for strict JSON: numbers that are not finite become None.
+    """Return a value that strict JSON can hold: NaN and infinite numbers are replaced by None.
+
+    Dictionaries, lists and tuples are searched at all depths; tuples become lists.
 
     Example:
         >>> finite({"elbo": float("nan"), "bins": [1, 2.5]})
@@ -103,7 +106,7 @@ def finite(value: Any) -> Any:
 
 
 def unreadable(path: Path, error: BaseException) -> InputError:
-    """Return the error for a file that is damaged or of another format than its name says.
+    """Return an InputError for a file that is damaged, or whose format is not that of its ending.
 
     Example:
         >>> unreadable(Path("day1.npz"), EOFError("no data left"))
@@ -115,7 +118,7 @@ again, or check its format')
 
 
 def check_file(path: Path) -> None:
-    """Raise an error if a file does not exist.
+    """Raise InputError if a file does not exist.
 
     Example:
         >>> check_file(Path("nowhere.npz"))
@@ -128,7 +131,7 @@ def check_file(path: Path) -> None:
 
 
 def how_to_leave_out(name: str) -> str:
-    """Return the remedy for an array that is not needed.
+    """Return the advice, for an error message, how not to read an array.
 
     Example:
         >>> how_to_leave_out("events")
@@ -139,7 +142,10 @@ def how_to_leave_out(name: str) -> str:
 
 @contextmanager
 def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary name to write to; move the file to `path` when all is written.
+    """Yield a temporary path to write to, and rename that file to `path` after the block.
+
+    After an error the temporary file is deleted and `path` is unchanged. Raise InputError if the
+    folder does not exist, or if `path` exists and `overwrite` is False.
 
     Example:
         >>> import tempfile
@@ -156,7 +162,7 @@ def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
         raise InputError(
             "there is a file already", str(path), "name another, or pass overwrite=True"
         )
-    # the target of a link is replaced, not the link; some writers look at the ending
+    # if path is a link, its target is replaced; the ending is kept, as some writers need it
     place = path.resolve()
     part = place.with_name(f".{place.stem}.{secrets.token_hex(4)}.part{place.suffix}")
     try:
@@ -171,11 +177,13 @@ def replacing(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def read_npz(path: Path, leave_out: Collection[str] = ()) -> Arrays:
-    """Return the arrays of an npz file.
+    """Return the arrays of an npz file by name.
+
+    Raise InputError if the file is damaged, or if an array holds Python objects.
 
     Args:
         path: The file.
-        leave_out: Names of arrays not to read.
+        leave_out: Names of arrays that are not read.
 
     Example:
         >>> import tempfile
@@ -188,7 +196,7 @@ def read_npz(path: Path, leave_out: Collection[str] = ()) -> Arrays:
     arrays: Arrays = {}
     name = ""
     try:
-        # np.load also takes other files, and reports that they need pickle
+        # np.load would ask for pickle when the file is no npz file
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
             for name in content.files:
                 if name not in leave_out:
@@ -206,7 +214,7 @@ def _python_objects(path: str, name: str) -> InputError:
 
 
 def import_h5py() -> Any:
-    """Return the module h5py; raise an error that names the extra if it is not installed.
+    """Return the module h5py. Raise InputError that says how to install h5py if it is missing.
 
     Example:
         >>> import_h5py().__name__
@@ -220,13 +228,14 @@ def import_h5py() -> Any:
 
 @contextmanager
 def open_hdf5(path: Path, leave_out: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the datasets of an HDF5 file by their paths.
+    """Open an HDF5 file and yield its datasets by path, such as "units/area".
 
-    Links are not followed: they may lead out of the file.
+    Soft and external links are not followed, because they may lead out of the file. Raise
+    InputError if the file is damaged.
 
     Args:
         path: The file.
-        leave_out: Paths of datasets to leave out.
+        leave_out: Paths of datasets that are not in the result.
 
     Example:
         >>> import tempfile
@@ -257,7 +266,11 @@ def open_hdf5(path: Path, leave_out: Collection[str] = ()) -> Iterator[dict[str,
 
 
 def load(dataset: Any, rows: slice = slice(None)) -> np.ndarray:
-    """Return rows of an HDF5 dataset, with text as NumPy keeps it. `open_hdf5` has an example."""
+    """Return rows of an HDF5 dataset as a NumPy array, by default all rows.
+
+    Text becomes an array of str. Raise InputError if the dataset holds Python objects or
+    references. The docstring of `open_hdf5` has an example.
+    """
     h5py = import_h5py()
     if dataset.shape == ():
         rows = ()  # type: ignore[assignment]
@@ -270,7 +283,9 @@ def load(dataset: Any, rows: slice = slice(None)) -> np.ndarray:
 
 
 def write_arrays_as(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a new npz or HDF5 file, by its ending; a stroke in a name makes an HDF5 group.
+    """Write arrays to a new npz or HDF5 file, by the ending of its name.
+
+    In HDF5 a slash in the name of an array makes a group.
 
     Example:
         >>> import tempfile
@@ -290,7 +305,7 @@ def write_arrays_as(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with h5py.File(path, "x") as file:
         for name, array in arrays.items():
             if array.dtype.kind == "U":
-                # of fixed length: over a damaged heap of other text HDF5 may hang
+                # text of fixed length: HDF5 may hang on damaged text of variable length
                 text = np.char.encode(array, "utf-8")
                 kind = h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1))
                 stored = file.create_dataset(name, data=text.astype(kind))

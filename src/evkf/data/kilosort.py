@@ -1,4 +1,4 @@
-"""Recordings from folders that Kilosort wrote and Phy curated."""
+"""Read recordings from folders that Kilosort wrote and that Phy may have curated."""
 
 import ast
 import csv
@@ -14,7 +14,7 @@ from evkf.errors import InputError
 from evkf.numerics.binning import bin_index, check_bin_width, whole_bins
 
 CHUNK = 1 << 20
-"""Spikes in memory at a time."""
+"""Number of spikes that are in memory at a time."""
 
 
 def read_kilosort(
@@ -24,20 +24,21 @@ def read_kilosort(
     start: float | None = None,
     stop: float | None = None,
 ) -> Recording:
-    r"""Bin the spikes of a Kilosort or Phy folder.
+    r"""Return a recording of the binned spikes in a Kilosort or Phy folder, as a single trial.
 
-    Needs `params.py` (only `sample_rate` is read, and nothing is run), `spike_times.npy` in
-    samples, `spike_clusters.npy`, and labels: those of `cluster_group.tsv`; without this file those
-    under `group` in `cluster_info.tsv`; else those of `cluster_KSLabel.tsv`. All columns of these
-    files become columns of the units. Clusters without a spike are left out.
+    The folder must have `params.py` (only the value `sample_rate` is read, the file is not run),
+    `spike_times.npy` in samples, `spike_clusters.npy`, and a label for each cluster. The labels are
+    column `group` of `cluster_group.tsv`; without this file, column `group` of `cluster_info.tsv`;
+    without this column, column `KSLabel` of `cluster_info.tsv` or `cluster_KSLabel.tsv`. All
+    columns of these files become columns of the units. Clusters without a spike are left out.
 
     Args:
-        folder: The folder.
+        folder: Folder that has these files.
         bin_width: In seconds.
-        groups: Labels of the clusters to take.
+        groups: Labels of the clusters to take, such as "good" or "mua".
         start: Begin of the first bin in seconds; 0 by default.
-        stop: Latest end of the last whole bin; by default the last bin is that of the last spike of
-            any cluster.
+        stop: Time in seconds that no bin goes beyond. By default the last bin is the one with the
+            last spike of all clusters, taken or not.
 
     Example:
         >>> import tempfile
@@ -91,7 +92,7 @@ def read_kilosort(
         try:
             columns[name] = np.array([float(cell) if cell else np.nan for cell in cells])
         except ValueError:
-            # not all filled cells are numbers
+            # some cells hold text
             columns[name] = np.array(cells)
     return Recording(
         counts,
@@ -127,7 +128,7 @@ def _map(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except BROKEN as error:
         raise unreadable(path, error) from error
-    # MATLAB writes columns
+    # (spikes,), or (spikes, 1) as MATLAB writes
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "iu"
@@ -140,11 +141,11 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _check_spikes(samples: np.ndarray, clusters: np.ndarray, source: str) -> list[int]:
-    """Return the clusters with spikes; raise an error for spikes out of order."""
+    """Return the sorted ids of clusters that have spikes; raise InputError for unsorted spikes."""
     present: set[int] = set()
     for begin in range(0, len(samples), CHUNK):
         rows = slice(begin, begin + CHUNK)
-        # one more spike at the front, to compare chunks with each other too
+        # includes the last spike of the chunk before, to check the order between chunks
         first = max(rows.start - 1, 0)
         piece = np.asarray(samples[first : rows.stop])
         wrong = piece[1:] < piece[:-1]
@@ -158,9 +159,13 @@ def _check_spikes(samples: np.ndarray, clusters: np.ndarray, source: str) -> lis
 
 
 def _labels(folder: Path) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
-    """Return the label of every cluster, and all columns of the label files by cluster."""
+    """Return the label of every cluster by id, and all columns of the label files.
+
+    The columns are dictionaries by name, each of values by cluster id. Raise InputError if there
+    are no labels.
+    """
     table: dict[str, dict[int, str]] = {}
-    # later files win: Phy's own file of groups over its export
+    # columns of a later file replace those of an earlier one
     for file_name in ("cluster_KSLabel.tsv", "cluster_info.tsv", "cluster_group.tsv"):
         path = folder / file_name
         if not path.is_file():

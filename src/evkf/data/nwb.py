@@ -1,4 +1,4 @@
-"""Recordings from NWB files: binned spikes, trials, behaviour and masks; whole or in chunks."""
+"""Read recordings from NWB files: binned spikes, trials, behaviour and masks."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from evkf.numerics.binning import bin_index, bin_trials, check_bin_width, resamp
 from evkf.numerics.trials import bins_of
 
 BUFFER, LEAST = 1 << 24, 4096
-"""Bytes of spikes of all units that `stream_nwb` holds, and the fewest spikes of each unit."""
+"""Bytes that `stream_nwb` holds for spikes of all units, and the fewest spikes for each unit."""
 
 
 def read_nwb(
@@ -37,29 +37,33 @@ def read_nwb(
     window: tuple[float, float] | None = None,
     **settings: Any,
 ) -> Recording:
-    """Read a session, or its trials, from an NWB file.
+    """Return the recording of a session, or of its trials, from an NWB file.
 
-    Bins outside a unit's `obs_intervals`, before the session or touching the file's `invalid_times`
-    are masked. A spike on the edge of two bins belongs to the later one.
+    A bin of a unit is masked if the bin is not inside the `obs_intervals` of the unit. In a file
+    without `obs_intervals`, bins before second 0 are masked. Bins that touch the `invalid_times` of
+    the file are masked for all units. A spike on the edge of two bins belongs to the later bin.
 
     Args:
         path: An NWB 2 file.
         bin_width: In seconds; 0.02 by default.
-        align: A column of the trials table with times that lie within the trials or near them, one
-            trial a row; rows without a time are left out, with an `NwbWarning`. None reads the
-            session as a single trial: from the first to the last of the units' `obs_intervals`,
-            else from 0 to the last spike.
-        window: Seconds from `align` to begin and end at, such as (-0.25, 0.45); without one a trial
-            goes on to its `stop_time`. As many whole bins as fit are read.
-        settings: Other fields of `Reading`: `behaviour`, names or paths of series under processing
-            and acquisition (a bin has the mean of its samples, interpolated if there are none; bins
-            that a series does not cover are NaN, with an `NwbWarning`); `units`; `trials`;
-            `min_rate`; `blank`.
+        align: Column of the trials table with the times that trials are aligned to, such as
+            "go_cue_time". Rows without a time are left out, with an `NwbWarning`. None reads the
+            session as a single trial, from the begin of the first to the end of the last of all
+            `obs_intervals`; in a file without `obs_intervals`, from 0 to the last spike.
+        window: Begin and end of a trial in seconds from `align`, such as (-0.25, 0.45). By default
+            a trial begins at `align` and ends at its `stop_time`. A trial has as many whole bins as
+            fit.
+        settings: Other fields of `Reading`: `behaviour`, `units`, `trials`, `min_rate` and `blank`.
+            `behaviour` names time series in the groups "processing" and "acquisition", by name or
+            path. A bin gets the mean of the samples in the bin, or an interpolated value if the bin
+            has no samples. Bins that a series does not cover are NaN, with an `NwbWarning`.
 
     Returns:
-        The recording. Its units have the table's columns of one value a unit, "electrode_group" and
-        "rate" (the file's own being "rate_in_file"), its trials all columns that are no references.
-        A column "unit_name" with unique names gives the ids of the units.
+        The recording. The units have the columns of the units table that hold one value for each
+        unit, "electrode_group" if the file has it, and "rate", observed spikes per second; a column
+        "rate" in the file becomes "rate_in_file". The trials have the columns of the trials table,
+        without references to time series. If the units table has a column "unit_name" and no two
+        names are equal, the names are the ids of the units.
 
     Example:
         >>> read_nwb("nowhere.nwb", 0.02)
@@ -120,18 +124,20 @@ def read_nlb(
     align: str = "move_onset_time",
     window: tuple[float, float] = (-0.25, 0.45),
 ) -> Recording:
-    """Read trials of a file of the Neural Latents Benchmark 2021, by default as MC_Maze has them.
+    """Return a recording of trials from a file of the Neural Latents Benchmark 2021.
+
+    By default trials are cut around the onset of movement, as for the data set MC_Maze.
 
     Args:
         path: A file from DANDI, such as sub-Jenkins_ses-full_desc-train_behavior+ecephys.nwb.
         bin_width: In seconds.
-        split: Value of the trial column "split", such as "train" or "val".
-        align: As for `read_nwb`.
-        window: As for `read_nwb`.
+        split: Value of the trial column "split" that chooses the trials, such as "train" or "val".
+        align: Column of the trials table with the times that trials are aligned to.
+        window: Begin and end of a trial in seconds from `align`.
 
     Returns:
-        The recording, with "heldout" among the columns of its units, "split" among those of its
-        trials, and the velocity of the hand or finger as behaviour where the file has it.
+        The recording. The units have the column "heldout", the trials the column "split". Behaviour
+        is the velocity "hand_vel" or "finger_vel", if the file has one.
 
     Example:
         >>> read_nlb("nowhere.nwb")
@@ -152,16 +158,17 @@ def stream_nwb(
     units: Query = None,
     blank: Float[np.ndarray, "W 2"] | None = None,
 ) -> Iterator[Recording]:
-    """Read a session in consecutive chunks; memory does not grow with its length.
+    """Yield consecutive chunks of a session in an NWB file; memory does not grow with the session.
 
-    End to end the chunks are the recording of `read_nwb` without `align`, except for the rates.
+    Concatenated, the chunks equal the recording that `read_nwb` returns without `align`, except for
+    the unit column "rate": chunks keep that of the file, `read_nwb` computes one.
 
     Args:
-        path: As for `read_nwb`.
+        path: An NWB 2 file.
         bin_width: In seconds.
-        chunk_bins: Bins of a chunk; the last may have fewer.
-        units: As for `read_nwb`.
-        blank: As for `read_nwb`.
+        chunk_bins: Number of bins in a chunk; the last chunk may have fewer.
+        units: Units to take: columns with the wanted value or values, or ids. None takes all.
+        blank: Time windows (start, stop) in seconds whose bins are masked as well.
 
     Yields:
         Recordings of one trial each.
@@ -205,16 +212,17 @@ def stream_nwb(
 
 
 def list_nwb(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the contents of an NWB file; spike times are not read.
+    """Return a summary of the contents of an NWB file, without reading all spike times.
 
     Args:
-        path: As for `read_nwb`.
+        path: An NWB 2 file.
 
     Returns:
-        Text, numbers, lists and dictionaries: "path", "nwb_version", "session" (its description),
-        "units", "unit_columns", "spikes", "start" and "stop" in seconds, "observed" (True if units
-        have `obs_intervals`), "trials", "trial_columns", "behaviour" (path to shape, rate in Hz and
-        unit), "results" (names of the series of `write_nwb`) and "invalid_times".
+        Text, numbers, lists and dictionaries: "path", "nwb_version", "session" (description of the
+        session), "units" (number), "unit_columns", "spikes" (number), "start" and "stop" of the
+        session in seconds, "observed" (True if units have `obs_intervals`), "trials" (number),
+        "trial_columns", "behaviour" (shape, rate in Hz and unit of each series by path), "results"
+        (names of the series that `write_nwb` wrote) and "invalid_times" (starts and stops).
 
     Example:
         >>> list_nwb("nowhere.nwb")
@@ -263,7 +271,11 @@ def _read_trials(
     window: tuple[float, float] | None,
     query: Query,
 ) -> tuple[np.ndarray, np.ndarray, Columns]:
-    """Return starts, numbers of bins and columns of the trials that can be read."""
+    """Return start times in seconds, numbers of bins and columns of the trials to read.
+
+    Rows without a time are left out, with an `NwbWarning`. Raise InputError if `align` is not a
+    column of times, if no trial is left, or if a trial is shorter than a bin.
+    """
     where = f"{source}: trials"
     if TRIALS not in file or not len(file[TRIALS]["id"]):
         raise InputError("no trials", where, "leave out align to read the session as one")
@@ -283,7 +295,7 @@ def _read_trials(
         begin, end = window
         if not (np.isfinite([begin, end]).all() and begin < end):
             raise InputError(f"window {window}", "window", "pass FROM before TO, such as -0.3 0.7")
-        # from the window itself, so that rounding of times makes no trial shorter than another
+        # the length of the window itself: differences of times could round to one bin fewer
         starts, spans = onset + begin, np.full(len(onset), end - begin)
     known = np.isfinite(starts + spans)
     if not known.all():
@@ -304,7 +316,15 @@ def _read_trials(
 
 
 def _holds_times(table: Columns, name: str) -> bool:
-    """True if most of a column lies within its trials, or nearly all of it near and as spread."""
+    """Return True if a column of the trials table holds times of the session.
+
+    A column holds times if more than half of its values lie between `start_time` and `stop_time` of
+    their trials. It also holds times if 80% of the values lie near their trials, and the earliest
+    and the latest of these values are at least half as far apart as the first and the last start of
+    their trials. Near means at most the length of the trial away, or the median time between the
+    starts of trials if that is longer. A column without values holds times if its name ends in
+    "_time".
+    """
     values, start, stop = table[name], table["start_time"], table["stop_time"]
     if name == "id" or values.dtype.kind not in "iuf" or values.ndim != 1:
         return False
@@ -315,17 +335,21 @@ def _holds_times(table: Columns, name: str) -> bool:
     values, start, stop = values[known], start[known], stop[known]
     if ((values >= start) & (values <= stop)).mean() > 0.5:
         return True
-    # a cue or a reward may lie outside its trial, but hardly further away than the next trial
+    # a cue or a reward may be outside its trial, but hardly beyond the next trial
     slack = np.maximum(stop - start, np.median(apart) if len(apart) else 0.0)
     near = (values >= start - slack) & (values <= stop + slack)
-    # durations such as reaction times lie near the first trials of a session only
+    # durations, such as reaction times, are near 0: close to the first trials only
     return bool(near.mean() >= 0.8 and np.ptp(values[near]) >= 0.5 * np.ptp(start[near]))
 
 
 def _read_behaviour(
     file: Any, source: str, name: str, begins: np.ndarray, bin_width: float
 ) -> tuple[np.ndarray, Series]:
-    """Return one row a bin of a behavioural series, and its unit and kind."""
+    """Return a behavioural series as one row for each bin, with its unit and kind.
+
+    The series is given by its path or the end of its path. Raise InputError if that fits no series
+    or more than one, or if samples are NaN. Bins that the series does not cover are NaN.
+    """
     series = find_series(file)
     wanted = name.strip("/")
     found = [path for path in series if path == wanted or path.endswith(f"/{wanted}")]
@@ -352,7 +376,16 @@ def _read_behaviour(
 
 
 class _UnitReader:
-    """Counter of one unit, bin after bin, that holds a block of its spikes."""
+    """Count the spikes of one unit in consecutive bins, with few spike times in memory.
+
+    Args:
+        table: The units table.
+        unit: Row of the unit in the table.
+        start: Begin of the first bin in seconds.
+        bin_width: In seconds.
+        num: Number of bins of the session.
+        block: Number of spikes that are read at a time.
+    """
 
     def __init__(
         self, table: Units, unit: int, start: float, bin_width: float, num: int, block: int
@@ -371,7 +404,10 @@ class _UnitReader:
         self.held = np.clip(index, -1, self.num).astype(self.dtype)
 
     def count(self, first: int, length: int) -> Int[np.ndarray, " T"]:
-        """Count the spikes of the next bins; earlier spikes are passed over."""
+        """Return the number of spikes in each of `length` bins, beginning with bin `first`.
+
+        Bins must be asked for in order: spikes before bin `first` are dropped.
+        """
         counts = np.zeros(length, np.int64)
         while True:
             low, high = np.searchsorted(self.held, [first, first + length])
@@ -382,6 +418,6 @@ class _UnitReader:
             self._load()
 
     def finish(self) -> None:
-        """Check the order of the spikes after the last bin."""
+        """Read the remaining spikes, and raise InputError if they are not in order of time."""
         while self.at < self.end:
             self._load()

@@ -1,7 +1,7 @@
-"""NWB files as HDF5: tables, units and series, for `evkf.data.nwb` and `evkf.data.nwb_write`.
+"""Read tables, units and time series of NWB files, for `evkf.data.nwb` and `evkf.data.nwb_write`.
 
-Read with h5py alone: the layout of NWB 2 is stable, spike times can be read in parts, and files
-with extensions or of an older schema open like any other.
+The functions read NWB files with h5py, not with pynwb, because h5py can read spike times in parts,
+and opens files that use NWB extensions or an older schema of NWB 2.
 """
 
 import importlib
@@ -24,15 +24,15 @@ from evkf.numerics.checks import check_known
 
 TRIALS, INVALID = "intervals/trials", "intervals/invalid_times"
 MODULE = "evkf"
-"""Processing module with estimates of this package."""
+"""Name of the NWB processing module (a group in the file) that holds the estimates of evkf."""
 
 
 class NwbWarning(UserWarning):
-    """Something asked for is not in an NWB file, or a reader of the file should look at it."""
+    """Warning that an NWB file lacks something asked for, or has something that needs attention."""
 
 
 def warn(message: str) -> None:
-    """Warn the caller of this package, through all its own functions in between."""
+    """Give an `NwbWarning` that shows the line outside evkf from which evkf was called."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("evkf."):
         frame, level = frame.f_back, level + 1
@@ -40,14 +40,20 @@ def warn(message: str) -> None:
 
 
 def nwb_module(name: str) -> Any:
-    """Return a module that only NWB files need."""
+    """Import and return a module that only NWB files need, such as "h5py" or "pynwb.file".
+
+    Raise InputError that says how to install the package if it is missing.
+    """
     need("an NWB file", "nwb", name.partition(".")[0])
     return importlib.import_module(name)
 
 
 @contextmanager
 def open_nwb(path: str | os.PathLike) -> Iterator[Any]:
-    """Open an NWB file for reading; errors are one line."""
+    """Open an NWB 2 file for reading and yield it as an h5py file.
+
+    Raise InputError, with a message of one line, if the file cannot be opened or read.
+    """
     h5py = nwb_module("h5py")
     place = Path(path)
     if not place.is_file():
@@ -72,9 +78,16 @@ def open_nwb(path: str | os.PathLike) -> Iterator[Any]:
 
 
 def read_table(group: Any, leave_out: Sequence[str] = (), ragged: bool = True) -> Columns:
-    """Return the columns of a DynamicTable, "id" first.
+    """Return the columns of an NWB table (DynamicTable) by name, "id" first.
 
-    References become names of objects; compound columns and doubly ragged ones are left out.
+    A reference becomes the name of the object that it points to. A ragged column (one list for each
+    row) becomes an array of arrays, or one array if all lists are equally long. Compound columns
+    (several fields in a value) and columns of lists of lists are left out.
+
+    Args:
+        group: The table.
+        leave_out: Names of columns that are not read.
+        ragged: False to leave out all ragged columns.
     """
     names = [str(name) for name in group.attrs["colnames"] if name not in leave_out]
     table: Columns = {"id": np.asarray(group["id"][...])}
@@ -95,7 +108,10 @@ def read_table(group: Any, leave_out: Sequence[str] = (), ragged: bool = True) -
 
 
 def read_values(dataset: Any) -> np.ndarray | None:
-    """Return a column; None for a compound one."""
+    """Return the values of a column as an array, with names of objects in place of references.
+
+    Return None for a compound column, which has several fields in a value.
+    """
     h5py = nwb_module("h5py")
     if h5py.check_string_dtype(dataset.dtype):
         return np.asarray(dataset.asstr()[...]).astype(str)
@@ -105,12 +121,14 @@ def read_values(dataset: Any) -> np.ndarray | None:
 
 
 def select(table: Columns, query: Query, where: str) -> np.ndarray:
-    """Return the rows of a table that a query asks for.
+    """Return the row numbers of a table that a query asks for.
+
+    Raise InputError if an id, a column or a value is not in the table, or if no row is left.
 
     Args:
-        table: Columns of the table.
-        query: Columns with their value or values, or ids; None for all rows. Text stands for
-            numbers and booleans too, as Python writes them.
+        table: Columns of the table by name, with "id".
+        query: Columns with the wanted value or values, or ids; None for all rows. Values given as
+            text also match numbers and booleans, such as "3" or "True".
         where: Name of the table, for messages.
     """
     ids = table["id"]
@@ -149,27 +167,33 @@ def select(table: Columns, query: Query, where: str) -> np.ndarray:
 
 
 def read_intervals(file: Any, name: str) -> Float[np.ndarray, "W 2"]:
-    """Return starts and stops of a table of intervals; none without such a table."""
+    """Return starts and stops in seconds of a table of intervals; no rows without such a table."""
     if name not in file:
         return np.zeros((0, 2))
     return np.stack([file[name][key][...].astype(float) for key in ("start_time", "stop_time")], 1)
 
 
 def find_trials(file: Any, recording: Recording) -> np.ndarray | None:
-    """Return the rows of the trials table that begin and end as the trials do; None if not all."""
+    """Return ids from the trials table of a file for the trials of a recording.
+
+    A trial gets the id of the first row whose start differs by less than half a bin and whose stop
+    differs by less than a bin; a stop that is missing fits. The columns `start_time` and
+    `stop_time` of the recording are compared first, then the begin and end of its trials. Return
+    None if a trial has no such row, or the file has no trials table.
+    """
     if TRIALS not in file:
         return None
     ids, spans, width = file[TRIALS]["id"][...], read_intervals(file, TRIALS), recording.bin_width
     columns, begin = recording.trials, recording.start_times
     end = begin + width * np.asarray(recording.lengths)
-    # by the times of their own table first: windows begin and end elsewhere
+    # a window around an event does not begin and end where the trial does
     for starts, stops in ((columns.get("start_time"), columns.get("stop_time")), (begin, end)):
         if starts is None or stops is None or (starts.dtype.kind + stops.dtype.kind).strip("iuf"):
             continue
         found = []
         for start, stop in zip(starts, stops, strict=True):
             same = np.abs(spans[:, 0] - start) < width / 2
-            same &= ~(np.abs(spans[:, 1] - stop) >= width)  # a missing time agrees with all
+            same &= ~(np.abs(spans[:, 1] - stop) >= width)  # NaN, a missing stop, fits
             found.append(np.flatnonzero(same))
         if all(len(rows) for rows in found):
             return ids[[rows[0] for rows in found]]
@@ -177,7 +201,10 @@ def find_trials(file: Any, recording: Recording) -> np.ndarray | None:
 
 
 def find_series(file: Any) -> dict[str, Any]:
-    """Return the time series under processing and acquisition by path, except our own."""
+    """Return the time series in the groups "processing" and "acquisition" by path.
+
+    The series that evkf wrote are not among them.
+    """
     found: dict[str, Any] = {}
 
     def look(name: str, item: Any) -> None:
@@ -193,7 +220,7 @@ def find_series(file: Any) -> dict[str, Any]:
 
 
 def clock(series: Any) -> tuple[float, float] | None:
-    """Return start and rate of an evenly sampled series; None for another."""
+    """Return start in seconds and rate in Hz of an evenly sampled series; None if not evenly."""
     if "starting_time" not in series:
         return None
     start = series["starting_time"]
@@ -201,7 +228,10 @@ def clock(series: Any) -> tuple[float, float] | None:
 
 
 def read_series(series: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return times and values, in the unit of the series."""
+    """Return the times of samples in seconds, and the samples in the unit of the series.
+
+    Raise InputError if the series does not hold numbers, or if its times do not increase.
+    """
     data = series["data"]
     if data.dtype.kind not in "iufb" or data.ndim < 1 or not len(data):
         raise InputError(f"{data.dtype} of shape {data.shape}", where, "name a series of numbers")
@@ -219,11 +249,11 @@ def read_series(series: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Units:
-    """The units table of an open file; spike times are read unit by unit, or in parts.
+    """The units table of an open NWB file. Spike times are read for one unit at a time.
 
     Args:
-        file: File from `open_nwb`.
-        source: Its name, for messages.
+        file: File that `open_nwb` yields.
+        source: Name of the file, for messages.
     """
 
     def __init__(self, file: Any, source: str):
@@ -252,9 +282,10 @@ class Units:
             self._observed = [merged(part) for part in np.split(pairs, ends[:-1])]
 
     def columns(self, file: Any) -> Columns:
-        """Return columns of one value a unit, with the name of the electrode group.
+        """Return the columns that hold one value for each unit, by name.
 
-        A column "unit_name", as `recording_to_nwb` writes it, gives the ids if unique.
+        The column "electrode_group" is added if the file gives the electrodes of the units. If
+        there is a column "unit_name" of text, and no two names are equal, the names are the ids.
         """
         table = read_table(self.table, ("spike_times", "obs_intervals", "waveforms"), ragged=False)
         names = table.get("unit_name", np.zeros(0))
@@ -272,11 +303,14 @@ class Units:
         return table
 
     def bounds(self, unit: int) -> tuple[int, int]:
-        """Return where the spike times of a unit begin and end in the file."""
+        """Return begin and end of a unit's part of the array of all spike times, as positions."""
         return int(self.ends[unit - 1]) if unit else 0, int(self.ends[unit])
 
     def read(self, unit: int, begin: int, end: int, after: float = -np.inf) -> np.ndarray:
-        """Return spike times `begin` to `end` of the file, in order and not before `after`."""
+        """Return the spike times at positions `begin` to `end` of the file, in seconds.
+
+        Raise InputError if they are negative, not finite, not in order or earlier than `after`.
+        """
         times = self.spikes[begin:end].astype(float)
         where = f"{self.source}: units/spike_times of unit {self.table['id'][unit]}"
         check_spike_times(times, where, (0.0, np.inf), begin - self.bounds(unit)[0], after)
@@ -285,7 +319,10 @@ class Units:
     def masks(
         self, units: np.ndarray, begins: Float[np.ndarray, " T"], bin_width: float
     ) -> Bool[np.ndarray, "T N"]:
-        """Return True where observed: within `obs_intervals`, or from 0 on without these."""
+        """Return masks, (bins, units), True where a bin is inside the `obs_intervals` of the unit.
+
+        In a file without `obs_intervals`, bins from second 0 on are True.
+        """
         session, masks = np.array([[0.0, np.inf]]), np.empty((len(begins), len(units)), bool)
         pairs = [session if self._observed is None else self._observed[unit] for unit in units]
         # most units of a file are observed in the same intervals
@@ -297,7 +334,10 @@ class Units:
         return masks
 
     def span(self) -> tuple[float, float, bool]:
-        """Return begin and end of the session, and True if the last spike gives the end."""
+        """Return begin and end of the session in seconds, and True if the end is the last spike.
+
+        The end is the last spike in a file without `obs_intervals`.
+        """
         if self._observed is not None:
             pairs = np.concatenate(self._observed)
             return float(pairs[:, 0].min()), float(pairs[:, 1].max()), False
@@ -309,16 +349,19 @@ class Units:
         return 0.0, max(last), True
 
     def seconds(self) -> Float[np.ndarray, " N"]:
-        """Return the observed seconds of every unit: its `obs_intervals`, or the whole session."""
+        """Return for how many seconds each unit was observed: `obs_intervals`, or the session."""
         if self._observed is None:
             start, stop, _ = self.span()
             return np.full(self.num, stop - start)
         return np.array([np.diff(pairs, axis=1).sum() for pairs in self._observed])
 
     def session(self, bin_width: float) -> tuple[float, int]:
-        """Return begin and number of bins of the session."""
+        """Return the begin of the session in seconds and its number of bins, 1 or more.
+
+        Raise InputError if the session is shorter than a bin.
+        """
         start, stop, open_end = self.span()
-        # one more bin for the spike that ends an open session
+        # a session that ends at the last spike has one more bin, which holds that spike
         num = int(whole_bins(start, stop, bin_width)) + open_end
         if num < 1:
             what = f"no bin of {bin_width} s in a session of {stop - start:g} s"
@@ -326,5 +369,5 @@ class Units:
         return start, num
 
     def refuse(self, what: str, where: str, remedy: str) -> NoReturn:
-        """Raise an error that names the file."""
+        """Raise InputError that names the file."""
         raise InputError(what, f"{self.source}: {where}", remedy)

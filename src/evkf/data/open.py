@@ -1,4 +1,4 @@
-"""The one way in: a recording, its chunks or its description from whatever file the path names."""
+"""Read a recording, its chunks or a summary from any supported file or folder."""
 
 import os
 from collections.abc import Generator
@@ -21,15 +21,16 @@ from evkf.numerics.checks import check_known
 def open_recording(
     path: str | os.PathLike, reading: Reading | None = None, **settings: Any
 ) -> Recording:
-    """Read a recording: an NWB, npz, HDF5 or CSV file, or a folder that Kilosort wrote.
+    """Return the recording in an NWB, npz, HDF5 or CSV file, or in a folder that Kilosort wrote.
 
-    Spike times are binned. Counts keep the bins of their file, or are added up to a whole multiple
-    of them (signals are averaged).
+    Spike times are counted in bins of `bin_width`. Counts in npz and HDF5 files keep the bins of
+    the file, or are summed in wider bins if `bin_width` is a whole multiple of the bin width of the
+    file. Continuous signals are averaged, not summed.
 
     Args:
-        path: The file, whose format is that of its ending; a folder has spike_times.npy.
-        reading: Settings of reading.
-        settings: Fields of `Reading`, in place of those of `reading`.
+        path: File, whose ending gives the format, or folder that has spike_times.npy.
+        reading: Settings of reading; `Reading()` by default.
+        settings: Fields of `Reading` that replace those of `reading`.
 
     Example:
         >>> import tempfile
@@ -103,18 +104,19 @@ def stream_recording(
     chunk_bins: int = 10_000,
     **settings: Any,
 ) -> Generator[Recording, None, None]:
-    """Read an NWB session or an HDF5 file in consecutive chunks.
+    """Yield consecutive chunks of the session in an NWB file, or of an HDF5 file.
 
     Args:
         path: Ends in .nwb, .h5 or .hdf5.
-        reading: Settings of reading: `bin_width` (of an HDF5 file, its own), `units`, `signals` and
-            `leave_out` are used.
-        chunk_bins: Bins of a chunk; the last may have fewer.
-        settings: Fields of `Reading`, in place of those of `reading`.
+        reading: Settings of reading; `Reading()` by default. NWB files use `bin_width`, `units` and
+            `blank`. HDF5 files use `signals` and `leave_out`, and `bin_width`, which must be the
+            bin width of the file.
+        chunk_bins: Number of bins in a chunk; the last chunk may have fewer.
+        settings: Fields of `Reading` that replace those of `reading`.
 
     Yields:
-        Recordings with a trial column "trial": if the last trial of a chunk and the first of the
-        next have the same number, that trial goes on.
+        Recordings that have a trial column "trial". If the last trial of a chunk and the first
+        trial of the next chunk have the same number, they are parts of one trial.
 
     Example:
         >>> import tempfile
@@ -133,7 +135,7 @@ def stream_recording(
         what = "units, for a path that is not an NWB file"
         raise InputError(what, str(path), "leave them out, or pass an NWB file")
     else:
-        # without the file's own names of trials, of which two may be the same
+        # two trials may have the same name in the file, so trials are numbered instead
         own = ("trial", "trials/trial", *reading.leave_out)
         width, signals = reading.bin_width, reading.signals
         yield from stream_arrays(place, chunk_bins, width, signals=signals, leave_out=own)
@@ -142,17 +144,18 @@ def stream_recording(
 def describe(
     path: str | os.PathLike, reading: Reading | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Return units, those without spikes, bins, trials, behaviour and rates, as plain values.
+    """Return a summary of a recording: units, silent units, duration, trials, behaviour, rates.
 
-    No spike times of an NWB file are read: rates are spikes over the time that a unit was observed
-    for, by its `obs_intervals`, else over the length of the session. If less than the session, the
-    median of that time over units is given as "observed_for". Spikes outside of the intervals count
-    as well.
+    The values are numbers, text, lists and dictionaries. Times are in seconds, rates in spikes per
+    second. For an NWB file, the rate of a unit is its number of spikes, also outside of
+    `obs_intervals`, divided by the length of its `obs_intervals`, or of the session if there are
+    none. If the median length over units is less than the session, it is given as "observed_for".
 
     Args:
-        path: A file or folder of `open_recording`.
-        reading: Settings of reading: `bin_width`, `groups` and `leave_out` are used, none for NWB.
-        settings: Fields of `Reading`, in place of those of `reading`.
+        path: File or folder that `open_recording` can read.
+        reading: Settings of reading; `Reading()` by default. For an NWB file, `bin_width`, `groups`
+            and `leave_out` raise InputError.
+        settings: Fields of `Reading` that replace those of `reading`.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""`Recording`, a binned experiment from any file, and `Reading`, the settings of reading one."""
+"""`Recording`, the binned data of an experiment, and `Reading`, the settings to read it."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -13,34 +13,35 @@ from evkf.numerics.trials import bins_of
 
 Columns = dict[str, Shaped[np.ndarray, "..."]]
 SPEED = re.compile(r"\s*(/\s*s(ec)?|per\s+s(ec|econd)?|\s+s\^?-1)\s*$", re.IGNORECASE)
-"""Endings of units of speed."""
+"""Ending of a unit of speed, such as "/s" in "cm/s"."""
 NO_UNIT = ("", "unknown", "n/a", "a.u.")
 BIN_WIDTH = 0.02
-"""Seconds, where neither the file nor the settings give a width."""
+"""Default bin width of spike times, in seconds."""
 
 Query = Mapping[str, Any] | Sequence[Any] | np.ndarray | None
-"""Rows of a table: columns with the wanted value or values, or ids; None for all."""
+"""Choice of rows of a table: columns with the wanted value or values, or ids; None for all rows."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings of reading a recording, shared by Python and the command line.
+    """Settings to read a recording, in Python and on the command line.
 
     Attributes:
-        bin_width: Seconds; None for the file's own, and 0.02 for spike times.
+        bin_width: In seconds. None takes the bin width of an npz or HDF5 file, and 0.02 for spike
+            times. A CSV file needs a value.
         align: Column of the NWB trials table with the times that trials are aligned to. None reads
             an NWB session as a single trial.
-        window: Begin and end of a trial in seconds from `align`; without a window a trial ends at
-            its `stop_time`.
-        behaviour: Names of the behavioural series to read; in files other than NWB they must be
-            there and finite.
-        min_rate: Observed spikes per second below which units are left out.
+        window: Begin and end of a trial in seconds from `align`. By default a trial begins at
+            `align` and ends at its `stop_time`.
+        behaviour: Names of behavioural series. Only these are read from an NWB file. Other files
+            are read with all their series, but those named here must exist and be finite.
+        min_rate: Units that have fewer observed spikes per second than this are left out.
         groups: Labels of the clusters to take from a Kilosort folder; None for "good".
         units: Units of an NWB file to take: columns with the wanted value or values, or ids.
-        trials: Trials of an NWB file to take, as for `units`.
-        blank: Windows (start, stop) of an NWB file in seconds to mask as well.
+        trials: Trials of an NWB file to take: columns with the wanted value or values, or ids.
+        blank: Time windows (start, stop) of an NWB file in seconds whose bins are masked.
         signals: True if npz, HDF5 and CSV files hold continuous signals in place of counts.
-        leave_out: Names of arrays (npz, HDF5) or columns (CSV) not to read.
+        leave_out: Names of arrays (npz, HDF5) or columns (CSV) that are not read.
 
     Example:
         >>> Reading(align="go_cue", window=(-0.2, 0.6)).width
@@ -66,15 +67,15 @@ class Reading:
 
     @property
     def width(self) -> float:
-        """Bin width for spike times, in seconds."""
+        """Bin width for spike times in seconds: `bin_width`, or 0.02 if that is None."""
         return BIN_WIDTH if self.bin_width is None else self.bin_width
 
 
 class Series(NamedTuple):
-    """Unit and kind of a behavioural series, as its file gives them.
+    """Physical unit of a behavioural series, and whether it is a position, as given in the file.
 
     Attributes:
-        unit: Physical unit; empty where not given.
+        unit: Physical unit; empty if not given.
         position: True for a position in space.
 
     Example:
@@ -89,12 +90,18 @@ class Series(NamedTuple):
 
     @property
     def velocity(self) -> bool:
-        """True if a path is its integral: all but positions, unless in units of speed."""
+        """True if the series must be integrated to give a path.
+
+        That is a series that is not a position, or whose unit is a unit of speed.
+        """
         return not self.position or SPEED.search(self.unit) is not None
 
     @property
     def of_path(self) -> str:
-        """Unit of the path of a position, or of an integrated velocity."""
+        """Unit of the path: that of a position, or of a velocity times seconds.
+
+        "a.u." if the unit is not known.
+        """
         if self.unit in NO_UNIT or (self.velocity and not SPEED.search(self.unit)):
             return "a.u."
         return SPEED.sub("", self.unit)
@@ -102,22 +109,24 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Binned counts of trials laid end to end, with columns for bins, trials and units.
+    """Binned counts of concatenated trials, with tables of values for bins, trials and units.
 
-    A recording without trials is a single trial. Input is checked, never changed.
+    A recording without trials is a single trial. Raise InputError if sizes or values do not fit.
+    The arrays passed in are not changed.
 
     Attributes:
-        counts: Spikes of every bin and unit, (bins, units); whole numbers, or real ones for
-            continuous signals.
+        counts: Number of spikes for each bin and unit, (bins, units); real numbers for continuous
+            signals.
         bin_width: In seconds.
-        lengths: Bins of every trial.
-        start_times: Begin of the first bin of every trial, in seconds of the session.
-        masks: True where observed, (bins, units).
-        behaviour: Columns of one row a bin, (bins,) or (bins, coordinates).
-        trials: Columns of one row a trial: condition, target and the like.
-        units: Columns of one row a unit; "id" is always there.
+        lengths: Number of bins of every trial; by default one trial of all bins.
+        start_times: Begin of the first bin of every trial, in seconds of the session. By default
+            the first trial begins at 0, and each other trial where the trial before ends.
+        masks: True where observed, (bins, units); all True by default.
+        behaviour: Columns by name with one row for each bin, (bins,) or (bins, coordinates).
+        trials: Columns by name with one row for each trial, such as condition or target.
+        units: Columns by name with one row for each unit. "id" is numbered from 0 if not given.
         source: Name of the file, for messages.
-        series: Units and kinds of columns of `behaviour`, where the file gives them.
+        series: Physical units of the columns of `behaviour` by name, where the file gives them.
 
     Example:
         >>> counts = np.array([[1, 0], [0, 2], [3, 1]])
@@ -216,12 +225,12 @@ class Recording:
 
     @property
     def trial_of_bin(self) -> Int[np.ndarray, " T"]:
-        """Number of the trial that every bin belongs to, from 0."""
+        """Number of the trial that each bin belongs to, counted from 0."""
         return np.repeat(np.arange(self.num_trials), self.lengths)
 
     @property
     def observed(self) -> Shaped[np.ndarray, "T N"]:
-        """The counts, zero where nothing was observed."""
+        """The counts, with 0 where the mask is False."""
         return np.where(self.masks, self.counts, 0)
 
     @property
@@ -231,21 +240,21 @@ class Recording:
 
     @property
     def gap_free(self) -> bool:
-        """True if every trial begins where the one before ended."""
+        """True if every trial begins where the trial before ended."""
         ends = self.start_times + self.bin_width * np.asarray(self.lengths)
         return bool(np.all(np.abs(self.start_times[1:] - ends[:-1]) < 1e-6 * self.bin_width))
 
     def bin_labels(
         self, fresh: Bool[np.ndarray, " T"] | None = None, numbers: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Return the fields of `evkf.analysis.estimates.Estimates` that say which bins they are of.
+        """Return times, begins of trials, trials and unit ids as fields of `Estimates`.
 
-        Bins have the id of their trial, or its number if trials have no ids; neither if an NWB
-        session was read as a single trial.
+        The field "trial" has the id of the trial of each bin. If trials have no whole numbers as
+        ids, it has the number of the trial, or is None if the recording is from an NWB file.
 
         Args:
-            fresh: True where a trial begins; those of the recording by default.
-            numbers: Numbers of the trials of a chunk; from zero by default.
+            fresh: True where a trial begins, (bins,); by default `fresh` of this recording.
+            numbers: Number of each trial, for a chunk of a recording; by default from 0.
         """
         ids = self.trials.get("id", np.zeros(0, str))
         if ids.dtype.kind not in "iu":
@@ -259,20 +268,20 @@ class Recording:
         }
 
     def split(self, array: Shaped[np.ndarray, "T ..."]) -> list[np.ndarray]:
-        """Cut an array of all bins into trials."""
+        """Return an array that has one row for each bin as a list of arrays, one for each trial."""
         if len(array) != self.num_bins:
             self._refuse(f"{len(array)} rows", "array", f"pass one per bin, {self.num_bins}")
         return np.split(array, np.cumsum(self.lengths)[:-1])
 
     def rates(self) -> Float[np.ndarray, " N"]:
-        """Return observed spikes per second of every unit; NaN for units never observed."""
+        """Return the observed spikes per second of each unit; NaN for a unit that is all masked."""
         seen = self.masks.sum(axis=0)
         total = self.observed.sum(axis=0)
         with np.errstate(invalid="ignore"):
             return total / (seen * self.bin_width)
 
     def take(self, trials: Sequence[int] | np.ndarray) -> Self:
-        """Return these trials, in this order."""
+        """Return a recording of the given trials, numbered from 0, in the given order."""
         index = np.asarray(trials, int)
         if index.ndim != 1 or not len(index):
             self._refuse(f"trials {trials}", "trials", "name one or more trials")
@@ -292,7 +301,7 @@ class Recording:
         )
 
     def pick(self, units: Sequence[int] | np.ndarray) -> Self:
-        """Return these units, given by index or as a boolean array."""
+        """Return a recording of the given units, by index from 0 or as a boolean array."""
         index = np.arange(self.num_units)[np.asarray(units)]
         if not len(index):
             self._refuse("no units left", "units", "keep one or more; lower the least rate")
@@ -304,10 +313,11 @@ class Recording:
         )
 
     def rebinned(self, factor: int, signals: bool = False) -> Self:
-        """Return bins `factor` times as wide: counts added, signals and behaviour averaged.
+        """Return the recording in bins that are `factor` times as wide.
 
-        A wide bin of a unit is observed if all its parts were. Bins at the end of a trial that do
-        not fill a wide bin are left out.
+        Counts are summed. Behaviour is averaged, and so are counts if `signals` is True. A wide bin
+        is masked if one of its parts was masked. Bins at the end of a trial that do not fill a wide
+        bin are left out.
         """
         if factor < 1:
             self._refuse(f"factor = {factor}", "factor", "pass 1 or more")
@@ -338,7 +348,7 @@ class Recording:
         )
 
     def blanked(self, windows: Float[np.ndarray, "W 2"]) -> Self:
-        """Return the recording with bins that touch a time window (start, stop) masked."""
+        """Return the recording with bins masked that touch a window (start, stop) in seconds."""
         windows = np.asarray(windows, float)
         if windows.ndim != 2 or windows.shape[1] != 2 or np.any(windows[:, 1] < windows[:, 0]):
             what = f"windows of shape {windows.shape}, or that end before they begin"
@@ -351,7 +361,10 @@ class Recording:
         return replace(self, masks=self.masks & ~hidden[:, None])
 
     def cut(self, rows: slice) -> Self:
-        """Return these bins; a trial column "trial" has the numbers of the trials."""
+        """Return a recording of a slice of the bins.
+
+        The trial column "trial" has the numbers of the trials in the whole recording, from 0.
+        """
         held, lengths, starts = cut_trials(self.lengths, self.start_times, self.bin_width, rows)
         return replace(
             self,
@@ -373,7 +386,10 @@ def cut_trials(
     bin_width: float,
     rows: slice,
 ) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the trials in a slice of the bins, their numbers of bins, and when these begin.
+    """Return which trials a slice of the bins holds, in whole or in part.
+
+    The results are, for each of these trials, its number from 0, its number of bins in the slice,
+    and the begin of its first bin in the slice in seconds.
 
     Example:
         >>> cut_trials((3, 2), np.array([0.0, 1.0]), 0.1, slice(2, 4))

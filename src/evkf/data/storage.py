@@ -1,8 +1,9 @@
-"""Trees of arrays, such as models, in .safetensors files: exact, without pickle, all or nothing.
+"""Save and load trees of arrays, such as models, in .safetensors files, without pickle.
 
-One `.safetensors` file holds the leaves under their paths in the tree, and in its metadata, under
-the key "evkf", a header in JSON: format, schema, version of evkf, kind of tree, paths with shapes
-and types, the caller's own `meta`, and a digest of all that.
+A tree is a nested structure of arrays (a pytree of JAX); its arrays are the leaves. A
+`.safetensors` file holds each leaf under its path in the tree. The metadata of the file hold, under
+the key "evkf", a header in JSON: format, schema, version of evkf, type of the tree, shapes and
+types of the leaves by path, the `meta` of the caller, and a SHA-256 digest of header and leaves.
 """
 
 import hashlib
@@ -24,21 +25,21 @@ from evkf.errors import InputError
 FORMAT, SCHEMA = "evkf-tree", 1
 
 DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
-"""Types of leaves, and their names in safetensors."""
+"""NumPy types that leaves may have, and the names of these types in safetensors."""
 
 Header = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
 
 def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
-    """Write a tree of arrays to a file, in place of one that is there.
+    """Write a tree of arrays to a file; an existing file is replaced.
 
-    The file is written under another name and moved into place when it is on disk.
+    The file appears under its name only when it is complete.
 
     Args:
         path: File to write, a name that ends in .safetensors.
-        tree: Arrays of float32, float64, int32, uint32 or bool, in any structure of JAX.
-        meta: Other values to keep: anything that JSON returns unchanged.
+        tree: Arrays of float32, float64, int32, uint32 or bool, in any pytree of JAX.
+        meta: Dictionary of other values to save, which JSON must return unchanged.
 
     Example:
         >>> import tempfile
@@ -83,17 +84,20 @@ def save_tree(path: str | os.PathLike, tree: PyTree, meta: dict) -> None:
 def load_tree(
     path: str | os.PathLike, like: PyTree, *, partial: bool = False
 ) -> tuple[PyTree, dict]:
-    """Read a tree of arrays from a file.
+    """Return the tree of arrays in a file, and the `meta` that was saved with the tree.
+
+    Raise InputError if the file is damaged, or if its leaves differ from those of `like` in path,
+    shape or type.
 
     Args:
-        path: A file of `save_tree`.
-        like: A tree of the same structure, such as a fresh state, or of shapes alone, as
-            `jax.eval_shape` gives them. Leaves other than arrays are taken from it. NumPy arrays
-            are returned where it has such, else arrays of JAX.
-        partial: True to read a part of the saved tree; other leaves of the file are passed over.
+        path: A file that `save_tree` wrote.
+        like: A tree that has the structure of the saved tree. The leaves may be shapes, from
+            `jax.eval_shape`. Where this tree has a NumPy array, a NumPy array is returned, else an
+            array of JAX.
+        partial: True to ignore leaves of the file that `like` does not have.
 
     Returns:
-        The tree, and the `meta` it was saved with.
+        The tree, and the `meta`.
 
     Example:
         >>> load_tree("nowhere.safetensors", {})
@@ -128,7 +132,7 @@ def load_tree(
 
 
 def read_meta(path: str | os.PathLike) -> dict:
-    """Return the `meta` that a tree was saved with.
+    """Return the `meta` that was saved with the tree in a file.
 
     Example:
         >>> import tempfile
@@ -141,7 +145,7 @@ def read_meta(path: str | os.PathLike) -> dict:
 
 
 def _leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by their paths, in their order."""
+    """Return the leaves of a tree by path, in the order of the tree."""
     return {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -161,10 +165,10 @@ def _digest(header: Header, arrays: Arrays) -> str:
 
 
 def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
-    """Return the parts of a file, one after the other.
+    """Return the contents of a .safetensors file, as consecutive pieces of bytes.
 
-    Not by the package safetensors, which holds the interpreter lock while it copies: a live session
-    has bins to filter.
+    The package safetensors would hold the interpreter lock while it copies the arrays, and delay
+    the bins of a live session.
     """
     need("storage", "storage", "safetensors")
     text = json.dumps({**header, "sha256": _digest(header, arrays)})
@@ -181,7 +185,7 @@ def _serialise(header: Header, arrays: Arrays) -> list[bytes | memoryview]:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """Return the bytes of an array, low bytes first, without a copy if they are so already."""
+    """Return the bytes of an array in little-endian order; copy only if the order differs."""
     low = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return low.reshape(-1).view(np.uint8).data
 
@@ -205,7 +209,7 @@ def _replace(place: Path, parts: list[bytes | memoryview]) -> None:
 
 
 def _read(path: str | os.PathLike) -> tuple[Header, Arrays]:
-    """Return header and leaves of a file."""
+    """Return the header and the leaves in a file; raise InputError if the file is damaged."""
     where = str(path)
     if not Path(path).is_file():
         raise InputError("no such file", where, "check the name")
