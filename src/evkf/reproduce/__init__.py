@@ -1,1 +1,1 @@
-"""The tables and figures of the paper, one room each."""
+"""Code that reproduces the tables and figures of the paper, one package for each experiment."""

@@ -1,6 +1,7 @@
-"""Tables and figures of the paper by name; an experiment is imported when it is asked for.
+"""List the reproduced tables and figures by name, and import an experiment when it is needed.
 
-An experiment is a room with two modules: `experiment` computes, `report` shows the results.
+Each experiment is a package of two modules: `experiment` runs the computations, `report` makes the
+page and the figures.
 """
 
 from functools import cache
@@ -21,12 +22,12 @@ TITLES = {
     "variance": "Measure the variance that an uncorrected prediction loses (section 3.6).",
 }
 ROOMS = {"table1": "chaotic", "table2": "vdp", "table3": "cb"}
-"""Packages of the experiments that are not called like their package."""
+"""Package of each experiment whose name differs from the name of its package."""
 
 
 @cache
 def load(name: str) -> "Experiment":
-    """Import an experiment.
+    """Import the experiment of this name, and return it.
 
     Example:
         >>> experiment = load("table1")

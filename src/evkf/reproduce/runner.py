@@ -1,9 +1,11 @@
-"""Running an experiment: tasks that are computed once and stored, and the times of steps.
+"""Run the tasks of an experiment, store each result in a file, and time the steps of methods.
 
-A task is a pure function of its specification: plain JSON that names the module of an experiment
-and everything that the result depends on, the source code included. The result is stored in a file
-named by a hash of the specification, written whole or not at all; a result that is stored already
-is not computed again, unless asked for. Tasks run in fresh processes, or on a Dask cluster.
+A task is the unit of work of an experiment: usually one method applied to a block of trials. A task
+is described by its specification, a JSON object that names the module of the experiment and
+everything that the result depends on, including a hash of the source code. The result of a task is
+stored in a file whose name is a hash of the specification. The file is written completely or not at
+all. A task whose result is already stored is not run again, unless the caller asks for it. Tasks
+run in new processes on this machine, or on a Dask cluster.
 """
 
 import hashlib
@@ -39,27 +41,28 @@ from evkf.reproduce.source import digest
 Spec = dict[str, Any]
 Result = dict[str, Any]
 Progress = Callable[[int, int], None]
-"""Called with how many of how many tasks are done."""
+"""Function that is called with the number of finished tasks and the number of all tasks."""
 
 SETTINGS = {"NPROC": "1", "XLA_FLAGS": with_small_loops("")}
-"""Environment variables of a task: rows would differ by rounding with others."""
+"""Environment variables of a process that runs tasks. With other values, results would differ by
+rounding errors."""
 PATIENCE = 10
-"""Seconds in which a scheduler must answer."""
+"""Seconds to wait for a Dask scheduler to answer."""
 MOST_LOST = 3
-"""Processes that a task may kill before it counts as failed."""
+"""Number of processes that may die while they run a task, before the task counts as failed."""
 
 
 class TaskError(EvkfError):
-    """Tasks failed; the results of the others are stored."""
+    """Error: some tasks failed. The results of the tasks that succeeded are stored."""
 
 
 def specification(module: str, seeds: Sequence[int], **settings: Any) -> Spec:
-    """Return the specification of a task.
+    """Return the specification of a task: a dictionary that can be written as JSON.
 
     Args:
-        module: The module whose function `run` computes the task.
-        seeds: Trials that are computed together.
-        settings: Everything else that the result depends on.
+        module: Name of the module whose function `run` runs the task.
+        seeds: Numbers of the trials that the task processes together.
+        settings: Everything else that the result depends on, such as the method and number of bins.
 
     Example:
         >>> specification("evkf.reproduce.chaotic.experiment", [0, 1], method="evkf")["seeds"]
@@ -69,19 +72,23 @@ def specification(module: str, seeds: Sequence[int], **settings: Any) -> Spec:
 
 
 def task_versions(module: str) -> dict[str, str]:
-    """Return the versions of libraries, and the digest of the code, that a module's rows depend on.
+    """Return the versions of libraries and the hash of the code that a task's result depends on.
+
+    Args:
+        module: Name of the experiment's module. The hash is that of this module and of all modules
+            of evkf that this module imports.
 
     Example:
         >>> list(task_versions("evkf.reproduce.chaotic.experiment"))
         ['evkf', 'jax', 'jaxlib', 'numpy', 'source']
     """
     libraries = versions()
-    del libraries["python"]  # rows do not depend on it
+    del libraries["python"]  # results do not depend on the version of Python
     return libraries | {"source": digest(module)}
 
 
 def blocks(num: int, size: int) -> list[list[int]]:
-    """Return the numbers of trials, in the blocks that are computed together.
+    """Split the trial numbers 0 to `num` - 1 into blocks of at most `size`, and return the blocks.
 
     Example:
         >>> blocks(7, 5)
@@ -91,7 +98,7 @@ def blocks(num: int, size: int) -> list[list[int]]:
 
 
 def address(spec: Spec) -> str:
-    """Return the name of a result: a hash of its specification.
+    """Return the name of a task's result file, without suffix: a hash of the specification.
 
     Example:
         >>> address({"a": 1, "b": 2}) == address({"b": 2, "a": 1})
@@ -101,11 +108,16 @@ def address(spec: Spec) -> str:
 
 
 def work(text: str) -> str:
-    """Compute a task in this process; specification and outcome are JSON.
+    """Run one task in this process, and return its outcome as JSON.
 
-    Products and factorisations use one thread: results do not depend on the number of cores, and as
-    many tasks run at once as there are cores. The outcome of a task that fails holds the error in
-    words, because some exceptions cannot be sent between processes.
+    The outcome is `{"result": ...}`, or `{"error": message}` if the task raised an exception.
+    Exceptions are returned as text because some of them cannot be sent between processes. Linear
+    algebra uses one thread, so that results do not depend on the number of cores. It is also an
+    error if the versions of libraries or code here differ from the versions in the specification,
+    or if JAX was already initialised with settings other than `SETTINGS`.
+
+    Args:
+        text: Specification of the task as JSON.
     """
     spec = json.loads(text)
     try:
@@ -132,14 +144,20 @@ def run_tasks(
     progress: Progress | None = None,
     recompute: bool = False,
 ) -> list[Result]:
-    """Return the results of tasks, in their order, and compute those that are not stored.
+    """Return the results of tasks in the given order, and run the tasks that have no stored result.
+
+    Raise InputError if a stored file cannot be read, and TaskError after all tasks have ended if
+    some of them failed.
 
     Args:
-        specs: The tasks.
-        store: Folder of results; finished ones are in it, also after an interruption.
-        scheduler: Address of a Dask scheduler; without, processes of this machine compute.
-        progress: Called with how many of how many tasks are done.
-        recompute: Compute all tasks, those that are stored too.
+        specs: Specifications of the tasks.
+        store: Folder of result files. Each result is stored when its task ends, so that an
+            interrupted call loses no finished task.
+        scheduler: Address of a Dask scheduler. Without an address, tasks run in processes on this
+            machine.
+        progress: Function that is called with the number of finished tasks and the number of all
+            tasks.
+        recompute: Whether to run the tasks that have a stored result again.
     """
     store.mkdir(parents=True, exist_ok=True)
     every = {address(spec): spec for spec in specs}
@@ -180,7 +198,7 @@ def run_tasks(
 
 
 def _outcomes(texts: dict[str, str], scheduler: str | None) -> Generator[tuple[str, Result]]:
-    """Compute tasks, and yield the outcome of each as it is finished."""
+    """Run tasks, and yield the name and the outcome of each task when the task ends."""
     if not texts:
         return
     if scheduler:
@@ -193,7 +211,10 @@ def _outcomes(texts: dict[str, str], scheduler: str | None) -> Generator[tuple[s
 
 
 def _on_cluster(texts: dict[str, str], scheduler: str) -> Iterator[tuple[str, Result]]:
-    """Compute on the workers of a Dask scheduler, which gives the tasks of dead ones to others."""
+    """Run tasks on a Dask cluster, and yield the name and the outcome of each task.
+
+    If a worker of the cluster dies, Dask gives its tasks to other workers.
+    """
     need("--scheduler", "cluster", "distributed")
     import distributed
 
@@ -221,18 +242,19 @@ def _on_cluster(texts: dict[str, str], scheduler: str) -> Iterator[tuple[str, Re
 def map_in_processes(
     function: Callable[[str], str], texts: dict[str, str]
 ) -> Generator[tuple[str, str | None]]:
-    """Call a function with texts, in one fresh process for every core.
+    """Call a function once for each text, in new processes, and yield the answers.
 
-    Every process is a pool of its own: a text that kills its process harms no other, and is tried
-    again, `MOST_LOST` times in all. All processes end with this iterator, and with the process that
-    started them.
+    As many processes run at once as this process may use cores. If a text kills its process, no
+    other text is affected, and the text is tried again in a new process, `MOST_LOST` times in all.
+    All processes end when this iterator ends, and when the parent process ends.
 
     Args:
-        function: A function of a module, so that other processes can import it.
-        texts: Arguments by name.
+        function: Function at the top level of a module, so that other processes can import it.
+        texts: Arguments of the function, by name.
 
     Yields:
-        A name and the answer, as they come; None if every process died.
+        The name of a text and the answer of the function, in the order in which the calls end. The
+        answer is None if every process that tried the text died.
     """
     own, ended = threading.local(), threading.Event()
     before = set(multiprocessing.active_children())
@@ -261,7 +283,7 @@ def map_in_processes(
     finally:
         ended.set()
         threads.shutdown(wait=False, cancel_futures=True)
-        while not all(future.done() for future in futures):  # one may be starting just now
+        while not all(future.done() for future in futures):  # a process may be starting now
             for process in set(multiprocessing.active_children()) - before:
                 process.kill()
             time.sleep(0.01)
@@ -269,11 +291,14 @@ def map_in_processes(
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach: this process handles it, and ends them."""
+    """Context in which new processes are started that ignore Ctrl-C.
+
+    Only the parent process handles Ctrl-C, and ends the processes that it started.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # starting a process would do it, and unblock the signal
+    resource_tracker.ensure_running()  # else a new process would, and unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -282,7 +307,7 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, also if that is killed, in the middle of a task."""
+    """Make this process end as soon as its parent process ends, even in the middle of a task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -295,26 +320,36 @@ def _end_with_parent() -> None:
 
 
 TimedCall = Callable[[int], Any]
-"""A compiled function that takes in the bin of a number, and is ready for the next."""
+"""Compiled function of a bin number. Each call processes the observation of that bin and keeps the
+filter state (and the learned model) for the next call."""
 
 TOGETHER, TURN = 16, 160
-"""Steps of a method whose mean is taken before the median, because some methods do not learn in
-every step; and steps before the next method's turn, enough to find its memory warm again."""
+"""TOGETHER: number of successive steps that are averaged before the median is taken, because some
+methods do not learn in every step. TURN: number of steps of one method before the next method
+has its turn. It is large enough for the data of a method to be in the cache of the processor
+again."""
 
 
 class StepTime(NamedTuple):
-    """Median times of compiled steps, and of an empty compiled call between them."""
+    """Median time of a method's compiled step, and of an empty compiled call for comparison.
+
+    Attributes:
+        step_ms: Time of a step in milliseconds.
+        empty_us: Time of an empty call in microseconds, measured in turn with the steps.
+    """
 
     step_ms: float
     empty_us: float
 
 
 def time_steps(calls: Sequence[TimedCall], bins: range) -> list[StepTime]:
-    """Time the steps of several methods in turn, so that what slows the machine slows them all.
+    """Time the steps of several methods, and return the times of each method.
+
+    The methods take turns, so that other load on the machine slows all of them alike.
 
     Args:
-        calls: One function for every method.
-        bins: Bins that are timed; those before are taken in first.
+        calls: One function for each method, as `timed_call` returns.
+        bins: Bins that are timed. Earlier bins are processed first, without timing.
     """
     empty, one = jax.jit(lambda x: x + 1), np.ones(())
     jax.block_until_ready(empty(one))
@@ -342,12 +377,16 @@ def time_steps(calls: Sequence[TimedCall], bins: range) -> list[StepTime]:
 
 
 def timed_call(method: Filter | Learner, model: Model, ys: np.ndarray) -> TimedCall:
-    """Return a function that filters bins of a recording, and learns from each if a learner does.
+    """Return a function that processes one bin of a recording, for `time_steps`.
+
+    The function takes the number of a bin. A filter filters the observation of that bin; a learner
+    filters the observation and then learns from it. The internal state is kept from one call to the
+    next, so bins must be passed in order.
 
     Args:
-        method: A filter, or a learner.
-        model: The model to start from.
-        ys: Observations of all bins that will be timed.
+        method: A filter or a learner.
+        model: Model that the filter uses, or that learning starts from.
+        ys: Observations, one row per bin.
     """
     ys = np.asarray(ys)
     if isinstance(method, Learner):
@@ -368,7 +407,7 @@ def timed_call(method: Filter | Learner, model: Model, ys: np.ndarray) -> TimedC
 
 
 def device() -> dict[str, Any]:
-    """Return the platform on which JAX computes, its name, and the number of cores of the CPU."""
+    """Return the platform that JAX uses, the name of the device, and the number of CPU cores."""
     kind = jax.devices()[0]
     name = kind.device_kind
     if kind.platform == "cpu":

@@ -1,7 +1,7 @@
-"""The digest of the code that the rows of an experiment depend on.
+"""Compute the digest (a hash) of the code that the results of an experiment depend on.
 
-The runner makes it a part of every task's address: a stored result counts only while the code that
-computed it is the same.
+The runner puts the digest into the specification of every task. A stored result is therefore used
+only while the code that computed it is unchanged.
 """
 
 import ast
@@ -12,19 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""Folder that holds the package."""
+"""Folder that contains the package evkf."""
 
 
 @cache
 def digest(module: str, root: Path = ROOT) -> str:
-    """Return a hash of a module and of all modules of evkf that it imports, however indirectly.
+    """Return a hash of a module and of all modules of evkf that it imports, directly or indirectly.
 
-    Comments, docstrings and layout do not change it. Nothing is imported: the syntax tree says what
-    would be, inside functions too.
+    The hash does not depend on comments, docstrings and layout. No module is imported: imports are
+    read from the syntax tree, including imports inside functions.
 
     Args:
         module: Name of the module.
-        root: Folder that holds the package evkf.
+        root: Folder that contains the package evkf.
 
     Example:
         >>> len(digest("evkf.reproduce.source"))
@@ -37,7 +37,9 @@ def digest(module: str, root: Path = ROOT) -> str:
 
 
 def sources(module: str, root: Path = ROOT) -> dict[str, ast.Module]:
-    """Return the syntax trees of a module and of the modules of evkf that it imports, by name.
+    """Return the syntax trees of a module and of all modules of evkf that it imports, by name.
+
+    Imports are followed indirectly. Raise ModuleNotFoundError if `module` does not exist.
 
     Example:
         >>> "evkf.errors" in sources("evkf.data.files")
@@ -66,7 +68,7 @@ def sources(module: str, root: Path = ROOT) -> dict[str, ast.Module]:
 
 
 def _file(name: str, root: Path) -> Path | None:
-    """File of a module of evkf; None if there is no such module."""
+    """Return the path of a module of evkf, or None if there is no such module."""
     if name.partition(".")[0] != "evkf":
         return None
     place = root.joinpath(*name.split("."))
@@ -75,10 +77,11 @@ def _file(name: str, root: Path) -> Path | None:
 
 
 def _imported(node: ast.AST, package: str, root: Path) -> Iterator[str]:
-    """Modules of evkf that an import statement loads.
+    """Yield the names of the modules of evkf that an import statement loads.
 
-    An `__init__` beside a stub (`__init__.pyi`) loads names at first use, from the modules that the
-    stub imports them from; any other `__init__` loads all it imports.
+    If an `__init__.py` has a stub beside it (`__init__.pyi`), the package loads a name when the
+    name is first used, from the module that the stub imports the name from. Then the package itself
+    and the modules of the wanted names are yielded.
     """
     if isinstance(node, ast.Import):
         pairs = [(alias.name, "*") for alias in node.names]
@@ -103,9 +106,9 @@ def _imported(node: ast.AST, package: str, root: Path) -> Iterator[str]:
 
 
 def _tokens(value: object) -> Iterator[str]:
-    """Text of a syntax tree, without docstrings and empty fields.
+    """Yield the text of a syntax tree, without docstrings and empty fields.
 
-    Versions of Python differ in fields that are empty.
+    Empty fields are left out because versions of Python differ in them.
     """
     if isinstance(value, list):
         yield "["

@@ -1,6 +1,7 @@
-"""Recordings of many trials filtered, or learned from, side by side.
+"""Filter, or learn from, the recordings of many trials in parallel (vmap).
 
-Used by the experiments; all arrays that come out have a first axis of trials.
+The experiments use these functions. The first axis of all returned arrays is that of trials. In
+shapes, S is the number of trials, T of bins, N of channels, L of latents, K of forecast bins.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,35 +22,39 @@ from evkf.types import Belief, Key
 
 
 class Streamed(NamedTuple):
-    """Trials after filtering."""
+    """Result of filtering several trials."""
 
     state: Any
-    """After the last bin."""
+    """The filter's internal state after the last bin."""
     belief: Belief
     smoothed: Belief | None
-    """Belief about the bin before, for methods that look back one bin."""
+    """Belief about the previous bin, given the observation of the current bin. None if the filter
+    does not compute it."""
     status: Int[Array, "S T"]
 
 
 class LearnedTrials(NamedTuple):
-    """Trials after learning, and after filtering with what was learned."""
+    """Result of learning from several trials, and of filtering them."""
 
     belief: Belief
-    """About all bins."""
+    """Belief about the latent state in every bin: bins of learning, then bins of filtering with the
+    frozen model."""
     models: Model
-    """Learned models, one for every trial."""
+    """Learned models, one for each trial, stacked."""
     ahead: Float[Array, "S T K L"] | None = None
-    """Means of the next bins, forecast in every learned bin by the dynamics of that moment."""
+    """Forecast means of the next K bins from every bin of learning, under the dynamics learned so
+    far. None for methods that do not forecast."""
 
 
 class LearningMethod(NamedTuple):
-    """A method that learns while it filters."""
+    """A method that learns the model while it filters."""
 
     label: str
     start: Callable[[Likelihood, int], Model]
-    """Makes the model of a trial to start from, from its likelihood and seed."""
+    """Function that returns the initial model of a trial, given its likelihood and seed."""
     make: Learner | Callable[[bool], Filter]
-    """A learner, or a function that makes a filter which learns (True) or does not (False)."""
+    """A learner, or a function of one boolean that returns a filter. The filter learns if the
+    boolean is True."""
 
     @property
     def learning(self) -> Learner | Filter:
@@ -58,12 +63,12 @@ class LearningMethod(NamedTuple):
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    """Join trees of one structure into one, along a new first axis."""
+    """Stack the arrays of JAX trees along a new first axis, and return one tree."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def pick(tree: Any, *index: int | slice) -> Any:
-    """Return the entries of an index in every leaf."""
+    """Index every array of a JAX tree by `index`, and return the tree of results."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
@@ -75,14 +80,16 @@ def stream(
     keys: Key,
     states: Any = None,
 ) -> Streamed:
-    """Filter trials side by side, each with its own model and key.
+    """Filter several trials in parallel (vmap), each with its own model and random key.
 
     Args:
-        filter: Any filter, also one whose state holds the model that it learns.
-        models: One for every trial, stacked.
+        filter: Any filter, including filters that learn the model and keep it in their internal
+            state.
+        models: One model for each trial, stacked.
         ys: Observations.
-        keys: One for every trial.
-        states: States to go on from; the filter's start when left out.
+        keys: One JAX random key for each trial.
+        states: Internal states of the filter to continue from, one for each trial. By default, the
+            filter starts anew.
     """
 
     def one(model: Model, ys: Array, key: Key, state: Any) -> Streamed:
@@ -102,10 +109,16 @@ def stream(
 def learn(
     learner: Learner, models: Model, ys: Float[Array, "S T N"], num_ahead: int
 ) -> tuple[LearnedTrials, Any]:
-    """Learn from trials side by side, each from a model of its own.
+    """Learn from several trials in parallel (vmap), and return what was learned.
+
+    Args:
+        learner: The learner.
+        models: Initial models, one for each trial, stacked.
+        ys: Observations.
+        num_ahead: Number of bins to forecast from every bin.
 
     Returns:
-        The trials, and the states of their filters after the last bin.
+        The learned trials, and the internal states of their filters after the last bin.
     """
 
     def one(model: Model, ys: Array) -> tuple[LearnedTrials, Any]:
@@ -133,14 +146,17 @@ def learn_and_freeze(
     learned: int,
     num_ahead: int = 1,
 ) -> LearnedTrials:
-    """Learn from the first bins of trials, then freeze the dynamics and filter the others.
+    """Learn from the first bins of trials, then freeze the model and filter the remaining bins.
 
     Args:
-        method: The method; None is the oracle, eVKF's filter given the true models.
-        problems: The true model of every trial, its states and observations.
-        seeds: One for every trial.
-        learned: Bins that are learned from.
-        num_ahead: Bins that a learner forecasts in every learned bin.
+        method: The method. None means the oracle: the eVKF filter with the true models.
+        problems: True model, latent states and observations of each trial.
+        seeds: One seed for each trial.
+        learned: Number of bins to learn from.
+        num_ahead: Number of bins that a learner forecasts from every bin of learning.
+
+    Returns:
+        Beliefs about all bins, and the learned models.
     """
     ys = jnp.stack([jnp.asarray(ys, float) for _, _, ys in problems])
     keys = stack([jax.random.key(seed) for seed in seeds])

@@ -1,11 +1,14 @@
-"""Table 3: states that switch between the corners of a square, learned by several methods.
+"""Table 3: learn latent states that switch between the corners of a square, by several methods.
 
-z' is continuous Bernoulli, each coordinate by itself, with natural parameters
-kappa R(omega)(2z - 1): kappa 60, a turn by 0.9 rad. 20 channels observe C z, C standard normal,
-with noise of variance 0.3; C is known. (The paper gives neither the map nor the constants, and has
-its r both as a standard deviation and as a variance.) 500 bins are learned from in one pass, then
-dynamics are frozen and 500 more judged, as in Table 2. Methods infer and learn continuous Bernoulli
-states, or take them for Gaussian ones.
+The true dynamics: given the latent state z, each coordinate of the next latent state is continuous
+Bernoulli. The natural parameters are kappa R(omega) (2z - 1), where kappa = 60 and R(omega) is the
+rotation by omega = 0.9 rad. Observations are y = C z + noise: 20 channels, C standard normal and
+known to the methods, noise variance 0.3. (The paper gives neither this map nor its constants. It
+uses its symbol r both as a standard deviation and as a variance.)
+
+Each method learns from 500 bins in one pass. Then the dynamics are frozen, and 500 more bins are
+used to judge the method, as in Table 2. Methods assume that latent states are either continuous
+Bernoulli or Gaussian.
 """
 
 from collections.abc import Callable
@@ -33,29 +36,34 @@ from evkf.reproduce.vdp.experiment import rmse
 from evkf.types import Belief, Key, Vector
 
 CB, GAUSSIAN = KINDS = ("cb", "gaussian")
-"""Families that methods take states for."""
+"""Families of latent states that a method can assume: continuous Bernoulli and Gaussian."""
 NAMES = {CB: "continuous Bernoulli", GAUSSIAN: "Gaussian"}
 KAPPA, OMEGA, CHANNELS, NOISE = 60.0, 0.9, 20, 0.3
 LEARNED, JUDGED, TRIALS = 500, 500, 10
 QUICK_LEARNED, QUICK_JUDGED, QUICK_TRIALS = 100, 100, 1
 BLOCK = 5
-"""Trials that are learned from side by side."""
+"""Number of trials that one task learns from in parallel (vmap)."""
 EDGE = 0.1
-"""A coordinate that is nearer than this to 0 or 1 is in a corner."""
+"""A coordinate counts as in a corner if its distance to 0 or to 1 is smaller than this."""
 BOX = 10.0
-"""Edge of the box in which trajectories are compared: Gaussian dynamics can leave the square."""
+"""Trajectories are clipped to [-BOX, BOX] before they are compared, because Gaussian dynamics can
+leave the unit square."""
 SHOWN, ONWARD, PATHS = 30, 20, 20
-"""Bins of filtering that are drawn, bins generated after them, and in how many paths."""
+"""Number of plotted bins of filtering, number of bins generated after them, and number of generated
+paths."""
 DOTS = 500
-"""Generated states that are drawn."""
+"""Number of generated latent states that are plotted."""
 GRID = np.stack(np.meshgrid(np.linspace(0, 1, 11), np.linspace(0, 1, 11)), axis=-1)
-"""States at which velocities are drawn."""
+"""Grid of latent states at which velocities are plotted."""
 TIMED, QUICK_TIMED = range(105, 300), range(15, 45)
-"""Bins whose steps are timed: after the first 100, in which VJF does not learn dynamics."""
+"""Bins whose steps are timed. They come after the first 100 bins, in which VJF does not yet learn
+the dynamics."""
 
 
 class Turn(eqx.Module):
-    """The map of the truth: the square turned about its centre and blown up.
+    """The map from a latent state z to natural parameters: kappa R(omega) (2z - 1).
+
+    It turns the unit square about its centre by omega (in rad), and scales the result by kappa.
 
     Example:
         >>> [round(float(x), 1) for x in Turn(60.0, 0.9)(jnp.array([1.0, 1.0]))]
@@ -73,7 +81,11 @@ class Turn(eqx.Module):
 
 
 def problem(bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
-    """Return the true model of a trial, its states and observations.
+    """Return the true model of a trial, its latent states and its observations.
+
+    Args:
+        bins: Number of bins.
+        seed: Number of the trial.
 
     Example:
         >>> true, states, ys = problem(50, 0)
@@ -88,7 +100,15 @@ def problem(bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
 
 
 def start(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """Return a model with an untrained network of 32 units; of Gaussian states, a random walk."""
+    """Return an initial model, with an untrained network of 32 hidden units.
+
+    Args:
+        kind: Family of latent states. For "cb", the network gives the natural parameters of
+            the next latent state. For "gaussian", the dynamics are a random walk plus the output of
+            the network.
+        likelihood: Likelihood of the true model.
+        seed: Number of the trial.
+    """
     key = jax.random.key(1000 + seed)
     if kind == GAUSSIAN:
         return Model(ResidualMLP(2, 0.1, key), likelihood)
@@ -97,14 +117,18 @@ def start(kind: str, likelihood: Likelihood, seed: int) -> Model:
 
 
 def start_diagonal(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """Return the model of `start` with beliefs that hold latents independent."""
+    """Return the model of `start`, but with beliefs in which latents are independent."""
     model = start(kind, likelihood, seed)
     family = DiagonalGaussianFamily(2) if kind == GAUSSIAN else None
     return Model(model.dynamics, likelihood, family=family)
 
 
 def start_rbf(kind: str, likelihood: Likelihood, seed: int) -> Model:
-    """Return a model with radial basis functions of Gaussian states, as in VJF's published code."""
+    """Return an initial model for VJF.
+
+    For Gaussian latent states, the dynamics use radial basis functions, as in the published code of
+    VJF. For continuous Bernoulli latent states, the model is that of `start`.
+    """
     if kind == CB:
         return start(kind, likelihood, seed)
     dynamics = ResidualRBF(2, 0.1, jax.random.key(1000 + seed))
@@ -116,15 +140,16 @@ RATES = {
     "direct": {CB: 3e-2, GAUSSIAN: 3e-3},
     "svmc": {CB: 2e-2, GAUSSIAN: 1e-2},
 }
-"""Adam's. The streams are short: each was chosen among several, the default one too, by the
-method's own bound on a trial that is not reported. That of OVS stayed. eVKF has the default
-learner, whose warm-up of the rate and early doubt were developed on the oscillator of Table 2 after
-this experiment was written, and were not chosen by looking at this table."""
+"""Learning rates of Adam, by method and family. Because there are only 500 bins to learn from, each
+rate was chosen among several values, including the default, by the method's own bound on a trial
+that is not reported. OVS keeps its default rate. eVKF has the default learner. Features of that
+learner (the warm-up of the rate and the early doubt) were developed on the oscillator of Table 2
+after this experiment was written, and were not chosen by looking at this table."""
 
 
 @cache
 def _adam(rate: float, clip: float) -> optax.GradientTransformation:
-    """Return one optimiser for all filters of a rate, so that they share compiled programs."""
+    """Return one optimiser object for each rate, so that filters share compiled programs."""
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(rate))
 
 
@@ -134,7 +159,15 @@ def by_kind(
     make: Callable[[str, bool], Filter] | None,
     kinds: tuple[str, ...] = KINDS,
 ) -> dict[str, LearningMethod]:
-    """Return a method for every family that it can take states for; without `make`, a learner."""
+    """Return the versions of a method, one for each family of latent states that it can assume.
+
+    Args:
+        label: Name of the method in tables and figures.
+        start: Function that returns the initial model of a trial.
+        make: Function that returns a filter, given the family and whether the filter learns. None
+            means the default learner of eVKF.
+        kinds: Families that the method can assume.
+    """
     return {
         kind: LearningMethod(
             label, partial(start, kind), partial(make, kind) if make else Learner()
@@ -171,13 +204,14 @@ METHODS = {
 }
 LABELS = {name: next(iter(kinds.values())).label for name, kinds in METHODS.items()}
 ORACLE = "oracle"
-"""The filter of eVKF, given the true dynamics."""
+"""Name of the reference: the eVKF filter with the true dynamics."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify the oracle, and every method by the families it can take states for, in blocks.
+    """Return the specifications of all tasks of Table 3.
 
-    If quick, only eVKF takes states for more than one family.
+    There is one task for each family, method and block of trials, and one for the oracle and each
+    block. If quick, only eVKF assumes more than one family; the other methods assume their first.
 
     Example:
         >>> [(spec["kind"], spec["method"]) for spec in tasks(("evkf", "ovs"), 1, True)]
@@ -196,7 +230,12 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: learn from a block of trials side by side, and judge what was learned."""
+    """Run a task of Table 3, and return its rows and series.
+
+    The method learns from a block of trials in parallel (vmap), then filters the judged bins. There
+    is one row of numbers for each trial (log q, RMSE, KL, Chamfer distance, ...). The series of
+    trial 0 has the arrays that the figures plot; the series of all other trials are empty.
+    """
     seeds, num, kind, oracle = (
         spec["seeds"],
         spec["learned"],
@@ -232,7 +271,7 @@ def run(spec: Spec) -> Result:
 
 
 def in_corner(states: Float[np.ndarray, "T 2"]) -> Bool[np.ndarray, " T"]:
-    """True where every coordinate is within 0.1 of an end.
+    """Return True for each state whose coordinates are all closer than 0.1 to 0 or to 1.
 
     Example:
         >>> in_corner(np.array([[0.05, 0.99], [0.05, 0.5]])).tolist()
@@ -244,17 +283,18 @@ def in_corner(states: Float[np.ndarray, "T 2"]) -> Bool[np.ndarray, " T"]:
 def judge_dynamics(
     true: Model, learned: Model | None, states: np.ndarray, seed: int
 ) -> dict[str, float]:
-    """Measure how near learned dynamics are to the true ones.
+    """Measure how close the learned dynamics are to the true dynamics, and return the numbers.
 
-    The KL divergence is of transitions from states that were moved by N(0, 0.1^2), but not out of
-    the square. Of Gaussian transitions there is none, as in the paper. Every trial has draws of its
-    own, the same for all methods.
+    "log_chamfer" is the logarithm of the Chamfer distance between generated trajectories. "kl" is
+    the mean KL divergence from true to learned transitions, from states to which noise N(0, 0.1^2)
+    was added and which were then clipped to the unit square. Gaussian dynamics have no "kl", as in
+    the paper. Random draws differ between trials, and are the same for all methods.
 
     Args:
         true: The true model.
-        learned: The learned model; None for the distance between two sets of true trajectories.
-        states: True states of the learned bins.
-        seed: Of the trial.
+        learned: The learned model. None gives the distance between two sets of true trajectories.
+        states: True latent states of the bins of learning.
+        seed: Number of the trial.
     """
     rng = np.random.default_rng([seed, 1])
     keys = [jax.random.fold_in(jax.random.key(k), seed) for k in (1, 2, 3)]
@@ -271,9 +311,9 @@ def judge_dynamics(
 
 
 def trajectories(model: Model, starts: Float[np.ndarray, "K 2"], key: Key) -> np.ndarray:
-    """Return trajectories of 500 bins, one from every start, one after another.
+    """Simulate a trajectory of 500 bins from every start, and return all of them concatenated.
 
-    Those of dynamics that diverge end at the edge of a box.
+    Values are clipped to [-10, 10], so that dynamics that diverge end at the edge of this box.
 
     Example:
         >>> from evkf.dynamics import Linear
@@ -290,7 +330,11 @@ def trajectories(model: Model, starts: Float[np.ndarray, "K 2"], key: Key) -> np
 
 
 def quantile(nat: Float[np.ndarray, "..."], level: float) -> Float[np.ndarray, "..."]:
-    """Return the quantile of continuous Bernoullis at a level.
+    """Return a quantile of continuous Bernoulli distributions.
+
+    Args:
+        nat: Natural parameters of the distributions.
+        level: Probability below the quantile, between 0 and 1.
 
     Example:
         >>> quantile(np.array([-100.0, 0.0, 100.0]), 0.95).round(3)
@@ -303,7 +347,7 @@ def quantile(nat: Float[np.ndarray, "..."], level: float) -> Float[np.ndarray, "
 
 
 def interval(family: Family, beliefs: Belief) -> tuple[np.ndarray, np.ndarray]:
-    """Return the central 90 % interval of every coordinate of beliefs."""
+    """Return the lower and upper ends of the central 90 % interval of every coordinate."""
     if isinstance(family, ContinuousBernoulliFamily):
         nat = np.asarray(beliefs)[..., 0]
         return quantile(nat, 0.05), quantile(nat, 0.95)
@@ -312,10 +356,11 @@ def interval(family: Family, beliefs: Belief) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first_trial(model: Model, beliefs: Belief, states: np.ndarray) -> Result:
-    """Return what figures show of the first trial.
+    """Return the arrays that the figures plot of trial 0.
 
-    These are beliefs, paths generated from the last of them, and velocities of states and of
-    natural parameters.
+    They are the filtered means with 90 % intervals, paths generated from the last plotted belief,
+    generated states, and expected moves. For continuous Bernoulli dynamics, they include the
+    natural parameters of the next state.
     """
     family, shown = model.family, pick(beliefs, slice(0, SHOWN))
     low, high = interval(family, shown)
@@ -339,13 +384,21 @@ def _first_trial(model: Model, beliefs: Belief, states: np.ndarray) -> Result:
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """List what is timed: every family by every method; if quick, continuous Bernoulli alone."""
+    """Return the settings of Table 3 whose steps are timed: each method with each family.
+
+    If quick, only the continuous Bernoulli family is timed.
+    """
     kinds = (CB,) if quick else KINDS
     return [{"kind": k, "method": name} for k in kinds for name in methods if k in METHODS[name]]
 
 
 def ready(what: dict[str, Any], bins: int) -> TimedCall:
-    """Return a method that is ready to filter so many bins and to learn from them."""
+    """Return a function that filters and learns from one bin of Table 3, for timing.
+
+    Args:
+        what: One setting from `timings`.
+        bins: Number of bins to simulate, at least as many as are timed.
+    """
     method = METHODS[what["method"]][what["kind"]]
     true, _, ys = problem(bins, 0)
     return timed_call(method.learning, method.start(true.likelihood, 0), ys)

@@ -1,6 +1,6 @@
-"""Figures of continuous Bernoulli dynamics: fig:cb_dynamics, fig:supp:cb, and the table as points.
+"""Figures of continuous Bernoulli dynamics: fig:cb_dynamics, fig:supp:cb, and Table 3 as points.
 
-All but the points are of the first trial.
+The first two figures show trial 0. The points of Table 3 are those of all trials.
 """
 
 from typing import Any, cast
@@ -33,11 +33,16 @@ UNDER |= {"frameon": True, "framealpha": 1, "edgecolor": "none"}
 GAP = 0.05
 LEGEND = "generated (dots), expected moves (arrows), truth (black), mean and 90 % interval (below)"
 SHRUNK = 5
-"""Arrows of velocity are drawn so many times shorter than they are."""
+"""Plotted arrows of velocity are shorter than the true velocities by this factor."""
 
 
 def first_trial(result: ExperimentResult, kind: str, method: str) -> Row | None:
-    """Return the series of the first trial, as arrays; None if it was not run.
+    """Return the series (arrays to plot) of trial 0, or None if the method was not run.
+
+    Args:
+        result: Results of Table 3.
+        kind: Family of latent states, "cb" or "gaussian".
+        method: Name of the method.
 
     Example:
         >>> row = {"kind": "cb", "method": "evkf", "trial": 0}
@@ -50,7 +55,11 @@ def first_trial(result: ExperimentResult, kind: str, method: str) -> Row | None:
 
 
 def draw_cb(result: ExperimentResult) -> Figure:
-    """Draw velocities of states and parameters, true and learned (A); beliefs and paths (B, C)."""
+    """Plot velocities and natural parameters (A), and beliefs with generated paths (B, C).
+
+    Panel A compares true dynamics with those that eVKF learned. B assumes continuous Bernoulli
+    latent states, C Gaussian latent states. Return the figure.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 7.2), layout=ConstrainedLayoutEngine(hspace=GAP, wspace=GAP))
         top, bottom = cast(np.ndarray, figure.subfigures(2, 1, height_ratios=[1, 1.15]))
@@ -93,7 +102,11 @@ def draw_cb(result: ExperimentResult) -> Figure:
 
 
 def draw_methods(result: ExperimentResult) -> Figure:
-    """Draw phase portraits and inferred states of every method: Gaussian above, CB below."""
+    """Plot generated states, velocities and inferred states of every method, and return the figure.
+
+    The upper half assumes Gaussian latent states, the lower half continuous Bernoulli latent
+    states.
+    """
     names = [name for name in METHODS if select(result.rows, method=name)]
     with matplotlib.rc_context(STYLE):
         size = (2.3 * len(names), 8.4)
@@ -128,7 +141,10 @@ def draw_methods(result: ExperimentResult) -> Figure:
 
 
 def draw_table3(result: ExperimentResult) -> Figure:
-    """Draw log q, KL and log Chamfer by method, every trial a point."""
+    """Plot log q, KL and log Chamfer of Table 3 by method, one point for each trial.
+
+    Horizontal bars are means over trials. Return the figure.
+    """
     rows = result.rows
     panels = {"log_q": "log q ↑", "kl": "KL (nats) ↓", "log_chamfer": "log Chamfer ↓"}
     names = [name for name in METHODS if select(rows, method=name)]
@@ -171,7 +187,14 @@ def draw_table3(result: ExperimentResult) -> Figure:
 
 
 def _arrows(ax: Axes, field: np.ndarray, colour: str, every: int = 1) -> None:
-    """Draw arrows from points of the grid, in units of the axes."""
+    """Plot one arrow at each point of the grid. Lengths are in the units of the axes.
+
+    Args:
+        ax: Axes to plot on.
+        field: Arrows at the points of the grid.
+        colour: Colour of the arrows.
+        every: Plot only every so many points of the grid, along both axes.
+    """
     x, y = np.moveaxis(GRID, -1, 0)[:, ::every, ::every]
     u, v = np.moveaxis(field.reshape(GRID.shape), -1, 0)[:, ::every, ::every]
     ax.quiver(x, y, u, v, color=colour, angles="xy", scale_units="xy", scale=1, width=0.006)
@@ -180,7 +203,7 @@ def _arrows(ax: Axes, field: np.ndarray, colour: str, every: int = 1) -> None:
 
 
 def _filtered(ax: Axes, series: Row, row: int, kind: str) -> None:
-    """Draw a coordinate over time: the filtered mean, its interval and the truth."""
+    """Plot one latent over time: the filtered mean, its 90 % interval and the truth."""
     bins = np.arange(1, len(series["mean"]) + 1)
     truth = series["states"][:, row]
     low, high = series["low"][:, row], series["high"][:, row]

@@ -1,4 +1,4 @@
-"""Table 3 in words, beside the paper's, and how its claims stand."""
+"""Report of Table 3: our numbers, the numbers in the paper, and whether the paper's claims hold."""
 
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ PAPER = {
         "svmc": {"log_chamfer": "3.66"},
     },
 }
-"""Means, as the paper prints them."""
+"""Means, as printed in the paper."""
 COLUMNS = {
     "log_q": ("log q ↑", 2),
     "kl": ("KL ↓", 3),
@@ -60,9 +60,10 @@ COLUMNS = {
     "rmse": ("RMSE ↓", 3),
     "roughness": ("roughness, truth 1", 2),
 }
-"""Headings and digits; of Gaussian transitions there is no KL."""
+"""Heading and number of decimals of each column. Gaussian dynamics have no KL."""
 PARTS = ("", "_corner", "_inside")
-"""Means of log q: over all states, those in a corner, and the others."""
+"""Suffixes of log q: its mean over all states, over the states in a corner, and over all other
+states."""
 CLAIMED = {
     "log_q": "the highest log q",
     "kl": "the lowest KL",
@@ -91,7 +92,7 @@ DIFFERENCES = (
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, and the figures that confirm it or do not."""
+    """A claim of the paper, whether our results confirm it, and the numbers to show that."""
 
     text: str
     holds: bool
@@ -99,7 +100,10 @@ class Claim(NamedTuple):
 
 
 def report(result: ExperimentResult) -> str:
-    """Show a table for each kind of state, the paper's claims, and why log q is what it is.
+    """Return the page of Table 3 in Markdown.
+
+    It has one table for each family of latent states, the claims of the paper, an explanation of
+    log q, and what differs from the paper.
 
     Example:
         >>> row = {"trial": 0, "log_q": 2.0, "kl": 0.1, "log_chamfer": -3.0}
@@ -132,7 +136,7 @@ def report(result: ExperimentResult) -> str:
 
 
 def report_figure(result: ExperimentResult) -> str:
-    """Describe the figures of the first trial.
+    """Return the page that describes the figures of trial 0, in Markdown.
 
     Example:
         >>> "**A** Where states" in report_figure(ExperimentResult([]))
@@ -163,7 +167,11 @@ What leaves the panels is not shown.
 
 
 def _table(rows: list[Row], timing: list[Row], kind: str) -> str:
-    """Return the table of a kind of state; its first row, the oracle, is not compared."""
+    """Return the table for one family of latent states, in Markdown.
+
+    The first row is the oracle, if it was run. The best number of each column is in bold; the
+    oracle is left out of this comparison.
+    """
     labels = {ORACLE: "true dynamics"} | LABELS
     names = [name for name in labels if select(rows, method=name)]
     headings, columns = ["method"], [[labels[name] for name in names]]
@@ -189,7 +197,7 @@ def _table(rows: list[Row], timing: list[Row], kind: str) -> str:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Hold what the paper says of the table against the means over trials.
+    """Compare the claims of the paper with our means over trials, and return the claims.
 
     Example:
         >>> row = {"method": "evkf", "trial": 0, "log_q": 2.0}
@@ -249,7 +257,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def _densities(rows: list[Row]) -> str:
-    """Explain why log q differs between families, with the figures."""
+    """Return a text that explains why log q differs between the two families of latent states."""
     pairs = {
         kind: [
             mean(select(rows, method="evkf", kind=kind), f"log_q{part}")

@@ -1,1 +1,1 @@
-"""Table 1: a chaotic network."""
+"""Table 1: filtering a chaotic network."""

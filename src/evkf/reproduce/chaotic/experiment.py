@@ -1,8 +1,9 @@
-"""Table 1: errors of filtering a chaotic network whose dynamics are known.
+"""Table 1: errors of filtering a chaotic network with known dynamics.
 
-The paper names no constants. `public` is the protocol of the work that it cites (Campbell et al.
-2021): every latent is observed with Student-t noise, and the error is per dimension. `matched`
-comes nearest to the printed figures: 100 channels, and the error of the whole state.
+The paper does not give its constants, so there are two protocols (settings of data and error).
+`public` is the protocol of Campbell et al. (2021), which the paper cites: every latent is observed
+directly, with Student-t noise, and the error is per dimension. `matched` gives the numbers closest
+to those in the paper: 100 channels, and the error of the whole state vector.
 """
 
 from collections.abc import Callable
@@ -35,20 +36,20 @@ PROTOCOLS = ("public", "matched")
 LATENTS, BINS, TRIALS = (2, 16, 32, 64, 128), 250, 10
 QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS, QUICK_TRIALS = ("public",), (2, 16), 60, 2
 BLOCK = 5
-"""Trials that are filtered side by side."""
+"""Number of trials that one task filters in parallel (vmap)."""
 CHANNELS = 100
-"""Channels of the matched protocol."""
+"""Number of channels in the matched protocol."""
 TIMED = QUICK_TIMED = range(30, 120)
 """Bins whose steps are timed."""
 
 
 class FilterMethod(NamedTuple):
-    """A method that filters with a given model."""
+    """A method that filters with a given model: its label and the function that makes it."""
 
     label: str
     make: Callable[[], Filter]
     diagonal: bool = False
-    """True if its beliefs hold latents independent."""
+    """True if the latents are independent in the beliefs of the method."""
 
 
 METHODS = {
@@ -62,7 +63,16 @@ METHODS = {
 
 
 def problem(protocol: str, L: int, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """Return the model of a trial, a network of its own, with its states and observations."""
+    """Return the true model of a trial, its latent states and its observations.
+
+    Each trial has a random network of its own.
+
+    Args:
+        protocol: "public" or "matched".
+        L: Number of latents.
+        bins: Number of bins.
+        trial: Number of the trial.
+    """
     key = jax.random.fold_in(jax.random.key(L), trial)
     weight_key, run_key = jax.random.split(key)
     weight = jax.random.normal(weight_key, (L, L)) / np.sqrt(L)
@@ -78,13 +88,23 @@ def problem(protocol: str, L: int, bins: int, trial: int) -> tuple[Model, Array,
 
 
 def diagonal(model: Model) -> Model:
-    """Return a model whose beliefs hold latents independent."""
+    """Return the same model, but with beliefs in which latents are independent."""
     family = DiagonalGaussianFamily(model.family.dim)
     return Model(model.dynamics, model.likelihood, family.from_moments(*model.prior), family)
 
 
 def rmse(protocol: str, mean: Array, zs: Array) -> float:
-    """Return the error by the definition of the protocol."""
+    """Return the root-mean-square error of filtered means, as the protocol defines it.
+
+    For "public", the error of a bin is the square root of the mean square over latents, and the
+    result is its mean over bins. For "matched", the squared error is summed over latents and
+    averaged over bins before the square root.
+
+    Args:
+        protocol: "public" or "matched".
+        mean: Filtered means, one row per bin.
+        zs: True latent states.
+    """
     square = (mean - zs) ** 2
     if protocol == "public":
         return float(jnp.mean(jnp.sqrt(jnp.mean(square, axis=-1))))
@@ -92,7 +112,10 @@ def rmse(protocol: str, mean: Array, zs: Array) -> float:
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify every protocol and size by every method, the trials in blocks."""
+    """Return the specifications of all tasks of Table 1.
+
+    There is one task for each protocol, number of latents, method and block of trials.
+    """
     protocols, latents, bins = (
         (QUICK_PROTOCOLS, QUICK_LATENTS, QUICK_BINS) if quick else (PROTOCOLS, LATENTS, BINS)
     )
@@ -106,7 +129,10 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: filter a block of trials side by side."""
+    """Run a task of Table 1, and return its rows, one for each trial.
+
+    One method filters a block of trials in parallel (vmap).
+    """
     protocol, name, L = spec["protocol"], spec["method"], spec["L"]
     rows = filter_trials(METHODS[name], protocol, L, spec["bins"], spec["seeds"])
     return {"rows": [{"protocol": protocol, "method": name, "L": L} | row for row in rows]}
@@ -115,7 +141,12 @@ def run(spec: Spec) -> Result:
 def filter_trials(
     method: FilterMethod, protocol: str, L: int, bins: int, seeds: list[int]
 ) -> list[Row]:
-    """Filter trials side by side, and return a row of figures for each."""
+    """Filter trials in parallel (vmap), and return one row of numbers for each trial.
+
+    A row has the error, the coverage of 90 % intervals and the number of steps that fell back to
+    the prediction. For methods that also estimate the previous bin, it has the error of that
+    estimate.
+    """
     problems = [problem(protocol, L, bins, seed) for seed in seeds]
     models = [diagonal(model) if method.diagonal else model for model, _, _ in problems]
     keys = stack([jax.random.key(seed) for seed in seeds])
@@ -138,13 +169,21 @@ def filter_trials(
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """List what is timed: every size, if quick the smallest alone, by every method."""
+    """Return the settings of Table 1 whose steps are timed: each number of latents and method.
+
+    If quick, only the smallest number of latents is timed. The protocol is always "public".
+    """
     latents = LATENTS[:1] if quick else LATENTS
     return [{"protocol": "public", "method": name, "L": L} for L in latents for name in methods]
 
 
 def ready(what: dict[str, Any], bins: int) -> TimedCall:
-    """Return a method that is ready to filter so many bins."""
+    """Return a function that filters one bin of Table 1, for timing.
+
+    Args:
+        what: One setting from `timings`.
+        bins: Number of bins to simulate, at least as many as are timed.
+    """
     method = METHODS[what["method"]]
     model, _, ys = problem(what["protocol"], what["L"], bins, 0)
     return timed_call(method.make(), diagonal(model) if method.diagonal else model, np.asarray(ys))

@@ -1,4 +1,4 @@
-"""Table 1 in words, its targets and its figure."""
+"""Report, targets and figure of Table 1."""
 
 from collections.abc import Sequence
 
@@ -30,11 +30,12 @@ PAPER = {
     "enkf": {2: 0.115, 16: 0.437, 32: 0.619, 64: 0.620},
     "bpf": {2: 0.047, 16: 0.422, 32: 0.877, 64: 1.660},
 }
-"""Errors, as the paper prints them."""
+"""Errors as printed in the paper, by method and number of latents."""
 WITHIN = 1.02
-"""Target: eVKF's error relative to that of the best method, at most."""
+"""Target: eVKF's error divided by the smallest error of any method must be at most this."""
 GROWTH, NARROW, WIDE = 1.05, 16, 128
-"""Target: growth of its error per dimension between these numbers of latents, public protocol."""
+"""Target for the public protocol: eVKF's error per dimension at WIDE latents must be at most GROWTH
+times its error at NARROW latents."""
 TITLES = {
     "public": "Public protocol: error per dimension",
     "matched": "Matched protocol: error of the whole state",
@@ -43,12 +44,16 @@ COLOURS = dict(zip(METHODS, OKABE_ITO, strict=False))
 
 
 def sizes(rows: Sequence[Row]) -> list[int]:
-    """Return the numbers of latents of rows."""
+    """Return the numbers of latents that occur in the rows, in increasing order."""
     return sorted({row["L"] for row in rows})
 
 
 def report(result: ExperimentResult) -> str:
-    """Show both protocols beside the paper's numbers, and the time of a step."""
+    """Return the page of Table 1 in Markdown.
+
+    It has the errors of both protocols, the numbers of the paper, the coverage, and the time of a
+    step.
+    """
     rows = result.rows
     few = " Quick: short trials, to see that it runs." if result.quick else ""
     parts = [
@@ -98,7 +103,12 @@ def report(result: ExperimentResult) -> str:
 
 
 def _errors(rows: list[Row], with_paper: bool) -> str:
-    """Return the table of a protocol: methods by latents."""
+    """Return the table of errors of one protocol in Markdown: methods by number of latents.
+
+    Args:
+        rows: Rows of the protocol.
+        with_paper: Whether to add columns with the numbers of the paper.
+    """
     names = [name for name in METHODS if select(rows, method=name)]
     headings, columns = ["method"], [[METHODS[name].label for name in names]]
     for L in sizes(rows):
@@ -114,7 +124,7 @@ def _errors(rows: list[Row], with_paper: bool) -> str:
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
-    """Name the targets that were missed."""
+    """Return one message for each target of Table 1 that is missed."""
     rows, missed = result.rows, []
     for protocol in PROTOCOLS:
         own = select(rows, protocol=protocol)
@@ -136,7 +146,10 @@ def shortfalls(result: ExperimentResult) -> list[str]:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    """Draw errors against latents by every method, both protocols."""
+    """Plot the errors of Table 1 against the number of latents, and return the figure.
+
+    There is one panel for each protocol, and one line for each method.
+    """
     shown = [protocol for protocol in PROTOCOLS if select(result.rows, protocol=protocol)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.1 * len(shown), 3.5), layout="constrained")

@@ -1,10 +1,12 @@
-"""Gamma dynamics (appendix sec:gamma): what the variance correction is worth for positive states.
+"""Gamma dynamics (appendix sec:gamma): how much the variance correction helps for positive states.
 
-z' ~ Gamma(b0 f(z)^2, b0 f(z)), mean f and variance 1/b0; spike counts are Poisson. The paper names
-a network of 64 SiLU units with softplus and no more. Here it turns states about (1.5, 1.5) by
-0.3 rad a bin, onto a cycle of radius 1. 50 neurons with preferred directions of length 1 fire 5 to
-10 spikes per second at the centre, in bins of 20 ms: so few that a belief is wider than the noise
-of the dynamics, but at the lowest b0. Filters know the dynamics.
+Given the latent state z, the next latent state is Gamma(b0 f(z)^2, b0 f(z)): its mean is f(z), and
+its variance is 1/b0, the noise of the dynamics. Observations are Poisson spike counts. The paper
+says only that f is a network of 64 SiLU units with softplus. Here f turns states about the centre
+(1.5, 1.5) by 0.3 rad per bin, onto a cycle of radius 1. There are 50 neurons, with preferred
+directions of length 1 and 5 to 10 spikes per second at the centre, in bins of 20 ms. With so few
+spikes, a belief is wider than the noise of the dynamics, except at the lowest b0. Filters are given
+the true dynamics.
 """
 
 from typing import NamedTuple
@@ -30,18 +32,20 @@ from evkf.reproduce.tables import rounded
 from evkf.types import Key, Status
 
 PRECISIONS, BINS, TRIALS = (5, 20, 80, 320), 400, 10
-"""Values of b0, and sizes."""
+"""Values of b0 (precision, 1 / variance of the dynamics), number of bins, and number of trials."""
 QUICK_PRECISIONS, QUICK_BINS, QUICK_TRIALS = (20, 80), 100, 2
 BLOCK = 5
-"""Trials that are filtered side by side."""
+"""Number of trials that one task filters in parallel (vmap)."""
 CENTRE, RADIUS, TURN, PULL = 1.5, 1.0, 0.3, 0.25
-"""Constants of the cycle: states turn by so many rad in a bin, and those inside move out."""
+"""Constants of the true cycle: the centre, the radius, the turn per bin in rad, and the strength of
+the pull towards the cycle."""
 HIDDEN, STEEPNESS, WIDTH, RIDGE = 64, 2.0, 4.0, 1e-4
-"""Constants of the network: units bend all over the square from 0 to the width."""
+"""Constants of the network: number of units, length of their weights, width of the square [0,
+WIDTH]^2 in which the units bend, and penalty of the ridge regression."""
 NEURONS, BIN = 50, 0.02
 PARTICLES = 10_000
 GRID = np.stack(np.meshgrid(np.linspace(0.05, 3.5, 24), np.linspace(0.05, 3.5, 24)), axis=-1)
-"""States at which the flow is drawn."""
+"""Grid of latent states at which the flow is plotted."""
 
 METHODS = {
     "corrected": "eVKF",
@@ -53,27 +57,29 @@ FILTERS = {
     "uncorrected": EVKF(correct=False),
     "matching": EVKF(rule="moment_matching"),
 }
-"""Filters that differ in how they predict."""
+"""Filters. They differ in how they predict the next latent state."""
 PARTICLE = "particle"
-"""The task of the reference; its rows are the references."""
+"""Name of the task that runs the particle filter. Its rows are those of `REFERENCES`."""
 REFERENCES = {
     "mean_log": "particles, by mean and mean log",
     "moments": "particles, by mean and variance",
 }
-"""Gammas matched to particles in two ways; the first is the nearest in KL divergence."""
+"""Gamma distributions matched to the particles in two ways. The first has the smallest KL
+divergence from the particles among all products of Gammas."""
 
 
 def network() -> Network:
-    """Return the network of the dynamics: random units, weights by ridge regression on a grid.
+    """Return the network f of the true dynamics.
 
-    It is fitted to a turn about the centre, drawn to a circle. The network is the truth: it does
-    not matter how well it fits.
+    Its hidden units are random. Its output weights are fitted by ridge regression, on a grid of
+    states, to a map that turns states about the centre and pulls them towards a circle. The network
+    itself is the truth, so the quality of this fit does not matter.
 
     Example:
         >>> network()(jnp.full(2, 1.5)).shape
         (2,)
     """
-    # where a grid of states moves; states stay positive
+    # where the states of a grid move to; all stay positive
     side = np.linspace(0.02, WIDTH, 40)
     points = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     off = points - CENTRE
@@ -97,12 +103,17 @@ def network() -> Network:
 
 
 def prior() -> Float[Array, "2 2"]:
-    """Return the prior of the first state, which is near the cycle."""
+    """Return the natural parameters of the prior of the first latent state, near the cycle."""
     return GammaFamily(2).from_moments(jnp.array([CENTRE + RADIUS, CENTRE]), 0.1 * jnp.eye(2))
 
 
 def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """Return the true model of a trial, its states and observations.
+    """Return the true model of a trial, its latent states and its spike counts.
+
+    Args:
+        precision: The value of b0.
+        bins: Number of bins.
+        trial: Number of the trial.
 
     Example:
         >>> model, states, ys = problem(20, 30, 0)
@@ -120,7 +131,10 @@ def problem(precision: float, bins: int, trial: int) -> tuple[Model, Array, Arra
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify every b0 by every method and the particles, the trials in blocks.
+    """Return the specifications of all tasks of the Gamma experiment.
+
+    There is one task for each b0, method and block of trials. The particle filter, which is the
+    reference, is always one of the methods.
 
     Example:
         >>> [spec["method"] for spec in tasks(("corrected",), 1, True)]
@@ -136,12 +150,13 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 class MatchedGammas(NamedTuple):
-    """Gammas nearest to particles; the first axis is that of trials."""
+    """Gamma distributions matched to the particles of every bin. The first axis is trials."""
 
     mean_log: Float[Array, "S T L 2"]
     moments: Float[Array, "S T L 2"]
     correlation: Float[Array, "S T"]
-    """Between the two latents; a product of Gammas has none."""
+    """Correlation between the two latents under the particles. A product of Gammas has no
+    correlation."""
     status: Int[Array, "S T"]
 
 
@@ -149,7 +164,11 @@ class MatchedGammas(NamedTuple):
 def match(
     filter: ParticleFilter, models: Model, ys: Float[Array, "S T N"], keys: Key
 ) -> MatchedGammas:
-    """Filter trials side by side, and match Gammas to the particles of every bin in two ways."""
+    """Filter trials by particles in parallel (vmap), and return Gammas matched to the particles.
+
+    The Gammas of every bin are matched in two ways: by mean and mean logarithm, and by mean and
+    variance.
+    """
 
     def one(model: Model, ys: Array, key: Key) -> MatchedGammas:
         family = model.family
@@ -171,7 +190,12 @@ def match(
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: filter a block of trials side by side."""
+    """Run a task of the Gamma experiment, and return its rows and series.
+
+    One method filters a block of trials in parallel (vmap). There is one row of numbers for each
+    trial (see `judge`), and a series of arrays to plot for trial 0. The task of the particle filter
+    has rows and series for each of the two references.
+    """
     problems = [problem(spec["b0"], spec["bins"], seed) for seed in spec["seeds"]]
     models, ys = stack([model for model, _, _ in problems]), stack([ys for _, _, ys in problems])
     keys = stack([jax.random.key(seed) for seed in spec["seeds"]])
@@ -206,11 +230,12 @@ def run(spec: Spec) -> Result:
 def judge(
     model: Model, beliefs: Float[Array, "T L 2"], states: Float[Array, "T L"]
 ) -> dict[str, float]:
-    """Return the figures of a trial.
+    """Return numbers that say how good the beliefs of a trial are.
 
-    They are the log density of the truth per bin, the error, the coverage of central 90 %
-    intervals, and `carried`: the variance that beliefs hand on through the dynamics, relative to
-    the noise 1/b0.
+    - "log_q": log density of the true state, in nats per bin.
+    - "rmse": root-mean-square error of the mean.
+    - "coverage_90": share of true values inside the central 90 % intervals.
+    - "carried": variance that beliefs pass on through the dynamics, divided by the noise 1/b0.
 
     Example:
         >>> model, states, _ = problem(20, 30, 0)

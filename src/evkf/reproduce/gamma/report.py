@@ -1,4 +1,4 @@
-"""Gamma dynamics in words, the targets, and the figure (fig:gamma_dynamics)."""
+"""Report, targets and figure of the Gamma experiment (fig:gamma_dynamics)."""
 
 import matplotlib
 import numpy as np
@@ -23,25 +23,27 @@ from evkf.reproduce.tables import (
 )
 
 NEAR = 0.2
-"""Target: nats per bin that eVKF may be behind Gammas matched to particles, at every b0."""
+"""Target: at every b0, the log density of eVKF may be below that of Gammas matched to particles by
+at most this many nats per bin."""
 WORSE = NEAR
-"""Target: nats per bin that eVKF without the correction must be behind eVKF, at every b0: more than
-eVKF itself may be behind the particles."""
+"""Target: at every b0, the log density of eVKF without the correction must be below that of eVKF by
+more than this many nats per bin. The limit equals `NEAR`, by which eVKF may be below the
+particles."""
 
 JUDGED = ("corrected", "uncorrected")
-"""Methods that have targets."""
+"""Methods that the targets compare."""
 LABELS = gamma.REFERENCES | METHODS
 DRAWN = 80
-"""b0 of the trial that is drawn; where it was not run, the highest that was."""
+"""Value of b0 of the plotted trial. If it was not run, the highest b0 that was run is plotted."""
 SHOWN = 100
-"""Bins that are drawn."""
+"""Number of plotted bins."""
 COLOURS = {"corrected": OKABE_ITO[0], "uncorrected": OKABE_ITO[5], "matching": OKABE_ITO[2]}
 COLOURS |= {"mean_log": TRUTH, "moments": MUTED}
 MARKS = {"corrected": "o", "uncorrected": "s", "matching": "^", "mean_log": "D", "moments": "v"}
 
 
 def report(result: ExperimentResult) -> str:
-    """Show a table for every b0, and explain it.
+    """Return the page of the Gamma experiment in Markdown: a table for each b0, and explanations.
 
     Example:
         >>> row = {"b0": 5, "method": "corrected", "trial": 0, "log_q": 1.0, "rmse": 0.2}
@@ -69,7 +71,7 @@ def report(result: ExperimentResult) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    """Return the table of a b0: methods by figures."""
+    """Return the table for one b0 in Markdown: one line for each method."""
     rows = behind(rows)
     every = {name: select(rows, method=name) for name in LABELS if select(rows, method=name)}
     density = [plus_minus(own, "log_q") for own in every.values()]
@@ -84,10 +86,11 @@ def _table(rows: list[Row]) -> str:
 
 
 def behind(rows: list[Row]) -> list[Row]:
-    """Add to rows by how much their log density is below that of the reference of their trial.
+    """Return the rows, with a value "behind" added.
 
-    The reference of a b0 is the better of the Gammas matched to particles, by its mean over trials.
-    Rows without one stay as they are.
+    "behind" is the log density of the reference minus that of the row, for the same b0 and trial.
+    The reference of a b0 is one of the two Gammas matched to particles, whichever has the higher
+    mean log density over trials. A row without a reference is returned as it is.
 
     Example:
         >>> given = {"b0": 5, "trial": 0}
@@ -112,7 +115,9 @@ def behind(rows: list[Row]) -> list[Row]:
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
-    """Name the values of b0 at which a target is missed, or a filter diverges.
+    """Return one message for each b0 and target of the Gamma experiment that is missed.
+
+    A filter that diverges misses its target.
 
     Example:
         >>> figures = {"mean_log": 1.0, "corrected": 0.5, "uncorrected": 0.0}
@@ -140,7 +145,7 @@ def shortfalls(result: ExperimentResult) -> list[str]:
 
 
 def _explanation(rows: list[Row]) -> list[str]:
-    """Explain what the correction leaves, and say what differs from the paper."""
+    """Return two paragraphs: why an error remains, and what differs from the paper."""
     sizes = [
         f"{mean(select(rows, b0=b0, method='mean_log'), 'correlation'):.2f} at b0 = {b0}"
         for b0 in sorted({row["b0"] for row in rows})
@@ -169,7 +174,11 @@ def _explanation(rows: list[Row]) -> list[str]:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    """Draw filtered states with and without correction (A, B), log density (C), intervals (D-F)."""
+    """Plot the figure of the Gamma experiment, and return it.
+
+    Panels A and B show filtered states with and without the correction, D and E the first latent
+    over time. Panel C shows the log density, F the coverage of 90 % intervals, both by b0.
+    """
     rows, series = result.rows, result.series
     every = sorted({row["b0"] for row in rows})
     b0 = DRAWN if DRAWN in every else every[-1]
@@ -230,7 +239,7 @@ def draw(result: ExperimentResult) -> Figure:
 
 
 def _by_noise(ax: Axes, rows: list[Row], name: str) -> None:
-    """Draw means and standard deviations of a figure by b0, a line for every method."""
+    """Plot the mean ± standard deviation of a value against b0, one line for each method."""
     for method, label in LABELS.items():
         own = select(rows, method=method)
         every = sorted({row["b0"] for row in own})

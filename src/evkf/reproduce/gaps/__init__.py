@@ -1,1 +1,1 @@
-"""The gaps between bounds and evidence (appendix)."""
+"""The gaps between bounds and log evidence (appendix)."""

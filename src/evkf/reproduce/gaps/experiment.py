@@ -1,17 +1,24 @@
-"""The gaps between bounds and evidence, bin by bin (appendix, fig:supp:gaps).
+"""The gaps between bounds and log evidence in every bin (appendix, fig:supp:gaps).
 
-With q the belief of a bin, q' that of the bin before, p~ = E_q'[p(z|z')] its push-forward and
-q-bar the prediction:
+The letters: y is the observation and z the latent state of a bin. The belief about z is q, and the
+belief about the latent state z' of the previous bin is q'. The push-forward of q' is p~(z) =
+E_q'[p(z|z')], the exact prediction. The prediction that the filter makes is q-bar, with natural
+parameters lambda-bar. A is the log-partition function of the family.
+
+L is the bound that eVKF maximises, and M the bound of methods without a prediction step. E and F
+are their slacks: the gaps that the two bounds leave, apart from the error of q.
 
     L = E_q[log p(y|z)] - KL(q || q-bar)          M = L - (E_q'[A] - A(lambda-bar))
     E = E_q[log p~(z) - E_q' log p(z|z')]         F = E_q[log p~(z) - log q-bar(z)]
 
-so that E - F = L - M, and M + E = L + F = log p~(y) - KL(q || p~(z|y)). M is below log p~(y), the
-evidence under the push-forward; L below the evidence under q-bar. Neither is log p(y_t|y_<t), for
-q' is not the true filtering distribution.
+It follows that E - F = L - M, and that M + E = L + F = log p~(y) - KL(q || p~(z|y)). M is never
+above log p~(y), the log evidence under the push-forward. L is never above the log evidence under
+q-bar. Neither M nor L is a bound on log p(y_t|y_<t), because q' is not the true filtering
+distribution.
 
-Expectations are Gauss-Hermite sums over two latents, exact to many digits. The evidence comes from
-particle filters, or from the Kalman filter where that is exact.
+Expectations are Gauss-Hermite sums over two latents, with many nodes. The log evidence log
+p(y_t|y_<t) comes from particle filters, or from the Kalman filter for the linear system, where the
+Kalman filter is exact.
 """
 
 from typing import Any, NamedTuple
@@ -43,27 +50,35 @@ SYSTEMS = {
     "gamma": "Gamma, Poisson",
 }
 BINS, TRIALS, RUNS, PARTICLES = 300, 4, 8, 20_000
-"""Bins and trials, and the runs of the particle filter that estimate the evidence of a trial."""
+"""Number of bins, of trials, of runs of the particle filter for each trial, and of particles in
+each run."""
 QUICK_BINS, QUICK_TRIALS, QUICK_RUNS, QUICK_PARTICLES = 60, 1, 4, 2_000
 BLOCK = 2
-"""Trials of a task."""
+"""Number of trials in a task."""
 INNER, OUTER = 40, 16
-"""Nodes a latent: of the belief before, and of the belief."""
+"""Number of quadrature nodes for each latent: under the belief about the previous bin (q'), and
+under the belief about the current bin (q)."""
 PRECISION = 20
-"""b0 of the Gamma dynamics."""
+"""The value of b0 (1 / variance) of the Gamma dynamics."""
 ROUNDING, EXACT = 1e-9, 1e-5
-"""Tolerances: of L >= M in nats relative to L, of bounds on the evidence in nats."""
+"""Tolerances. ROUNDING: L may be below M by this much, times the larger of 1 and |L|. EXACT: a
+bound may be above the log evidence by this many nats."""
 SKIP = 5
-"""First bins, whose beliefs are as wide as the prior: too wide for so few nodes. Of these bins only
-L >= M is checked."""
+"""Number of first bins in which only L >= M is checked. Beliefs of these bins are as wide as the
+prior, too wide for the number of quadrature nodes."""
 SHOWN = 100
-"""Bins of the first trial that are drawn."""
+"""Number of plotted bins of trial 0."""
 
 METHODS = {"uncorrected": "without correction", "corrected": "with correction"}
 
 
 def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
-    """Return the model of a trial, its states and observations.
+    """Return the true model of a trial, its latent states and its observations.
+
+    Args:
+        system: Name of the system, one of `SYSTEMS`.
+        bins: Number of bins.
+        trial: Number of the trial.
 
     Example:
         >>> model, states, ys = problem("linear", 20, 0)
@@ -81,7 +96,9 @@ def problem(system: str, bins: int, trial: int) -> tuple[Model, Array, Array]:
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify every system, the trials in blocks.
+    """Return the specifications of all tasks of the gaps experiment.
+
+    There is one task for each system and block of trials. A task runs all methods.
 
     Example:
         >>> [spec["system"] for spec in tasks(("uncorrected",), 1, True)]
@@ -97,10 +114,10 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 class BinBeliefs(NamedTuple):
-    """Beliefs and bounds of every bin."""
+    """Beliefs and bounds of every bin, from the eVKF filter. `gap` is L - M, in nats."""
 
     before: Belief
-    """Belief about the bin before."""
+    """Belief about the previous bin, q'."""
     predicted: Belief
     belief: Belief
     L: Float[Array, " T"]
@@ -109,7 +126,7 @@ class BinBeliefs(NamedTuple):
 
 @jax.jit
 def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> BinBeliefs:
-    """Filter a trial, and return everything that the slacks need."""
+    """Filter a trial, and return the beliefs and bounds of every bin."""
 
     def body(state: Any, y: Array) -> tuple:
         prediction = filter.predict(model, state)
@@ -122,10 +139,15 @@ def follow(filter: EVKF, model: Model, ys: Float[Array, "T N"]) -> BinBeliefs:
 def nodes(
     family: Family, beliefs: Belief, num: int
 ) -> tuple[Float[Array, "T S L"], Float[Array, " S"]]:
-    """Return points and weights for expectations under beliefs over two latents.
+    """Return Gauss-Hermite nodes and weights, for expectations under beliefs over two latents.
 
-    They are Gauss-Hermite nodes of standard normals, mapped by the quantiles of a Gamma or by the
-    root of a covariance.
+    The nodes of a standard normal distribution are mapped to the belief: by the Cholesky factor of
+    the covariance for a Gaussian belief, and by quantiles for a Gamma belief.
+
+    Args:
+        family: Family of the beliefs.
+        beliefs: Beliefs of several bins.
+        num: Number of nodes for each latent.
 
     Example:
         >>> from evkf.families import GammaFamily
@@ -152,18 +174,18 @@ def nodes(
 
 
 class Slacks(NamedTuple):
-    """Slacks of the bounds and log evidence of every bin, in nats."""
+    """Slacks E and F (gaps that the bounds leave) and log evidence of every bin, in nats."""
 
     E: Float[Array, " T"]
     F: Float[Array, " T"]
     pushed: Float[Array, " T"]
-    """Log evidence under the push-forward of the belief before."""
+    """Log evidence under the push-forward of the belief about the previous bin, log p~(y)."""
     predicted: Float[Array, " T"]
-    """Log evidence under the prediction."""
+    """Log evidence under the prediction q-bar."""
 
 
 def slacks(model: Model, bins: BinBeliefs, ys: Float[Array, "T N"]) -> Slacks:
-    """Return E, F, and the log evidence under the push-forward and under the prediction.
+    """Return the slacks E and F, and the log evidence under push-forward and prediction.
 
     Example:
         >>> model, _, ys = problem("linear", 20, 0)
@@ -178,7 +200,7 @@ def slacks(model: Model, bins: BinBeliefs, ys: Float[Array, "T N"]) -> Slacks:
 
 @jax.jit
 def _slacks(model: Model, bins: BinBeliefs, ys: Array, inner: tuple, outer: tuple) -> Slacks:
-    """Sum over nodes of the beliefs before (inner) and of the beliefs (outer)."""
+    """Compute the slacks from nodes under the beliefs q' (inner) and q (outer), and return them."""
     family, none = model.family, jnp.zeros(0)
     log_inner, log_outer = jnp.log(inner[1]), jnp.log(outer[1])
 
@@ -208,7 +230,7 @@ def _slacks(model: Model, bins: BinBeliefs, ys: Array, inner: tuple, outer: tupl
 
 
 class Evidence(NamedTuple):
-    """log p(y_t | y_<t) of every bin, and its standard error over particle filters."""
+    """Log evidence log p(y_t | y_<t) of every bin, and its standard error over particle filters."""
 
     value: Float[np.ndarray, " T"]
     error: Float[np.ndarray, " T"]
@@ -217,9 +239,16 @@ class Evidence(NamedTuple):
 def evidence(
     model: Model, ys: Float[Array, "T N"], seed: int, runs: int, particles: int
 ) -> Evidence:
-    """Estimate the evidence by particle filters that differ in their draws alone.
+    """Estimate the log evidence of every bin by particle filters, and return it.
 
-    Every trial has draws of its own.
+    The particle filters differ only in their random draws. Random draws also differ between trials.
+
+    Args:
+        model: The true model.
+        ys: Observations.
+        seed: Number of the trial.
+        runs: Number of particle filters.
+        particles: Number of particles in each filter.
 
     Example:
         >>> model, _, ys = problem("linear", 10, 0)
@@ -234,12 +263,17 @@ def evidence(
 
 
 def exact_evidence(model: Model, ys: Float[Array, "T N"]) -> Float[np.ndarray, " T"]:
-    """Return the evidence by the Kalman filter."""
+    """Return the log evidence of every bin from the Kalman filter, for a linear Gaussian model."""
     return np.asarray(scan_filter(Kalman(), model, ys)[1].info.elbo)
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: filter trials by every method; bounds, slacks and evidence of every bin."""
+    """Run a task of the gaps experiment, and return its rows and series.
+
+    For each trial of one system, every method filters the trial, and the bounds, slacks and log
+    evidence are computed in every bin. There is one row of numbers for each trial and method (see
+    `judge` and `count`), and a series of arrays to plot for each method on trial 0.
+    """
     rows, series = [], []
     for seed in spec["seeds"]:
         model, _, ys = problem(spec["system"], spec["bins"], seed)
@@ -265,7 +299,14 @@ def run(spec: Spec) -> Result:
 def judge(
     L: np.ndarray, gap: np.ndarray, terms: Slacks, rough: Evidence, exact: np.ndarray | None
 ) -> dict[str, Any]:
-    """Return means per bin, how often bounds hold, and by how much the slacks fail to add up.
+    """Return means over bins, how often bounds are broken, and the largest error of E - F = L - M.
+
+    Args:
+        L: The bound L of every bin.
+        gap: L - M of every bin.
+        terms: Slacks and log evidence of every bin.
+        rough: Log evidence estimated by particle filters.
+        exact: Exact log evidence, or None if it is not known.
 
     Example:
         >>> L, gap, nothing = np.array([-2.0, -1.0]), np.array([0.5, 0.1]), np.zeros(2)
@@ -301,7 +342,10 @@ def judge(
 
 
 def count(L: np.ndarray, gap: np.ndarray) -> dict[str, Any]:
-    """Count the bins where L < M by more than rounding, or where a bound is not a number.
+    """Count the bins in which L < M, and return this number and the smallest L - M.
+
+    Bins in which L is below M only by rounding are not counted. Bins in which a bound is NaN are
+    counted.
 
     Example:
         >>> count(np.zeros(3), np.array([0.1, -0.1, np.nan]))

@@ -1,4 +1,4 @@
-"""Bounds and slacks in words, and the figure of gaps (fig:supp:gaps)."""
+"""Report, targets and figure of the gaps experiment (fig:supp:gaps)."""
 
 import matplotlib
 import numpy as np
@@ -41,7 +41,7 @@ SLACKS = (
     "L above log p(y_t given the past)",
     "largest error of E − F = L − M",
 )
-"""Headings of the two tables."""
+"""Headings of the two tables: bounds with the log evidence, and slacks."""
 EXPLANATION = (
     "Why F can be negative: F compares the push-forward of the last belief with the "
     "prediction, at the states that the new belief holds likely. The uncorrected prediction is "
@@ -60,7 +60,10 @@ EXPLANATION = (
 
 
 def report(result: ExperimentResult) -> str:
-    """Show bounds and evidence, slacks, and how often bounds hold.
+    """Return the page of the gaps experiment in Markdown.
+
+    It has a table of the bounds L and M with the log evidence, a table of the slacks E and F (the
+    gaps below the log evidence), and says whether the bounds hold.
 
     Example:
         >>> "No bound was tested" in report(ExperimentResult([]))
@@ -115,7 +118,10 @@ def report(result: ExperimentResult) -> str:
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
-    """Name the systems in which a bound that must hold does not.
+    """Return one message for each system and bound of the gaps experiment that is broken.
+
+    L >= M, and M below the log evidence under the push-forward, must hold without the correction. L
+    below the log evidence under the prediction must hold for every method.
 
     Example:
         >>> row = {"system": "vdp", "method": "uncorrected", "violations": 2, "bins": 60}
@@ -141,7 +147,12 @@ def shortfalls(result: ExperimentResult) -> list[str]:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    """Draw the uncorrected filter, a column a system: bounds less the evidence, slacks below."""
+    """Plot the figure of the gaps experiment, for the filter without correction, and return it.
+
+    There is one column of panels for each system. The upper panel shows the bounds L and M minus
+    the log evidence log p(y_t | y_<t), in every bin. The lower panel shows the slacks E and F (the
+    gaps below the log evidence).
+    """
     names = [name for name in SYSTEMS if select(result.series, system=name, method="uncorrected")]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 5.8), layout="constrained")

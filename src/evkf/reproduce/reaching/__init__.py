@@ -1,1 +1,1 @@
-"""Reaching (Fig. 4)."""
+"""Reaching: motor cortex and hand velocity (Figure 4)."""

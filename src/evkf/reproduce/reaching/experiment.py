@@ -1,10 +1,12 @@
-"""Reaching (fig:mc_maze): states and rates of motor cortex filtered, hand velocity decoded.
+"""Reaching (fig:mc_maze): filter the activity of motor cortex, and decode the hand's velocity.
 
-Half of the trials train a model, on states found by GPFA as in the paper and by our own bound. The
-disjoint half is then filtered causally, with the model frozen and with learning going on, seen once
-and in order. Velocity is decoded from inferred rates by ridge regression fitted to the first half,
-its penalty chosen by cross-validation inside that half. What people use today stands beside it,
-computed on the same trials.
+A model is trained on one half of the trials (the training half). It is trained in two ways: on
+latent states found by GPFA (Gaussian-process factor analysis), as in the paper, and by maximising
+our own bound. The other half (the test half) is then filtered causally, once and in order: with a
+frozen model, and with a model that goes on learning. Hand velocity is decoded from the inferred
+firing rates by ridge regression. The regression is fitted to the training half, and its penalty is
+chosen by cross-validation inside that half. Commonly used methods are run on the same trials for
+comparison.
 """
 
 import math
@@ -29,58 +31,63 @@ from evkf.recordings.scoring import Progress, Score, baselines, evkf, fit_gpfa, 
 from evkf.recordings.units import UnitModel, fit_recording, infer, names
 
 LATENTS, NETWORK, MIN_RATE, BIN_WIDTH = 12, 64, 0.5, 0.02
-"""Settings of the prototype; units under half a spike per second are left out."""
+"""Number of latents, number of hidden units of the network, lowest firing rate, and bin width in
+seconds. The values are ours, from a prototype. Units that fire fewer than MIN_RATE spikes per
+second are left out."""
 HIDDEN_SHARE = 40 / 146
-"""Share of the units that are held out from the filter."""
+"""Share of the units that are hidden from the filter (held out), for co-smoothing."""
 TRIALS = 250
-"""Trials of either half where there are enough, as in the paper."""
+"""Number of trials in each half if the recording has enough trials, as in the paper."""
 ONSET, WINDOW = "move_onset_time", (-0.05, 0.45)
-"""Event that trials of NWB files are aligned to, and seconds around it, as in the subset."""
+"""Event to which the trials of NWB files are aligned, and the window around it in seconds. They are
+the same as in the MC_Maze subset."""
 VELOCITIES = ("hand_vel", "hand_vel_mm_s", "finger_vel")
 CONDITIONS = ("trial_type", "condition", "target")
-"""Names that are tried when none is given."""
+"""Names of the condition column that are tried if none is given."""
 
 SUBSET = "mc_maze_large_9cond_5ms.npz"
-"""File of the MC_Maze subset; the targets apply to this recording only."""
+"""File name of the MC_Maze subset. The targets apply only to this recording."""
 TARGETS = {"rates_r2": 0.83, "learning_gain": -0.005, "co_smoothing": 0.165}
-"""Least R² from rates, least gain in R² by learning on, least bits per spike of held-out units."""
+"""Lowest allowed values: R² of velocity decoded from rates, R² with learning on minus R² with the
+frozen model, and bits per spike of held-out units."""
 
 BLOCK = 10
-"""Trials after which the decoder is fitted anew while learning goes on."""
+"""Number of trials after which the decoder is fitted again while learning goes on."""
 
 LEARNING, FIXED = "eVKF, learning on", "eVKF, learning on, decoder fixed"
 ON_GPFA = "eVKF on GPFA states"
 
 
 class FitEffort(NamedTuple):
-    """Numbers of steps in which models are fitted."""
+    """Numbers of passes and steps by which models are fitted."""
 
     passes: int | None = None
-    """Passes over the training half by models that learn by the bound; by its size when None."""
+    """Passes over the training half when a model is trained by the bound. None chooses the number
+    by the size of the half."""
     em_steps: int = 100
     steps: int = 3000
-    """Gradient steps that fit a model to GPFA states."""
+    """Gradient steps that fit a model to latent states from GPFA."""
 
 
 FULL, QUICK = FitEffort(), FitEffort(5, 10, 300)
 
 
 class Reaches(NamedTuple):
-    """A recording of reaches, and the names of its columns."""
+    """A recording of reaches, and the names of the columns to use."""
 
     recording: Recording
     velocity: str
     condition: str | None
     event: str = "trial start"
-    """Event at time zero."""
+    """Name of the event at time zero."""
     when: float = 0.0
-    """Seconds from the start of a trial to the event."""
+    """Time of the event in seconds after the start of a trial."""
     subset: bool = False
-    """True for the MC_Maze subset."""
+    """True if the recording is the MC_Maze subset."""
 
     @property
     def position(self) -> str | None:
-        """Name of the hand's position; None if it is not known in every bin."""
+        """Name of the hand's position. None if it is not recorded, or is missing in some bins."""
         name, behaviour = position_name(self.velocity), self.recording.behaviour
         return name if name in behaviour and np.isfinite(behaviour[name]).all() else None
 
@@ -88,12 +95,17 @@ class Reaches(NamedTuple):
 def read_reaches(
     path: str | Path, velocity: str | None = None, condition: str | None = None
 ) -> Reaches:
-    """Read a file in bins of 20 ms, with the units that fire.
+    """Read a recording of reaches, and return it in bins of 20 ms.
+
+    Units that fire fewer than 0.5 spikes per second are left out. Raise InputError if the recording
+    has fewer than four trials, or no hand velocity of two coordinates.
 
     Args:
-        path: NWB, of the Neural Latents Benchmark or other; npz, HDF5 or CSV of counts.
-        velocity: Name of the hand's velocity; one of `VELOCITIES` when left out.
-        condition: Column of the trials; one of `CONDITIONS`, if there is one, when left out.
+        path: Path of the recording: NWB (from the Neural Latents Benchmark or elsewhere), or npz,
+            HDF5 or CSV that contain spike counts.
+        velocity: Name of the hand velocity. By default, the first of `VELOCITIES` in the recording.
+        condition: Name of the trial column that holds the condition. By default, the first of
+            `CONDITIONS` in the recording, if there is one.
     """
     event, when, subset = "trial start", 0.0, Path(path).name == SUBSET
     if Path(path).suffix == ".nwb":
@@ -125,7 +137,10 @@ def read_reaches(
 
 
 def _velocity(path: str | Path, names: Collection[str]) -> str:
-    """Return the first of `VELOCITIES` that a recording has."""
+    """Return the first name of `VELOCITIES` that is in `names`.
+
+    Raise InputError if there is none.
+    """
     velocity = next((name for name in VELOCITIES if name in names), None)
     if velocity is None:
         remedy = f"name it with --behaviour; there are {', '.join(names) or 'none'}"
@@ -134,7 +149,7 @@ def _velocity(path: str | Path, names: Collection[str]) -> str:
 
 
 def position_name(velocity: str) -> str:
-    """Return the name of the position that goes with a velocity.
+    """Return the name of the hand position that belongs to a hand velocity.
 
     Example:
         >>> position_name("hand_vel"), position_name("hand_vel_mm_s")
@@ -144,7 +159,15 @@ def position_name(velocity: str) -> str:
 
 
 def split(reaches: Reaches, seed: int) -> Halves:
-    """Split the trials of a seed: 250 and 250 where there are enough, else half and half."""
+    """Split the trials at random into a training half and a test half, and return the halves.
+
+    Each half has 250 trials if the recording has at least 500. Otherwise the recording is cut in
+    half.
+
+    Args:
+        reaches: The recording.
+        seed: Seed of the random order.
+    """
     num = reaches.recording.num_trials
     order = np.random.default_rng(seed).permutation(num)
     half, end = (TRIALS, 2 * TRIALS) if num >= 2 * TRIALS else (num // 2, num)
@@ -156,7 +179,17 @@ def split(reaches: Reaches, seed: int) -> Halves:
 def one_seed(
     reaches: Reaches, seed: int, effort: FitEffort = FULL, progress: Progress | None = None
 ) -> tuple[list[Score], Halves, UnitModel]:
-    """Return the rows of a seed, the halves of its trials, and its model."""
+    """Run the reaching experiment for one seed.
+
+    Args:
+        reaches: The recording.
+        seed: Seed of the split into halves and of the model.
+        effort: Numbers of passes and steps.
+        progress: Function that is told the progress of the computation.
+
+    Returns:
+        One row of scores for each method, the halves, and the model trained by the bound.
+    """
     parts = split(reaches, seed)
     model = fit_recording(parts.train, LATENTS, hidden=NETWORK, passes=effort.passes, seed=seed)
     makers = [
@@ -170,13 +203,14 @@ def one_seed(
 
 
 def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
-    """Filter the test half once, in order, while learning goes on, and return its row.
+    """Filter the test half once, in order, while learning goes on, and return the scores.
 
     Args:
-        parts: The halves.
-        model: The model from which learning starts.
-        follow: Fit the decoder again every `BLOCK` trials, to the rates and latents that the model
-            of that moment infers in the training half. If False, the first decoder stays.
+        parts: The training half and the test half.
+        model: Model from which learning starts.
+        follow: Whether to fit the decoder again every `BLOCK` trials. The new decoder is fitted to
+            the rates and latents that the current model infers in the training half. If False, the
+            first decoder is kept.
     """
     assert model.estimator is not None
     assert parts.behaviour is not None
@@ -204,7 +238,11 @@ def learning_on(parts: Halves, model: UnitModel, follow: bool = True) -> Score:
 
 @jax.jit
 def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, Array, Model]:
-    """Learn from bins; return means, expected counts and the model that filtered each bin."""
+    """Filter and learn from bins in order, and return three arrays per bin.
+
+    They are the filtered means, the expected counts, and the model that filtered the bin (before
+    learning from the bin).
+    """
 
     def body(state: LearnerState, bin: tuple) -> tuple[LearnerState, tuple]:
         state, _ = learner.observe(state, *bin)
@@ -216,13 +254,16 @@ def _stream(learner: Learner, state: LearnerState, bins: tuple) -> tuple[Array, 
 
 
 def on_gpfa_states(parts: Halves, model: UnitModel, effort: FitEffort, seed: int) -> Score:
-    """Fit dynamics and readout to states that GPFA found, as the paper does; return the row.
+    """Fit dynamics and readout to latent states from GPFA, as the paper does; return the scores.
+
+    The readout is the weights and offsets of the likelihood. The fitted model filters the test
+    half.
 
     Args:
-        parts: The halves.
-        model: The model whose filter is used.
-        effort: Numbers of steps.
-        seed: Of the network to start from.
+        parts: The training half and the test half.
+        model: Model whose filter is used.
+        effort: Numbers of EM steps for GPFA, and of gradient steps.
+        seed: Seed of the initial network.
     """
     train = parts.train
     states = fit_gpfa(parts, LATENTS, effort.em_steps).latents(parts).train
@@ -242,7 +283,10 @@ def on_gpfa_states(parts: Halves, model: UnitModel, effort: FitEffort, seed: int
 
 
 def summarise(rows: list[list[Score]]) -> list[dict[str, Any]]:
-    """Return means over seeds, with standard errors where there are several.
+    """Return the mean of every score over seeds, with standard errors if there are several seeds.
+
+    Args:
+        rows: For each seed, the scores of all methods.
 
     Example:
         >>> summarise([[Score("a", one_step=1.0)], [Score("a", one_step=3.0)]])[0]["one_step"]
@@ -264,7 +308,11 @@ def summarise(rows: list[list[Score]]) -> list[dict[str, Any]]:
 
 
 def shortfalls(means: list[dict[str, Any]]) -> list[str]:
-    """Name the targets that are missed."""
+    """Return one message for each target of the reaching experiment that is missed.
+
+    Args:
+        means: Means over seeds, from `summarise`.
+    """
     rows = {row["method"]: row for row in means}
     own = rows["eVKF"]
     rates = own["rates_r2"]["mean"]

@@ -1,4 +1,4 @@
-"""The figure of reaching (fig:mc_maze): latents, reaches and rates of trials not learned from."""
+"""Figure of the reaching experiment (fig:mc_maze): latents, reaches and rates of the test half."""
 
 from typing import NamedTuple, cast
 
@@ -17,11 +17,20 @@ from evkf.recordings.units import UnitModel, infer
 from evkf.reproduce.reaching.experiment import Reaches
 
 UNITS = 4
-"""Units whose rates are drawn."""
+"""Number of units whose rates are plotted."""
 
 
 class DecodedReaches(NamedTuple):
-    """Latents, reaches and rates of the test half, as the figure shows them."""
+    """Latents, reaches and rates of the test half, for the figure.
+
+    Attributes:
+        latents: Filtered latents, projected onto a plane.
+        true: True hand positions.
+        decoded: Decoded hand positions.
+        rates: Inferred firing rates.
+        labels: Condition of each trial.
+        r2: R² of the decoded velocity.
+    """
 
     latents: Float[np.ndarray, "T 2"]
     true: Float[np.ndarray, "T 2"]
@@ -32,7 +41,12 @@ class DecodedReaches(NamedTuple):
 
 
 def decode_reaches(reaches: Reaches, parts: Halves, model: UnitModel) -> DecodedReaches:
-    """Filter and decode the test half; positions are summed up from the true starts of the hand."""
+    """Filter and decode the test half, and return what the figure shows.
+
+    Decoded positions are sums of the decoded velocity, from the true position at the start of each
+    trial. If the recording has no positions, true positions are sums of the true velocity from
+    zero.
+    """
     train, test = infer(model, parts.train), infer(model, parts.test)
     assert train.rates is not None and test.rates is not None  # noqa: PT018
     rates = Pair(train.rates, test.rates)
@@ -55,7 +69,11 @@ def decode_reaches(reaches: Reaches, parts: Halves, model: UnitModel) -> Decoded
 
 
 def draw(reaches: Reaches, parts: Halves, shown: DecodedReaches) -> Figure:
-    """Draw latents of trials (A), true and decoded reaches (B, C), and rates of a few units (D)."""
+    """Plot the figure of the reaching experiment, and return it.
+
+    Panel A shows the latents, B the true reaches, C the decoded reaches, and D the rates of a few
+    units, whose condition averages vary most.
+    """
     half, labels = parts.test, shown.labels
     colours = by_direction(shown.true, half.lengths, labels)
     with matplotlib.rc_context(STYLE):
@@ -69,7 +87,7 @@ def draw(reaches: Reaches, parts: Halves, shown: DecodedReaches) -> Figure:
     hand_paths(true, shown.true, half.lengths, labels, colours=colours)
     hand_paths(decoded, shown.decoded, half.lengths, labels, colours=colours)
     corners = [corner for ax in (true, decoded) for corner in (ax.dataLim.min, ax.dataLim.max)]
-    for ax in (true, decoded):  # one view for both
+    for ax in (true, decoded):  # the same limits for true and decoded
         ax.update_datalim(corners)
         ax.autoscale_view()
     events = np.full(half.num_trials, reaches.when)
@@ -100,7 +118,14 @@ def best_plane(
     lengths: tuple[int, ...],
     labels: Shaped[np.ndarray, " K"],
 ) -> Float[np.ndarray, "T 2"]:
-    """Project states onto the two principal axes of their averages over conditions.
+    """Project latent states onto the first two principal axes of their averages over conditions.
+
+    Return the coordinates in this plane. If there is only one axis, the second coordinate is 0.
+
+    Args:
+        states: Filtered latents of all bins.
+        lengths: Number of bins of each trial.
+        labels: Condition of each trial.
 
     Example:
         >>> states = np.array([[0.0, 3, 0], [0, -3, 1], [0, 3, 0], [0, -3, 1]])
@@ -119,7 +144,13 @@ def most_modulated(
     labels: Shaped[np.ndarray, " K"],
     num: int,
 ) -> Int[np.ndarray, " M"]:
-    """Return the units whose averages over conditions vary most.
+    """Return the indices of the `num` units whose condition averages vary most, in falling order.
+
+    Args:
+        rates: Firing rates of all bins.
+        lengths: Number of bins of each trial.
+        labels: Condition of each trial.
+        num: Number of units.
 
     Example:
         >>> rates = np.array([[1.0, 0, 5], [1, 9, 6], [1, 0, 5], [1, 9, 6]])

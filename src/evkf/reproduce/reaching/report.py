@@ -1,4 +1,4 @@
-"""Reaching in words: the table of means, and what differs from the paper."""
+"""Report of the reaching experiment: the table of means, and what differs from the paper."""
 
 from typing import Any
 
@@ -15,7 +15,14 @@ HEADINGS = {
 
 
 def report(means: list[dict[str, Any]], reaches: Reaches, seeds: int, quick: bool) -> str:
-    """Show a table of means ± standard errors, and what differs from the paper."""
+    """Return the page of the reaching experiment in Markdown.
+
+    Args:
+        means: Means over seeds, from `summarise`.
+        reaches: The recording.
+        seeds: Number of seeds.
+        quick: Whether the run was quick.
+    """
     parts = experiment.split(reaches, 0)
     trials = f"{parts.train.num_trials} trials to learn from, {parts.test.num_trials} to judge"
     units = (

@@ -1,1 +1,1 @@
-"""The variance that averaging natural parameters loses."""
+"""The variance that is lost when natural parameters are averaged (section 3.6)."""

@@ -1,10 +1,15 @@
-"""The variance that averaging natural parameters loses, and the formula that gives it back.
+"""Measure the variance that an uncorrected prediction loses, and a formula that restores it.
 
-Section 3.6 adds M P M^T to the uncorrected prediction, M the Jacobian of the dynamics at the mean
-of the belief and P its covariance. Here beliefs of known width stand at states that each system
-visits; their true push-forward has the variance E[V(z)] + Var f(z), taken by many samples. What is
-lost is that less the variance of the uncorrected prediction. Nonlinearity is the damping of Van der
-Pol, the gain of a network; that of Gamma dynamics cannot be set.
+The uncorrected prediction averages natural parameters, and is too narrow. Section 3.6 corrects it
+by the formula M P M^T, where M is the Jacobian of the dynamics at the mean of the belief, and P is
+the covariance of the belief.
+
+Here beliefs of known width are placed at latent states z that each system visits. The variance of
+their true push-forward (the exact prediction) is E[V(z)] + Var f(z), where f(z) is the mean and
+V(z) the variance of the transition; both terms are estimated from many samples. The lost variance
+is this variance minus the variance of the uncorrected prediction. The nonlinearity is varied by the
+damping of the Van der Pol system and by the gain of the network. The linear system and the Gamma
+system have no such setting.
 """
 
 from typing import NamedTuple
@@ -24,19 +29,24 @@ from evkf.reproduce.runner import Result, Spec, specification
 from evkf.types import Key, Matrix, Scalar, Vector
 
 SPREADS = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Standard deviations of beliefs."""
+"""Standard deviations of the beliefs."""
 NOISES = (0.05, 0.1)
-"""Standard deviations of the dynamics' noise, for Gaussian states; the paper has 0.1."""
+"""Standard deviations of the dynamics' noise, for systems with Gaussian states. The paper uses
+0.1."""
 POINTS, EVERY, SETTLE = 40, 10, 100
-"""Beliefs, their distance in bins along a run, and bins before the first."""
+"""Number of beliefs, number of bins between them along a simulated trajectory, and number of bins
+before the first."""
 SAMPLES, TRIALS = 20_000, 5
 QUICK_SPREADS, QUICK_SAMPLES, QUICK_TRIALS = (0.1, 0.4), 4_000, 1
 OFF = 0.1
-"""Relative error from which on a formula counts as too high or too low."""
+"""The formula counts as too high or too low if its relative error is larger than this."""
 
 
 def slow_turn(noise: float) -> Linear:
-    """Return the linear system: a turn by 0.2 rad a bin, to 0.98 of the length.
+    """Return linear dynamics that turn states by 0.2 rad per bin, and shrink them by 2 %.
+
+    Args:
+        noise: Variance of the noise.
 
     Example:
         >>> np.asarray(slow_turn(0.04).weight, float).round(3).tolist()
@@ -49,9 +59,18 @@ def slow_turn(noise: float) -> Linear:
 def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dynamics:
     """Return the dynamics of a system.
 
-    Linear: a slow turn. Van der Pol: in the paper's bins of 5 ms, by its damping; at 5, runs leave
-    for infinity. Network: z' = g W tanh z of 8 latents, by its gain g, far from a line in one bin.
-    Gamma: as in the experiment of its own; the noise is 1 / sqrt(b0).
+    - "linear": a slow turn.
+    - "vdp": the Van der Pol oscillator, in bins of 5 ms as in the paper. The nonlinearity is its
+      damping; at 5, trajectories diverge.
+    - "network": z' = g W tanh(z) with 8 latents. The nonlinearity is the gain g. One bin is a long
+      step, so that the map is far from linear.
+    - "gamma": the dynamics of the Gamma experiment, with b0 = 1 / noise^2.
+
+    Args:
+        system: Name of the system.
+        nonlinearity: Damping or gain. Other systems ignore it.
+        noise: Standard deviation of the noise.
+        trial: Number of the trial, which selects the network's weights.
     """
     if system == "vdp":
         return VanDerPol(nonlinearity, noise=noise**2)
@@ -64,7 +83,14 @@ def dynamics(system: str, nonlinearity: float, noise: float, trial: int) -> Dyna
 
 
 class SweptSystem(NamedTuple):
-    """A system, and the values at which it is measured."""
+    """A system, the name of its nonlinearity, and the values at which it is measured.
+
+    Attributes:
+        label: Name of the system in tables and figures.
+        knob: Name of the nonlinearity, empty if it cannot be varied.
+        nonlinearities: Values of the nonlinearity.
+        noises: Standard deviations of the noise.
+    """
 
     label: str
     knob: str
@@ -79,11 +105,14 @@ SYSTEMS = {
     "gamma": SweptSystem("Gamma", "", (0.0,), tuple(float(b0) ** -0.5 for b0 in gamma.PRECISIONS)),
 }
 METHODS = SYSTEMS
-"""Choices of --methods: there is only one method, eVKF."""
+"""Choices of the option --methods. Here they are the systems, because there is only one method,
+eVKF."""
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify every system by its nonlinearities.
+    """Return the specifications of all tasks of the variance experiment.
+
+    There is one task for each system and nonlinearity. A task runs all trials.
 
     Example:
         >>> [spec["nonlinearity"] for spec in tasks(tuple(METHODS), 1, True)]
@@ -99,21 +128,22 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 class PredictedVariances(NamedTuple):
-    """Total variances (traces) of predictions from a belief, and the error of the mean."""
+    """Total variances (traces) of the predictions from each belief, and the error of the mean."""
 
     true: Scalar
-    """Variance of the push-forward, by samples."""
+    """Variance of the true push-forward (the exact prediction), from samples."""
     uncorrected: Scalar
     corrected: Scalar
     matching: Scalar
     formula: Scalar
-    """tr(M P M^T)."""
+    """Value of the formula, tr(M P M^T)."""
     shift: Scalar
-    """Distance of the uncorrected mean from the true one, in true standard deviations."""
+    """Mean of the uncorrected prediction minus the true mean, divided by the true standard
+    deviation, averaged over latents."""
 
     @property
     def lost(self) -> Scalar:
-        """Variance that the uncorrected prediction lacks."""
+        """Lost variance: true variance minus the variance of the uncorrected prediction."""
         return self.true - self.uncorrected
 
 
@@ -121,14 +151,18 @@ class PredictedVariances(NamedTuple):
 def measure(
     model: Model, points: Float[Array, "K L"], spread: Scalar, normal: Float[Array, "S L"], key: Key
 ) -> PredictedVariances:
-    """Push beliefs of one width at some points forward, in truth and by every prediction.
+    """Predict the next latent state from beliefs of one width, and return the variances.
+
+    The predictions are the exact one (by samples) and those of the rules: without correction, with
+    correction, and moment matching.
 
     Args:
-        model: The model; only its dynamics matter.
+        model: The model. Only its dynamics are used.
         points: Means of the beliefs.
-        spread: Their standard deviation.
-        normal: Standard normal draws, for Gaussian states; for others, as many are drawn.
-        key: Key of these draws.
+        spread: Standard deviation of the beliefs.
+        normal: Standard normal samples, used if states are Gaussian. Gamma states use as many new
+            samples.
+        key: JAX random key for the samples of Gamma states.
 
     Example:
         >>> model = Model(Linear([[0.5]], noise=0.1), Poisson([[1.0]]))
@@ -172,7 +206,13 @@ def measure(
 def problem(
     system: str, nonlinearity: float, noise: float, trial: int
 ) -> tuple[Model, Float[Array, "K L"]]:
-    """Return a model, and states that it visits.
+    """Return a model, and latent states that its dynamics visit.
+
+    Args:
+        system: Name of the system.
+        nonlinearity: Damping or gain of the system.
+        noise: Standard deviation of the noise.
+        trial: Number of the trial.
 
     Example:
         >>> model, points = problem("vdp", 1.5, 0.1, 0)
@@ -187,7 +227,12 @@ def problem(
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: measure what is lost at every noise and width of belief."""
+    """Run a task of the variance experiment, and return its rows and series.
+
+    For one system and nonlinearity, the lost variance and the formula are measured at every noise
+    and every width of belief. There is one row of numbers for each trial, noise and width (see
+    `judge`), and a series of arrays to plot for each noise and width of trial 0.
+    """
     system, nonlinearity = SYSTEMS[spec["system"]], spec["nonlinearity"]
     rows, series = [], []
     for seed in spec["seeds"]:
@@ -208,7 +253,12 @@ def run(spec: Spec) -> Result:
 
 
 def judge(measured: PredictedVariances) -> dict[str, float]:
-    """Compare the variance that is lost with the formula: sums over points, and where it is off.
+    """Compare the lost variance with the formula M P M^T, and return numbers over all points.
+
+    Among them: "share" is the lost variance divided by the true variance, and "ratio" the formula
+    divided by the lost variance (both from sums over points). "too_high" and "too_low" are the
+    shares of points at which the formula is off by more than 10 %. "corrected" and "matching" are
+    the variances of these predictions divided by the true variance.
 
     Example:
         >>> same, none = np.array([3.0, 2.0]), np.zeros(2)

@@ -1,4 +1,4 @@
-"""The lost variance in words, the targets, and the figure."""
+"""Report, targets and figure of the variance experiment."""
 
 import matplotlib
 import numpy as np
@@ -22,8 +22,8 @@ from evkf.reproduce.variance import experiment
 from evkf.reproduce.variance.experiment import SYSTEMS
 
 EXACT = 0.02
-"""Target: distance from one of a ratio of variances in the linear case, where only sampling parts
-them."""
+"""Target: for the linear system, the formula divided by the lost variance may differ from 1 by at
+most this. There the formula is exact, so that any difference comes from sampling."""
 HUES = {
     "linear": [TRUTH],
     "vdp": ["#9ccbe8", "#0072b2", "#00344f"],
@@ -51,7 +51,9 @@ EXPLANATION = (
 
 
 def report(result: ExperimentResult) -> str:
-    """Show a table for every system, and explain it.
+    """Return the page of the variance experiment in Markdown.
+
+    It has a table for each system and nonlinearity, and an explanation of the tables.
 
     Example:
         >>> "Variance lost" in report(ExperimentResult([]))
@@ -90,7 +92,10 @@ def report(result: ExperimentResult) -> str:
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
-    """Say where the formula is off though it should be exact, and which systems diverged.
+    """Return one message for each target of the variance experiment that is missed.
+
+    The formula M P M^T must equal the lost variance in the linear system, up to 2 %. In every
+    system the ratio of the two must be finite.
 
     Example:
         >>> shortfalls(ExperimentResult([{"rows": [{"system": "linear", "ratio": 1.1}]}]))
@@ -107,7 +112,11 @@ def shortfalls(result: ExperimentResult) -> list[str]:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    """Draw the share lost (A), the formula relative to it (B), Gamma (C) and single states (D)."""
+    """Plot the figure of the variance experiment, and return it.
+
+    Panel A shows the share of variance that is lost. B shows the formula divided by the lost
+    variance for Gaussian states, C for Gamma states, and D for single states of the network.
+    """
     rows, series = result.rows, result.series
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
@@ -122,7 +131,7 @@ def draw(result: ExperimentResult) -> Figure:
             ax.set_xticks(across, [f"{x:g}" for x in across])
             ax.set_xticks([], minor=True)
         for ax in (ratio, gamma, single):
-            # all ratios are shown, and a half to two at least
+            # the axis shows all ratios, and at least the range from 0.5 to 2
             log_numbers(ax)
             low, high = ax.get_ylim()
             ax.set_ylim(min(low, 0.5), max(high, 2))
@@ -130,7 +139,10 @@ def draw(result: ExperimentResult) -> Figure:
 
 
 def _share(ax: Axes, rows: list[Row]) -> None:
-    """Draw every setting as a point, beside the variance that a random walk would lose."""
+    """Plot the share of variance that is lost, one point for each setting.
+
+    The dotted line is the share that a random walk would lose.
+    """
     for name, system in SYSTEMS.items():
         for hue, nonlinearity in zip(HUES[name], system.nonlinearities, strict=True):
             own = select(rows, system=name, nonlinearity=nonlinearity)
@@ -148,7 +160,10 @@ def _share(ax: Axes, rows: list[Row]) -> None:
 
 
 def _ratio(ax: Axes, rows: list[Row]) -> None:
-    """Draw the ratio by width of belief, at the lowest noise; bands hold 80 of 100 states."""
+    """Plot the formula divided by the lost variance against the width of the belief.
+
+    The noise is the lowest of each system. Bands contain the middle 80 % of states.
+    """
     ax.axhline(1, color=MUTED, lw=0.8, ls=":")
     for name in ("vdp", "network", "linear"):
         for hue, nonlinearity in zip(HUES[name], SYSTEMS[name].nonlinearities, strict=True):
@@ -169,7 +184,11 @@ def _ratio(ax: Axes, rows: list[Row]) -> None:
 
 
 def _gamma(ax: Axes, rows: list[Row]) -> None:
-    """Draw formula and corrected prediction of Gamma states, by width of belief and b0."""
+    """Plot two ratios of variances for Gamma states against the width of the belief.
+
+    One ratio is the formula divided by the lost variance, the other is the corrected prediction
+    divided by the true variance. There is one line of each for every b0.
+    """
     own = select(rows, system="gamma")
     noises = sorted({row["noise"] for row in own}, reverse=True)
     hues = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(noises)))
@@ -189,7 +208,10 @@ def _gamma(ax: Axes, rows: list[Row]) -> None:
 
 
 def _single(ax: Axes, series: list[Row]) -> None:
-    """Draw the states of the network with the highest gain, one by one."""
+    """Plot the formula divided by the lost variance, one point for each state of the network.
+
+    The network is that with the highest gain, at its lowest noise.
+    """
     top = SYSTEMS["network"].nonlinearities[-1]
     own = select(series, system="network", nonlinearity=top)
     if own:

@@ -1,1 +1,1 @@
-"""Table 2: the Van der Pol oscillator."""
+"""Table 2: learning the Van der Pol oscillator."""

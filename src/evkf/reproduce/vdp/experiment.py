@@ -1,9 +1,10 @@
-"""Table 2: learning the Van der Pol oscillator from a stream, by several methods.
+"""Table 2: learn the Van der Pol oscillator from a stream of observations, by several methods.
 
-gamma 1.5, tau 0.1, noise 0.1, bins of 5 ms. Poisson: 150 neurons with preferred directions of
-length 1/sqrt(3), 25 to 50 spikes per second at the origin. Gaussian: 30 channels of variance 0.5.
-The readout is known. 3500 bins are learned from in one pass, then dynamics are frozen and 500 bins
-judged.
+The true system has damping gamma = 1.5, time constant tau = 0.1 and noise 0.1, in bins of 5 ms.
+Poisson observations: 150 neurons, with preferred directions of length 1/sqrt(3) and 25 to 50 spikes
+per second at the origin. Gaussian observations: 30 channels, noise variance 0.5. The readout
+(weights and offsets of the observations) is known. Each method learns from 3500 bins in one pass.
+Then the dynamics are frozen, and 500 more bins are used to judge the method.
 """
 
 from typing import Any
@@ -29,34 +30,43 @@ KINDS = ("gaussian", "poisson")
 BIN, LEARNED, JUDGED, LATE, TRIALS = 0.005, 3500, 500, 1000, 10
 QUICK_KINDS, QUICK_LEARNED, QUICK_TRIALS = ("gaussian",), 200, 1
 BLOCK = 5
-"""Trials that are learned from side by side."""
+"""Number of trials that one task learns from in parallel (vmap)."""
 MOVING = 50
-"""Bins over which errors are averaged."""
+"""Number of bins in each moving average of the error."""
 GRID = np.stack(np.meshgrid(np.linspace(-3, 3, 24), np.linspace(-5, 5, 24)), axis=-1)
-"""States at which velocities are drawn."""
+"""Grid of latent states at which velocities are plotted."""
 FAR = 10.0
-"""Edge of the box in which trajectories are compared; the limit cycle reaches 5."""
+"""Trajectories are clipped to [-FAR, FAR] before they are compared. The limit cycle reaches 5."""
 AHEAD = 5
-"""Bins that snapshots forecast."""
+"""Number of bins that are forecast from every bin of learning."""
 TIMED, QUICK_TIMED = range(1008, 1648), range(16, 48)
-"""Bins whose steps are timed: after the first 1000, in which VJF does not learn dynamics."""
+"""Bins whose steps are timed. They come after the first 1000 bins, in which VJF does not yet learn
+the dynamics."""
 
 
 def start(likelihood: Likelihood, seed: int, hidden: int | tuple[int, ...] = 32) -> Model:
-    """Return an untrained model: a random walk with Q drawn log-uniform in [0.05^2, 0.3^2]."""
+    """Return an untrained initial model: a random walk plus the output of a network.
+
+    The noise variance Q is random, log-uniform between 0.05^2 and 0.3^2.
+
+    Args:
+        likelihood: Likelihood of the true model.
+        seed: Number of the trial.
+        hidden: Number of hidden units, or a tuple with the number in each layer.
+    """
     low, high = 2 * np.log(0.05), 2 * np.log(0.3)
     noise = np.exp(np.random.default_rng(10_000 + seed).uniform(low, high))
     return Model(ResidualMLP(2, noise, jax.random.key(1000 + seed), hidden), likelihood)
 
 
 def start_rbf(likelihood: Likelihood, seed: int) -> Model:
-    """Return a model with radial basis functions, as in the published code of VJF."""
+    """Return an initial model with radial basis functions, as in the published code of VJF."""
     dynamics = ResidualRBF(2, 0.04, jax.random.key(1000 + seed))
     return Model(dynamics, likelihood, family=DiagonalGaussianFamily(2))
 
 
 EVERY = 8
-"""Bins from one gradient step of eVKF to the next; the paper has 150."""
+"""Number of bins between gradient steps of eVKF. The paper uses 150."""
 THRIFTY = Learner(
     every=EVERY,
     average=0.04,
@@ -74,11 +84,16 @@ METHODS = {
     ),
 }
 ORACLE = "oracle"
-"""The filter of eVKF, given the true dynamics."""
+"""Name of the reference: the eVKF filter with the true dynamics."""
 
 
 def readout(kind: str, seed: int) -> Poisson | Gaussian:
-    """Return the observation model of a trial."""
+    """Return the true likelihood (observation model) of a trial.
+
+    Args:
+        kind: "poisson" or "gaussian".
+        seed: Number of the trial.
+    """
     rng = np.random.default_rng(seed)
     num = 150 if kind == "poisson" else 30
     C = rng.normal(size=(num, 2))
@@ -88,7 +103,15 @@ def readout(kind: str, seed: int) -> Poisson | Gaussian:
 
 
 def problem(kind: str, bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndarray]:
-    """Return the true model of a trial, its states and observations; drawn again if it escapes."""
+    """Return the true model of a trial, its latent states and its observations.
+
+    If the latent states leave [-10, 10], the trial is simulated again with another random key.
+
+    Args:
+        kind: "poisson" or "gaussian".
+        bins: Number of bins.
+        seed: Number of the trial.
+    """
     true, key = Model(VanDerPol(), readout(kind, seed)), jax.random.key(seed)
     states, ys = simulate(true, key, bins)
     while not np.abs(states).max() < FAR:
@@ -98,7 +121,10 @@ def problem(kind: str, bins: int, seed: int) -> tuple[Model, np.ndarray, np.ndar
 
 
 def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
-    """Specify every likelihood by every method and the oracle, the trials in blocks."""
+    """Return the specifications of all tasks of Table 2.
+
+    There is one task for each likelihood, method (including the oracle) and block of trials.
+    """
     kinds, learned = (QUICK_KINDS, QUICK_LEARNED) if quick else (KINDS, LEARNED)
     return [
         specification(__name__, seeds, kind=kind, method=method, learned=learned)
@@ -109,7 +135,10 @@ def tasks(methods: tuple[str, ...], trials: int, quick: bool) -> list[Spec]:
 
 
 def run(spec: Spec) -> Result:
-    """Compute a task: learn from a block of trials side by side, and judge what was learned."""
+    """Run a task of Table 2, and return its rows and series, one of each for every trial.
+
+    The method learns from a block of trials in parallel (vmap), then filters the judged bins.
+    """
     kind, name = spec["kind"], spec["method"]
     method = None if name == ORACLE else METHODS[name]
     rows, series = learn_and_judge(kind, method, spec["seeds"], spec["learned"])
@@ -119,13 +148,16 @@ def run(spec: Spec) -> Result:
 def learn_and_judge(
     kind: str, method: LearningMethod | None, seeds: list[int], num: int
 ) -> tuple[list[Row], list[Row]]:
-    """Learn from the first bins of trials, and return a row and a series for each.
+    """Learn from the first bins of trials, judge the result, and return rows and series.
+
+    There is one row of numbers and one series of arrays to plot for each trial. The series of trial
+    0 also has the filtered states and velocities.
 
     Args:
-        kind: The likelihood.
-        method: The method; None is the oracle.
-        seeds: Trials.
-        num: Bins that are learned from.
+        kind: "poisson" or "gaussian".
+        method: The method. None means the oracle.
+        seeds: Numbers of the trials.
+        num: Number of bins to learn from.
     """
     problems = [problem(kind, num + JUDGED, seed) for seed in seeds]
     ran = learn_and_freeze(method, problems, seeds, num, AHEAD)
@@ -159,22 +191,24 @@ def learn_and_judge(
 
 
 def rmse(mean: Array, states: np.ndarray) -> np.ndarray:
-    """Return the error of every bin: the root of the mean square over coordinates."""
+    """Return the error of every bin: the square root of the mean squared error over latents."""
     return np.sqrt(np.mean((np.asarray(mean) - states) ** 2, axis=-1))
 
 
 def judge_dynamics(
     true: Model, learned: Model | None, states: np.ndarray, seed: int
 ) -> dict[str, float]:
-    """Measure how near learned dynamics are to the true ones.
+    """Measure how close the learned dynamics are to the true dynamics, and return the numbers.
 
-    All methods of a trial are judged on the same places and by the same true trajectories.
+    "kl" is the mean KL divergence from true to learned transitions, from noisy true states.
+    "log_chamfer" is the logarithm of the Chamfer distance between generated trajectories. All
+    methods of a trial are judged at the same states and against the same true trajectories.
 
     Args:
         true: The true model.
-        learned: The learned model; None for the distance between two sets of true trajectories.
-        states: True states of the learned bins.
-        seed: Of the trial.
+        learned: The learned model. None gives the distance between two sets of true trajectories.
+        states: True latent states of the bins of learning.
+        seed: Number of the trial.
     """
     rng, keys = np.random.default_rng(seed), jax.random.split(jax.random.key(seed), 3)
     early = len(states) // 7
@@ -192,10 +226,16 @@ def judge_dynamics(
 
 
 def trajectories(model: Model, starts: np.ndarray, key: Key, stay: bool = False) -> np.ndarray:
-    """Return trajectories of 500 bins, one from every start, one after another.
+    """Simulate a trajectory of 500 bins from every start, and return all of them concatenated.
 
-    In steps of 5 ms the true system itself escapes once in some 10,000 bins. With `stay`, such a
-    trajectory is drawn again; without, it ends at the edge of a box.
+    Values are clipped to [-10, 10]. In steps of 5 ms, even the true system diverges about once in
+    10,000 bins.
+
+    Args:
+        model: Model to simulate.
+        starts: First latent states.
+        key: JAX random key.
+        stay: Whether to simulate a trajectory that reaches the edge of the box again.
     """
 
     def draw(key: Key, start: np.ndarray) -> np.ndarray:
@@ -214,13 +254,18 @@ def trajectories(model: Model, starts: np.ndarray, key: Key, stay: bool = False)
 
 
 def timings(methods: tuple[str, ...], quick: bool) -> list[dict[str, Any]]:
-    """List what is timed: every likelihood by every method."""
+    """Return the settings of Table 2 whose steps are timed: each likelihood with each method."""
     kinds = QUICK_KINDS if quick else KINDS
     return [{"kind": kind, "method": name} for kind in kinds for name in methods]
 
 
 def ready(what: dict[str, Any], bins: int) -> TimedCall:
-    """Return a method that is ready to filter so many bins and to learn from them."""
+    """Return a function that filters and learns from one bin of Table 2, for timing.
+
+    Args:
+        what: One setting from `timings`.
+        bins: Number of bins to simulate, at least as many as are timed.
+    """
     method = METHODS[what["method"]]
     true, _, ys = problem(what["kind"], bins, 0)
     return timed_call(method.learning, method.start(true.likelihood, 0), ys)

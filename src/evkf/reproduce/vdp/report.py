@@ -1,4 +1,4 @@
-"""Table 2 in words, its targets, and the figures of the oscillator."""
+"""Reports, targets and figures of the Van der Pol oscillator (Table 2, Figures 2 and 6)."""
 
 from typing import cast
 
@@ -51,22 +51,23 @@ PAPER = {
         "svmc": (None, 410.2, 4.06, 730),
     },
 }
-"""Log q, KL, log Chamfer and ms, as the paper prints them."""
+"""Log q, KL, log Chamfer, and milliseconds per step, as printed in the paper."""
 TIMES_FASTER = {"ovs": 20, "vjf": 1, "svmc": 20}
-"""Targets: how many times as long as eVKF's a step of the others must take."""
+"""Targets: a step of each method must take at least this many times as long as a step of eVKF."""
 HIGHER = {"log_q": True, "kl": False, "log_chamfer": False}
-"""Figures that are compared with the paper; True where more is better."""
+"""Numbers that are compared with the paper. True if a higher number is better."""
 COLOURS = {**dict(zip(METHODS, OKABE_ITO, strict=False)), ORACLE: MUTED}
 SHOWN, EARLY = 300, 60
-"""Bins in a view of states, and of snapshots; the early view ends after so many more."""
+"""SHOWN: number of bins in a plot of states. EARLY: number of bins in a plot of forecasts; the
+early plot begins at bin EARLY / 2."""
 SNAPSHOT = 6
-"""Bins between forecasts that are drawn."""
+"""Number of bins between plotted forecasts."""
 SHIFTS = (0.0, -7.0)
-"""Offsets at which the two coordinates are drawn."""
+"""Vertical offsets at which the two latents are plotted."""
 
 
 def report(result: ExperimentResult) -> str:
-    """Show both likelihoods beside the paper's numbers."""
+    """Return the page of Table 2 in Markdown: a table for each likelihood, and the times."""
     learned = QUICK_LEARNED if result.quick else LEARNED
     parts = [
         "# Table 2: learning the Van der Pol oscillator",
@@ -91,7 +92,7 @@ def report(result: ExperimentResult) -> str:
 
 
 def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
-    """Return the table of a likelihood: methods by figures, the paper's in brackets."""
+    """Return the table for one likelihood in Markdown, with the paper's numbers in brackets."""
 
     def printed(name: str, index: int) -> str:
         number = paper.get(name, (None,) * 4)[index]
@@ -121,7 +122,7 @@ def _table(rows: list[Row], timing: list[Row], paper: dict[str, tuple]) -> str:
 
 
 def report_figure(result: ExperimentResult) -> str:
-    """Describe the figure of the first trial."""
+    """Return the page that describes the figure of the oscillator, in Markdown."""
     kind = (QUICK_KINDS if result.quick else KINDS)[-1]
     return f"""# The Van der Pol oscillator, learned
 
@@ -138,7 +139,7 @@ def report_figure(result: ExperimentResult) -> str:
 
 
 def shortfalls(result: ExperimentResult) -> list[str]:
-    """Name the targets that were missed."""
+    """Return one message for each target of Table 2 that is missed."""
     missed = []
     for kind in KINDS:
         rows, timing = (select(some, kind=kind) for some in (result.rows, result.timing))
@@ -159,7 +160,10 @@ def shortfalls(result: ExperimentResult) -> list[str]:
 
 
 def draw_table2(result: ExperimentResult) -> Figure:
-    """Draw moving averages of the error, over trials, for every likelihood."""
+    """Plot the moving average of the error of every method, and return the figure.
+
+    There is one panel for each likelihood. Errors are averaged over trials.
+    """
     every = result.rows_with_series
     kinds = [kind for kind in KINDS if select(every, kind=kind)]
     with matplotlib.rc_context(STYLE):
@@ -175,7 +179,10 @@ def draw_table2(result: ExperimentResult) -> Figure:
 
 
 def _moving(ax: Axes, rows: list[Row]) -> None:
-    """Draw the error over time by every method, with bars of two standard errors over trials."""
+    """Plot the error of every method over time.
+
+    Bars are two standard errors of the mean over trials.
+    """
     for name in (*METHODS, ORACLE):
         own = np.array([each["moving_rmse"] for each in select(rows, method=name)])
         if not len(own):
@@ -208,7 +215,10 @@ def _moving(ax: Axes, rows: list[Row]) -> None:
 
 
 def draw_vdp(result: ExperimentResult) -> Figure:
-    """Draw the paper's figure; below, every method."""
+    """Plot the figure of the oscillator for trial 0, and return it.
+
+    The upper panels are those of the paper. The lower panels show every method.
+    """
     kind = (QUICK_KINDS if result.quick else KINDS)[-1]
     every = select(result.rows_with_series, kind=kind)
     by_name = {each["method"]: each for each in select(every, trial=0)}
@@ -249,7 +259,7 @@ def draw_vdp(result: ExperimentResult) -> Figure:
 
 
 def _states(ax: Axes, series: Row, bins: slice) -> None:
-    """Draw true states in black, and the filtering distribution."""
+    """Plot the true latent states in black, and the filtered mean with its 95 % band."""
     times = np.arange(bins.start, bins.stop) * BIN
     mean, std, states = (np.array(series[name])[bins] for name in ("mean", "std", "states"))
     for latent, shift in enumerate(SHIFTS):
@@ -262,7 +272,10 @@ def _states(ax: Axes, series: Row, bins: slice) -> None:
 
 
 def _snapshots(ax: Axes, series: Row, bins: slice) -> None:
-    """Draw filtered means, and forecasts by the dynamics of that moment; crosses at their ends."""
+    """Plot filtered means, and forecasts by the dynamics that were learned at that moment.
+
+    Crosses mark the ends of the forecasts.
+    """
     times = np.arange(bins.start, bins.stop) * BIN
     mean, states = (np.array(series[name])[bins] for name in ("mean", "states"))
     ahead = np.array(series["ahead"])[bins]
@@ -278,7 +291,10 @@ def _snapshots(ax: Axes, series: Row, bins: slice) -> None:
 
 
 def _field(ax: Axes, series: Row, num: int, colour: str) -> None:
-    """Draw streamlines over the states that were visited; these as pixels, for they are many."""
+    """Plot streamlines of the velocity, and the latent states that were visited.
+
+    The visited states are saved as pixels in vector files, because there are many.
+    """
     velocity = np.array(series["field"]).reshape(*GRID.shape)
     states = np.array(series["states"])[:num:2]
     ax.plot(*states.T, ".", color=MUTED, ms=0.8, alpha=0.35, rasterized=True)
