@@ -1,14 +1,14 @@
-"""Exceptions of the package. Each names the problem, its place and a remedy."""
+"""Exceptions of the package. Each error says what the problem is, where it is, and a remedy."""
 
 from typing import Any
 
 
 class EvkfError(Exception):
-    """Base of every exception this package raises on purpose."""
+    """Base class of every exception that this package raises on purpose."""
 
 
 class InputError(EvkfError, ValueError):
-    """Input that cannot be used.
+    """Error for input that cannot be used.
 
     Attributes:
         what: The problem, with the offending value.
@@ -27,5 +27,5 @@ class InputError(EvkfError, ValueError):
         super().__init__(f"{what} (in {where}): {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled between processes by these arguments.
+        # Exceptions are sent between processes by pickling these arguments.
         return type(self), (self.what, self.where, self.remedy)

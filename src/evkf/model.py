@@ -1,4 +1,4 @@
-"""The generative model: a prior, dynamics and an observation model; and draws from it."""
+"""The generative model (prior, dynamics and observation model), and simulation from it."""
 
 import equinox as eqx
 import jax
@@ -27,16 +27,21 @@ from evkf.types import Belief, Input, Key, Vector
 
 
 class Model(eqx.Module):
-    r"""$z_0 \sim q_0$, $z_t \sim p_\theta(z_t | z_{t-1}, u_t)$, $y_t \sim p_\psi(y_t | z_t)$.
+    r"""A generative model of latent states $z_t$ and observations $y_t$ in bins t = 1, 2, ....
+
+    The initial state is drawn from the prior, $z_0 \sim q_0$. In each bin the dynamics give the
+    state, $z_t \sim p_\theta(z_t | z_{t-1}, u_t)$ with input $u_t$, and the likelihood gives the
+    observation, $y_t \sim p_\psi(y_t | z_t)$.
 
     Args:
-        dynamics: $p_\theta$.
-        likelihood: $p_\psi$.
-        prior: Belief about the state before the first bin, as `family.from_moments(mean, cov)`
-            makes it; the family's standard member when left out (a standard normal for the
-            `GaussianFamily`).
-        family: The family in which the state is inferred; the dynamics' own when left out.
-            `DiagonalGaussianFamily` and `LowRankGaussianFamily` may stand in for `GaussianFamily`.
+        dynamics: $p_\theta$, the distribution of the next state.
+        likelihood: $p_\psi$, the observation model.
+        prior: $q_0$, the belief about the state before the first bin, as returned by
+            `family.from_moments(mean, cov)`. When left out, a default of the family: for Gaussian
+            families mean 0 and variance 1.
+        family: Exponential family of the beliefs about the state. When left out, the family of the
+            dynamics. In place of `GaussianFamily`, `DiagonalGaussianFamily` and
+            `LowRankGaussianFamily` can be used.
 
     Example:
         >>> import jax
@@ -71,7 +76,11 @@ class Model(eqx.Module):
             self.prior = _check_prior(self.family, prior)
 
     def transition(self, z: Vector, u: Input) -> Belief:
-        r"""$p_\theta(z_t | z_{t-1} = z)$ in the family of the belief."""
+        r"""Return the distribution of the next state given state z and input u.
+
+        The distribution is a belief of the family of this model. If that is not the family of the
+        dynamics, mean and covariance are converted by `from_moments`.
+        """
         native = self.dynamics.family
         belief = self.dynamics.transition(z, u)
         if type(native) is type(self.family):
@@ -86,17 +95,17 @@ def simulate(
     us: ArrayLike | None = None,
     z0: ArrayLike | None = None,
 ) -> tuple[Float[Array, "T L"], Float[Array, "T N"]]:
-    """Draw states and observations from a model.
+    """Simulate a model: draw random latent states and observations.
 
     Args:
-        model: The model.
-        key: Randomness.
-        num_bins: T.
-        us: Inputs, one row a bin; needed if the dynamics take inputs.
-        z0: State before the first bin; drawn from the prior when left out.
+        model: Dynamics, likelihood and prior to simulate.
+        key: JAX random key.
+        num_bins: T, the number of bins.
+        us: Inputs, (T, inputs); needed if the dynamics take inputs.
+        z0: State before the first bin, (latents,); drawn from the prior when left out.
 
     Returns:
-        States (T, L) and observations (T, N).
+        States (T, latents) and observations (T, channels).
 
     Example:
         >>> import jax
@@ -122,7 +131,11 @@ def simulate(
 
 
 def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Array, "T U"]:
-    """Check and convert the inputs of a recording; None if there are none."""
+    """Return the inputs of a recording as a JAX array, (num_bins, inputs).
+
+    Pass None for `us` if the dynamics take no inputs. Raise InputError if the inputs are not
+    finite or have a wrong shape.
+    """
     size = model.dynamics.num_inputs
     array = np.zeros((num_bins, 0)) if us is None else real_numbers(us, "us")
     if array.shape != (num_bins, size):
@@ -138,7 +151,14 @@ def read_inputs(model: Model, us: ArrayLike | None, num_bins: int) -> Float[Arra
 
 @jax.jit
 def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, Array]:
-    """Draw states and observations after a state, given a key and an input for every bin."""
+    """Draw random states and observations that follow state z0, and return both.
+
+    Args:
+        model: Dynamics and likelihood.
+        keys: One JAX random key for each bin.
+        us: One input for each bin, (bins, inputs).
+        z0: State before the first bin, (latents,).
+    """
     dynamics = model.dynamics
 
     def body(z: Vector, inputs: tuple[Key, Input]) -> tuple[Vector, tuple[Array, Array]]:
@@ -151,7 +171,7 @@ def draw_path(model: Model, keys: Array, us: Array, z0: Vector) -> tuple[Array, 
 
 
 def _standard(family: Family) -> Belief:
-    """Return the default prior of a family."""
+    """Return the default prior of a family: for Gaussian families, mean 0 and variance 1."""
     if isinstance(family, LowRankGaussianFamily):
         ones = jnp.ones(family.dim)
         return LowRankBelief(0 * ones, ones, jnp.zeros((family.dim, family.rank)))

@@ -1,4 +1,7 @@
-"""Learned parameters of a model: their parts, by which a user freezes and thaws them."""
+"""Learned parameters of a model, and the parts that they belong to.
+
+A part is a group of parameters that a user can freeze (hold constant) or thaw (learn again).
+"""
 
 from typing import Any, NamedTuple
 
@@ -17,32 +20,40 @@ from evkf.numerics.linalg import cholesky, tree_where
 from evkf.types import Belief, Vector
 
 PARTS = ("dynamics", "noise", "readout", "observation", "prior")
-r"""The map $f_\theta$; its noise Q; the readout C and b; other parameters of the
-likelihood (dispersion, noise, scale); the initial state."""
+r"""Names of the parts: "dynamics" is the map $f_\theta$, "noise" its noise Q, "readout" the
+weights C and offsets b, "observation" the other parameters of the likelihood (dispersion, noise,
+scale), and "prior" the belief about the initial state."""
 
 FIXED = {"bin_width", "dt", "df", "low", "high"}
-"""Leaves that are never learned: units, the shape of a Student-t, the box of visited states."""
+"""Names of numbers that are never learned: time units, the degrees of freedom of a Student-t, and
+the box of visited states."""
 
 
 MOST_LOG_DISPERSION = 7.0
-"""Largest log-dispersion; above it a negative binomial is a Poisson, and its likelihood flat."""
+"""Largest logarithm of the dispersion of a negative binomial. At larger values the distribution is
+nearly Poisson, and the likelihood hardly changes."""
 
 
 class FreePrior(eqx.Module):
-    """A Gaussian prior in unconstrained parameters."""
+    """A Gaussian prior, stored as unconstrained numbers."""
 
     mean: Vector
     cov: FullCovariance
 
 
 class Free(eqx.Module):
-    """A model in unconstrained parameters."""
+    """A model in which every learned number may take any real value.
+
+    Attributes:
+        model: The model. If the prior is learned, its own prior is not used.
+        prior: The learned prior; None if the prior is not learned.
+    """
 
     model: Model
     prior: FreePrior | None
 
     def build(self) -> Model:
-        """Return the model."""
+        """Return an ordinary `Model` that has the present parameters."""
         if self.prior is None:
             return self.model
         belief = GaussianBelief(self.prior.mean, self.prior.cov.matrix())
@@ -50,7 +61,15 @@ class Free(eqx.Module):
 
 
 def free(model: Model, parts: tuple[str, ...]) -> Free:
-    """Return a model in unconstrained parameters, of which the named parts are learned."""
+    """Return a model in a form that gradient steps can learn.
+
+    Raise InputError if `parts` is empty or has unknown names, or if "prior" is to be learned and
+    the beliefs are not Gaussian with full covariance.
+
+    Args:
+        model: The model to learn.
+        parts: Names of the parts to learn, from `PARTS`.
+    """
     unknown = [part for part in parts if part not in PARTS]
     if unknown or not parts:
         raise InputError(f"parts {parts}", "parts", f"choose one or more of {PARTS}")
@@ -69,7 +88,7 @@ def free(model: Model, parts: tuple[str, ...]) -> Free:
 
 
 def part_of(path: tuple[Any, ...]) -> str | None:
-    """Return the part that a leaf of `Free` belongs to, by its path; None if it is fixed."""
+    """Return the part that an array of `Free` belongs to, given its tree path; None if fixed."""
     names = [key.name for key in path if isinstance(key, GetAttrKey)]
     if names[0] == "prior":
         return "prior"
@@ -81,17 +100,17 @@ def part_of(path: tuple[Any, ...]) -> str | None:
 
 
 def parts_mask(tree: Free, parts: tuple[str, ...]) -> PyTree:
-    """Tree that is True at every leaf of the parts."""
+    """Return a tree of the same structure, with True for arrays of the named parts, else False."""
     return jax.tree_util.tree_map_with_path(lambda path, _: part_of(path) in parts, tree)
 
 
 def split(tree: Free, parts: tuple[str, ...]) -> tuple[Free, Free]:
-    """Separate learned parts from all others; `equinox.combine` joins them again."""
+    """Return two trees: the named parts, and all other arrays; `equinox.combine` joins them."""
     return eqx.partition(tree, parts_mask(tree, parts))
 
 
 class Thawed(NamedTuple):
-    """Flags of the parts that learning moves now; the others keep their values."""
+    """Flags, one for each part: True if learning changes the part now, False if it is frozen."""
 
     dynamics: Bool[Array, ""]
     noise: Bool[Array, ""]
@@ -101,7 +120,7 @@ class Thawed(NamedTuple):
 
 
 def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
-    """Return one for every learned number that moves, else zero, in the order of `ravel_pytree`."""
+    """Return 1 for each learned number of a thawed part, else 0, in the order of `ravel_pytree`."""
 
     def spread(path: tuple[Any, ...], leaf: Array) -> Array:
         part = part_of(path)
@@ -112,7 +131,11 @@ def thawed_vector(tree: Free, thawed: Thawed) -> Float[Array, " D"]:
 
 
 def bound_noise(tree: Free, smallest: float) -> Free:
-    """Keep noise above its smallest standard deviation, and dispersions within their bounds."""
+    """Return the model with noise and dispersion clipped to their limits.
+
+    Standard deviations (of noise and prior, the diagonal of their Cholesky factors) are at least
+    `smallest`. Log-dispersions are within `MOST_LOG_DISPERSION` of zero.
+    """
 
     def raise_floor(path: tuple[Any, ...], leaf: Array) -> Array:
         names = [key.name for key in path if isinstance(key, GetAttrKey)]
@@ -127,12 +150,15 @@ def bound_noise(tree: Free, smallest: float) -> Free:
 
 
 def visit(model: Model, belief: Belief, usual: Bool[Array, ""]) -> Model:
-    """Return the model with a state marked as visited, where the dynamics keep such marks.
+    """Return the model after its dynamics recorded a state as visited (see `ResidualMLP`).
+
+    Dynamics that record no visited states are returned unchanged.
 
     Args:
-        model: The model.
-        belief: The belief about the state.
-        usual: True if the bin was observed and the update did not fail; else nothing is recorded.
+        model: The model that the belief comes from.
+        belief: The belief about the state of this bin.
+        usual: True if the bin was observed and the update did not fail. If False, nothing is
+            recorded.
     """
     dynamics, family = model.dynamics, model.family
     if not isinstance(dynamics, GaussianDynamics):

@@ -1,4 +1,4 @@
-"""Shape aliases and status flags shared by the whole package.
+"""Names of array shapes, and status flags, for the whole package.
 
 Letters in shapes: `L` latent dimensions, `N` observed channels, `T` bins, `S` samples or nodes,
 `U` inputs, `K` natural parameters per dimension.
@@ -21,23 +21,24 @@ Nat = PyTree[Float[Array, "..."]]
 Belief = PyTree[Float[Array, "..."]]
 
 if getattr(jax.config, "jax_default_matmul_precision", None) is None:
-    # Accelerators round products to a few digits by default; updates would not converge. Set here,
-    # because all modules that multiply matrices import this one.
+    # GPUs and TPUs round matrix products to a few digits by default, so updates would not converge.
+    # Set this here, because all modules that multiply matrices import this module.
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
 class Status(IntFlag):
-    """Status of a step, as bits of `Info.status`.
+    """Status of one step of a filter; `Info.status` has these values as bits.
 
     Attributes:
         OK: Nothing to report.
-        NOT_CONVERGED: The update stopped at its bound on evaluations; the belief is finite but not
-            the optimum. This seldom does harm; if it happens often, raise `max_evaluations`.
-        FELL_BACK: The update was not finite or not positive definite, and the belief is the
-            prediction; or the prediction was NaN, and the last belief replaced it. Check the
-            observation of that bin.
-        CAPPED: The prediction left the box `max_std` around the origin and was moved back into
-            it. The dynamics are unstable there.
+        NOT_CONVERGED: The update stopped after `max_evaluations` evaluations. The belief is finite,
+            but not the optimum. This seldom does harm; if it happens often, raise
+            `max_evaluations`.
+        FELL_BACK: The update was not finite or not positive definite, so the belief is the
+            prediction. Or the prediction was NaN, so the previous belief replaced the prediction.
+            Check the observation of that bin.
+        CAPPED: Mean or standard deviation of the prediction was above `max_std` in some dimension
+            (in absolute value), and was reduced to `max_std`. The dynamics are unstable there.
 
     Example:
         >>> Status(5)

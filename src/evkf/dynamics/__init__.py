@@ -1,4 +1,4 @@
-r"""Models of the latent dynamics $p_\theta(z_t | z_{t-1}, u_t)$."""
+r"""Models of the latent dynamics $p_\theta(z_t | z_{t-1}, u_t)$, with state z and input u."""
 
 import lazy_loader as lazy
 

@@ -1,6 +1,8 @@
-r"""Base classes of latent dynamics, the map $\lambda_\theta(z)$; derive a new model from them.
+r"""Base classes of latent dynamics; derive a new model from them.
 
-Paper: the conditional exponential family of section 3.1.
+Dynamics give the distribution of the next latent state z, given this state and an input u.
+Paper: the conditional exponential family of section 3.1, with natural parameters
+$\lambda_\theta(z)$.
 """
 
 from abc import abstractmethod
@@ -20,43 +22,51 @@ from evkf.types import Belief, Input, Matrix, Vector
 
 
 class Dynamics(eqx.Module):
-    r"""A conditional exponential family $p_\theta(z_t | z_{t-1}, u_t)$.
+    r"""Latent dynamics, a conditional distribution $p_\theta(z_t | z_{t-1}, u_t)$.
 
-    Inputs u (a stimulus, a stimulation) are vectors of length `num_inputs`, which may be zero.
+    $z_t$ is the latent state of bin t. $u_t$ is the input of bin t, a vector of length `num_inputs`
+    (such as a stimulus). Dynamics without inputs have `num_inputs` 0.
     """
 
     family: eqx.AbstractVar[Family]
-    r"""The family of $p_\theta(z_t | z_{t-1})$."""
+    r"""Exponential family of the distribution of the next state."""
     num_inputs: eqx.AbstractVar[int]
 
     @abstractmethod
     def transition(self, z: Vector, u: Input) -> Belief:
-        """Distribution of the next state, given this one."""
+        """Return the distribution of the next state as a belief, given state z and input u."""
 
     @property
     def dim(self) -> int:
-        """Latent dimensions."""
+        """Number of latent dimensions."""
         return self.family.dim
 
 
 class GaussianDynamics(Dynamics):
-    r"""Additive Gaussian noise: $z_t \sim N(f_\theta(z_{t-1}, u_t), Q)$."""
+    r"""Dynamics with additive Gaussian noise, $z_t \sim N(f_\theta(z_{t-1}, u_t), Q)$.
+
+    `mean` is the map $f_\theta$, and `noise` the covariance Q, which does not depend on the state.
+    """
 
     noise: eqx.AbstractVar[Covariance]
     any_coordinates: ClassVar[bool] = False
-    """True if the same dynamics in other (affine) coordinates are of the same class."""
+    """True if the class can also represent the same dynamics after any affine change of z."""
 
     @abstractmethod
     def mean(self, z: Vector, u: Input) -> Vector:
-        r"""$f_\theta(z, u)$."""
+        r"""Return $f_\theta(z, u)$, the expected next state."""
 
     def visited(self, mean: Vector, std: Vector) -> Self:
-        """Return the dynamics after a state was visited; learned maps may keep to such states."""
+        """Return the dynamics after a state of given mean and standard deviation was visited.
+
+        Learned maps record visited states, so as not to extrapolate far from them. By default,
+        nothing is recorded, and the dynamics are returned unchanged.
+        """
         del mean, std
         return self
 
     def covers(self, z: Vector) -> Bool[Array, ""]:
-        """True if the map is learned or known at z, and not extrapolated."""
+        """Return True if the map is known at z, or was learned near z; True by default."""
         del z
         return jnp.asarray(True)
 
@@ -69,12 +79,15 @@ class GaussianDynamics(Dynamics):
 
 
 def read_input_weight(value: ArrayLike | None, dim: int) -> Float[Array, "L U"]:
-    """Check and convert the weight of inputs, (latents, inputs); None for no inputs."""
+    """Return the weights of inputs as an array (latents, inputs); None gives no inputs.
+
+    Raise InputError if the weights are not finite or have a wrong shape.
+    """
     return read_array(np.zeros((dim, 0)) if value is None else value, (dim, None), "input_weight")
 
 
 def read_square(value: ArrayLike, where: str) -> Matrix:
-    """Check and convert a square matrix."""
+    """Return a square matrix as a JAX array; raise InputError if not square or not finite."""
     matrix = read_array(value, (None, None), where)
     rows, columns = matrix.shape
     if rows != columns:

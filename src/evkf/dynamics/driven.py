@@ -1,4 +1,4 @@
-"""Any dynamics with inputs of known effect."""
+"""Add inputs to dynamics that have no inputs."""
 
 from typing import Self
 
@@ -14,13 +14,13 @@ from evkf.types import Input, Vector
 
 
 class Driven(GaussianDynamics):
-    r"""$z_t \sim N(f_\theta(z_{t-1}) + B u_t, Q)$ with f and Q of dynamics without inputs.
+    r"""Dynamics with linear inputs, $z_t \sim N(f_\theta(z_{t-1}) + B u_t, Q)$.
 
-    Use it for stimulation with a known effect, while f and Q are learned; learning the dynamics
-    refines B too.
+    Use this class for stimulation of known effect B, while f and Q are learned. If the part
+    "dynamics" is learned, learning changes B too.
 
     Args:
-        undriven: f and Q.
+        undriven: Dynamics without inputs, which give f and Q.
         input_weight: B, (latents, inputs).
 
     Example:

@@ -1,4 +1,4 @@
-"""Linear dynamics with Gaussian noise."""
+"""Linear dynamics with additive Gaussian noise."""
 
 from typing import ClassVar
 
@@ -12,11 +12,11 @@ from evkf.types import Input, Matrix, Vector
 
 
 class Linear(GaussianDynamics):
-    r"""$z_t \sim N(A z_{t-1} + B u_t + c, Q)$.
+    r"""Linear dynamics, $z_t \sim N(A z_{t-1} + B u_t + c, Q)$.
 
     Args:
         weight: A, (latents, latents).
-        noise: Q: a variance, one per latent, or a full matrix.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
         bias: c, (latents,); zero when left out.
         input_weight: B, (latents, inputs); no inputs when left out.
 

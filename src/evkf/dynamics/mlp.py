@@ -1,4 +1,4 @@
-"""Dynamics learned by a small network."""
+"""Learned dynamics, a small neural network."""
 
 import itertools
 import math
@@ -19,20 +19,21 @@ from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 STEEPNESS, EXTENT = 1.0, 2.0
-"""Norm of the rows of the first layer, and distance from the origin up to which its units bend."""
+"""Initial norm of the weights of each unit of the first layer; distance from the origin within
+which these units bend."""
 
 REACH, MARGIN = 4.0, 0.1
-"""Standard deviations around an estimate that count as visited; margin of the box on every side,
-as a share of the visited range."""
+"""Number of standard deviations around an estimate that count as visited; margin added to each side
+of the box of visited states, as a fraction of the visited range."""
 
 
 class Network(eqx.Module):
     """A multilayer perceptron with SiLU units and a linear output.
 
     Args:
-        sizes: Widths from input to output.
-        key: Randomness of the weights.
-        output_scale: Factor on the initial output weights.
+        sizes: Number of units of each layer: input, hidden layers, output.
+        key: JAX random key for the initial weights.
+        output_scale: Factor that multiplies the initial weights and biases of the output.
 
     Example:
         >>> import jax
@@ -63,22 +64,23 @@ class Network(eqx.Module):
 
 
 class ResidualMLP(GaussianDynamics):
-    r"""$z_t \sim N(z_{t-1} + \text{MLP}([z_{t-1}, u_t]), Q)$ with SiLU units.
+    r"""Random walk plus a network, $z_t \sim N(z_{t-1} + \text{MLP}([z_{t-1}, u_t]), Q)$.
 
-    Learning starts near a random walk: the initial output is near zero. The units of the first
-    layer bend at places spread over states of order one.
+    Learning starts near a random walk, because the initial output of the network is near zero. The
+    units of the first layer bend at different places, within a distance of 2 from the origin.
 
-    Outside the states that it was trained on, a network extrapolates, and a forecast may diverge.
-    So a learner records the box of visited states (`visited`), and $z_{t-1}$ is replaced by the
-    nearest point of that box.
+    A network is wrong far from the states that it learned from, and then a forecast may diverge. So
+    a learner records the box of visited states by `visited`. A state outside that box (plus a
+    margin of a tenth of its size on each side) is replaced by the nearest point of the box,
+    margin included, before the next state is computed.
 
     Args:
-        dim: Latent dimensions.
-        noise: Q: a variance, one per latent, or a full matrix.
-        key: Randomness of the weights.
-        hidden: Width of the hidden layer, or widths of several.
+        dim: Number of latent dimensions.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        key: JAX random key for the initial weights.
+        hidden: Number of units of the hidden layer, or a list of numbers, one for each layer.
         num_inputs: Length of u.
-        output_scale: Factor on the initial output weights.
+        output_scale: Factor that multiplies the initial weights and biases of the output.
 
     Example:
         >>> import jax
@@ -111,7 +113,7 @@ class ResidualMLP(GaussianDynamics):
         for width in widths:
             check_whole(width, 1, "hidden")
         network = Network([dim + num_inputs, *widths, dim], key, output_scale)
-        # Let the units of the first layer bend all over the region of interest.
+        # Spread the places where units of the first layer bend over states near the origin.
         direction_key, offset_key = jax.random.split(key)
         weight = jax.random.normal(direction_key, network.weights[0].shape)
         weight = STEEPNESS * weight / jnp.linalg.norm(weight, axis=1, keepdims=True)
@@ -132,8 +134,12 @@ class ResidualMLP(GaussianDynamics):
         return jnp.all(self._nearest(z) == z)
 
     def _nearest(self, z: Vector) -> Vector:
-        """Return the nearest point of the box of visited states."""
-        # Until a state was visited the box is inside out, and empty.
+        """Return the point of the box of visited states, plus a margin, that is nearest to z.
+
+        The margin on each side is `MARGIN` times the size of the box. While no state was visited,
+        the box is empty, and z is returned unchanged.
+        """
+        # `low` of an empty box is plus infinity, `high` is minus infinity.
         margin = MARGIN * (self.high - self.low)
         inside = jnp.clip(z, self.low - margin, self.high + margin)
         return jnp.where(self.low <= self.high, inside, z)

@@ -1,7 +1,8 @@
-"""Dynamics beyond additive Gaussian noise: positive, bounded, saturating and binary states.
+"""Dynamics without additive Gaussian noise, such as of positive, bounded or binary states.
 
-Each takes a `network`, any module that maps $[z, u]$ to a vector, and turns its output into valid
-natural parameters, whatever the output is.
+Each class takes a `network`, an `equinox.Module` that maps the concatenated vector $[z, u]$ of
+latent state and input to a vector. The class turns any output of the network into a valid
+distribution of the next state.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from evkf.numerics.checks import read_positive
 from evkf.types import Belief, Input, Scalar, Vector
 
 FLOOR = 1e-4
-"""Smallest mean a Gamma or (from either end) a Beta transition can have."""
+"""Smallest mean of a Gamma transition; smallest distance of the mean of a Beta transition from 0
+and 1."""
 
 
 def _check_length(
@@ -43,16 +45,16 @@ def _check_length(
 
 
 class NaturalDynamics(Dynamics):
-    r"""The general map $\lambda_\theta(z)$ of a network, for any family.
+    r"""Dynamics in which a network gives all natural parameters of the next state.
 
-    For the Gaussian the precision depends on the state; for the continuous Bernoulli and the
-    Bernoulli the output is $\lambda$ itself. `family.from_unconstrained` turns raw outputs into
-    valid natural parameters.
+    `family.from_unconstrained` turns the output of the network into valid natural parameters. In a
+    Gaussian family, both mean and variance of the next state then depend on this state. In the
+    continuous Bernoulli and the Bernoulli family, the output is the natural parameter itself.
 
     Args:
-        family: The family of the states.
-        network: Maps $[z, u]$ to `family.num_raw` numbers.
-        num_inputs: Length of u.
+        family: Exponential family of the latent state, such as `GammaFamily(2)`.
+        network: An `equinox.Module` that maps $[z, u]$ to a vector of length `family.num_raw`.
+        num_inputs: Length of the input u; zero when left out.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -78,15 +80,16 @@ class NaturalDynamics(Dynamics):
 
 
 class GammaDynamics(Dynamics):
-    r"""Positive states: $z_t \sim \text{Gamma}(b_0 f^2, b_0 f)$ with mean f and variance $1/b_0$.
+    r"""Dynamics of positive states, $z_t \sim \text{Gamma}(b_0 f^2, b_0 f)$ (shape, rate).
 
-    $f = \text{softplus}$ of the network. Paper: sec:gamma.
+    The mean is $f$, the softplus of the network's output plus 1e-4. The variance is $1/b_0$ at
+    every state. Paper: sec:gamma.
 
     Args:
-        network: Maps $[z, u]$ to one number per latent.
-        dim: Latent dimensions.
-        precision: $b_0$.
-        num_inputs: Length of u.
+        network: An `equinox.Module` that maps $[z, u]$ to one number for each latent.
+        dim: Number of latent dimensions.
+        precision: $b_0$, one positive number for all dimensions.
+        num_inputs: Length of the input u; zero when left out.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -116,15 +119,16 @@ class GammaDynamics(Dynamics):
 
 
 class BetaDynamics(Dynamics):
-    r"""Peaked states between 0 and 1: $z_t \sim \text{Beta}(\kappa f, \kappa(1 - f))$, mean f.
+    r"""Dynamics of states between 0 and 1, $z_t \sim \text{Beta}(\kappa f, \kappa(1 - f))$.
 
-    $f = \text{sigmoid}$ of the network.
+    The mean $f$ is the sigmoid of the network's output, rescaled to the range from 1e-4 to
+    1 - 1e-4. The variance is $f(1 - f)/(\kappa + 1)$.
 
     Args:
-        network: Maps $[z, u]$ to one number per latent.
-        dim: Latent dimensions.
-        concentration: $\kappa$; the variance is $f(1 - f)/(\kappa + 1)$.
-        num_inputs: Length of u.
+        network: An `equinox.Module` that maps $[z, u]$ to one number for each latent.
+        dim: Number of latent dimensions.
+        concentration: $\kappa$, one positive number for all dimensions.
+        num_inputs: Length of the input u; zero when left out.
 
     Example:
         >>> import jax, jax.numpy as jnp

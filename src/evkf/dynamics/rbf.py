@@ -1,4 +1,4 @@
-"""Dynamics learned as a sum of radial basis functions, linear in the learned weights."""
+"""Learned dynamics, a weighted sum of radial basis functions (bumps around centres)."""
 
 from typing import Self
 
@@ -14,21 +14,24 @@ from evkf.numerics.covariance import Covariance, as_covariance
 from evkf.types import Input, Key, Vector
 
 EXTENT, OVERLAP = 2.0, 1.5
-"""Largest initial coordinate of a centre; width of a function, in distances of neighbours."""
+"""Largest initial coordinate of a centre; width of a function, divided by the distance between
+neighbouring centres."""
 
 
 class ResidualRBF(GaussianDynamics):
-    r"""$z_t \sim N(z_{t-1} + \Phi(z_{t-1}, u_t)^\top W, Q)$ with Gaussian radial basis functions.
+    r"""Random walk plus radial basis functions, $z_t \sim N(z_{t-1} + \Phi^\top W, Q)$.
 
-    $\Phi = [\exp(-\tfrac12 |(z - c_k)/w|^2)]_k$, followed by the inputs $u_t$. With zero weights,
-    and far from all centres, it is a random walk. Given the centres it is linear in W, which
-    recursive least squares can learn.
+    The features $\Phi(z_{t-1}, u_t)$ are Gaussian bumps $\exp(-\tfrac12 |(z_{t-1} - c_k)/w|^2)$
+    around centres $c_k$, of width $w$ in each dimension, followed by the inputs $u_t$. The weights
+    W are zero at first, which makes the dynamics a random walk; far from all centres and without
+    inputs, the dynamics stay a random walk. The mean is linear in W, so recursive least squares can
+    learn W.
 
     Args:
-        dim: Latent dimensions.
-        noise: Q: a variance, one per latent, or a full matrix.
-        key: Randomness of the centres, uniform within 2 of the origin.
-        num: Number of functions.
+        dim: Number of latent dimensions.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        key: JAX random key for the centres, whose coordinates are uniform from -2 to 2.
+        num: Number of basis functions.
         num_inputs: Length of u.
 
     Example:
@@ -41,7 +44,7 @@ class ResidualRBF(GaussianDynamics):
     centres: Float[Array, "K L"]
     log_width: Vector
     weight: Float[Array, "D L"]
-    """W: a row for every function, then one for every input."""
+    """W: one row for each basis function, then one row for each input."""
     noise: Covariance
     num_inputs: int = eqx.field(static=True)
 
@@ -63,7 +66,7 @@ class ResidualRBF(GaussianDynamics):
         self.num_inputs = num_inputs
 
     def features(self, z: Vector, u: Input) -> Float[Array, " D"]:
-        r"""$\Phi(z, u)$: the functions at z, then the inputs."""
+        r"""Return $\Phi(z, u)$: the value of each basis function at z, then the inputs."""
         distance = (z - self.centres) / jnp.exp(self.log_width)
         return jnp.concatenate([jnp.exp(-0.5 * jnp.sum(distance**2, axis=-1)), u])
 
@@ -71,7 +74,13 @@ class ResidualRBF(GaussianDynamics):
         return z + self.features(z, u) @ self.weight
 
     def placed(self, key: Key, low: Vector, high: Vector) -> Self:
-        """Draw new centres, uniform over a box, and set the weights to zero."""
+        """Return dynamics with new random centres, uniform in a box, and with weights zero.
+
+        Args:
+            key: JAX random key.
+            low: Smallest coordinates of the box, (latents,).
+            high: Largest coordinates of the box, (latents,).
+        """
         size = jnp.maximum(high - low, 1e-6)
         centres = low + size * jax.random.uniform(key, self.centres.shape, size.dtype)
         new = (centres, _log_width(size, len(centres)), jnp.zeros_like(self.weight))
@@ -79,5 +88,8 @@ class ResidualRBF(GaussianDynamics):
 
 
 def _log_width(size: Vector, num: int) -> Vector:
-    """Width at which neighbours overlap, if the centres were a grid over a box of this size."""
+    """Return the log width of the basis functions, for `num` centres in a box of a given size.
+
+    The width is `OVERLAP` times the distance between neighbours if the centres were a grid.
+    """
     return jnp.log(OVERLAP * size / num ** (1 / len(size)))

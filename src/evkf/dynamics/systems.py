@@ -1,4 +1,4 @@
-"""Known dynamical systems with additive inputs $B u_t$, for simulations and tests."""
+"""Known dynamical systems, for simulations and tests; inputs $u_t$ add $B u_t$ to the state."""
 
 from abc import abstractmethod
 
@@ -14,13 +14,13 @@ from evkf.types import Input, Matrix, Scalar, Vector
 
 
 class System(GaussianDynamics):
-    r"""A known flow plus inputs: $z_t \sim N(z + g(z) + B u_t, Q)$."""
+    r"""Dynamics $z_t \sim N(z + g(z) + B u_t, Q)$, where $z = z_{t-1}$ and $g$ is known."""
 
     input_weight: eqx.AbstractVar[Float[Array, "L U"]]
 
     @abstractmethod
     def step(self, z: Vector) -> Vector:
-        """Change of the state in one bin without inputs and noise, $g(z)$."""
+        """Return $g(z)$, the change of the state in one bin without inputs and noise."""
 
     def mean(self, z: Vector, u: Input) -> Vector:
         return z + self.step(z) + self.input_weight @ u
@@ -31,11 +31,19 @@ class System(GaussianDynamics):
 
 
 class VanDerPol(System):
-    r"""The Van der Pol oscillator, a stable limit cycle in the plane.
+    r"""The Van der Pol oscillator, which has a stable limit cycle in two dimensions.
 
+    Without noise and inputs, the next state $z'$ is
     $z_1' = z_1 + \frac{\Delta}{\tau_1} z_2$,
     $z_2' = z_2 + \frac{\Delta}{\tau_2}(\gamma(1 - z_1^2)z_2 - z_1)$.
-    Paper: eq:vdp_generative_model, with its misplaced square corrected.
+    Paper: eq:vdp_generative_model; a misplaced square there is corrected here.
+
+    Args:
+        gamma: $\gamma$, strength of the nonlinearity.
+        tau: Time constants $\tau_1$ and $\tau_2$ in seconds.
+        dt: $\Delta$, the time step of one bin in seconds.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        input_weight: B, (2, inputs); no inputs when left out.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,19 +76,20 @@ class VanDerPol(System):
 
 
 class ChaoticRNN(System):
-    r"""A rate network, chaotic for strong coupling.
+    r"""A recurrent network of rate neurons, whose activity is chaotic if coupling is strong.
 
+    Without noise and inputs, the next state is
     $z' = z + \frac{\Delta}{\tau}(\gamma W \tanh z - z)$.
-    Paper: the system of table:chaotic_rnn; the defaults are the published protocol of Campbell et
-    al. 2021.
+    Paper: the system of table:chaotic_rnn. The defaults are those that Campbell et al. 2021
+    published.
 
     Args:
-        weight: W, (latents, latents), usually with entries of variance 1/L.
-        gamma: Coupling.
-        tau: Time constant.
-        dt: Step $\Delta$.
-        noise: Q.
-        input_weight: B, (latents, inputs).
+        weight: W, (latents, latents), usually random entries of variance 1 / latents.
+        gamma: $\gamma$, strength of the coupling.
+        tau: $\tau$, the time constant in seconds.
+        dt: $\Delta$, the time step of one bin in seconds.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        input_weight: B, (latents, inputs); no inputs when left out.
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,7 +126,16 @@ class ChaoticRNN(System):
 
 
 class Lorenz(System):
-    """The Lorenz system in units of `scale`, so that its states are of order one.
+    """The chaotic Lorenz system, with states divided by `scale` so that they are of order one.
+
+    Args:
+        sigma: Parameter sigma of the Lorenz equations.
+        rho: Parameter rho of the Lorenz equations.
+        beta: Parameter beta of the Lorenz equations.
+        dt: Time step of one bin.
+        scale: Number by which the three coordinates of Lorenz are divided.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        input_weight: B, (3, inputs); no inputs when left out.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,9 +180,17 @@ class Lorenz(System):
 
 
 class RingAttractor(System):
-    r"""A circle of fixed points in the plane, onto which states fall; noise moves them along it.
+    r"""A ring attractor: the state is pulled to a circle, and noise moves it along the circle.
 
+    Every point of the circle is a fixed point. Without noise and inputs, the next state is
     $z' = z + \Delta \kappa (1 - |z|^2 / r^2) z$.
+
+    Args:
+        radius: $r$, the radius of the circle.
+        pull: $\kappa$, the strength of the pull towards the circle.
+        dt: $\Delta$, the time step of one bin.
+        noise: Q: one variance, one variance for each latent, or a full covariance matrix.
+        input_weight: B, (2, inputs); no inputs when left out.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The Bernoulli family: binary states."""
+"""The Bernoulli family: latent states that are 0 or 1."""
 
 from typing import ClassVar
 
@@ -14,12 +14,16 @@ from evkf.types import Belief, Key
 
 
 class BernoulliFamily(Symmetric):
-    r"""Independent Bernoulli states, $q(z) = \exp(\lambda z - A(\lambda))$ for z in {0, 1}.
+    r"""Independent binary states, $q(z) = \exp(\lambda z - A(\lambda))$ for z in {0, 1}.
 
-    $A(\lambda) = \log(1 + e^\lambda)$, mean $\sigma(\lambda)$, variance
-    $\sigma(\lambda)\sigma(-\lambda)$. Log-probability and entropy are those of the discrete
-    distribution. The mean fixes the variance, so the variance correction does not apply. Samples
-    carry the straight-through gradient, which is exact for expectations of linear functions only.
+    $\lambda$ is the log odds, the log-partition is $A(\lambda) = \log(1 + e^\lambda)$, the mean
+    is $\sigma(\lambda)$ and the variance $\sigma(\lambda)\sigma(-\lambda)$, with the logistic
+    function $\sigma$. `log_prob` and `entropy` are those of the discrete distribution. The mean
+    fixes the variance, so the variance correction does not apply. The gradient of samples is the
+    gradient of the mean (see `sample`).
+
+    Args:
+        dim: Number of latent dimensions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,15 +47,15 @@ class BernoulliFamily(Symmetric):
     def each_rule(
         self, nat: Float[Array, "L K"]
     ) -> tuple[Float[Array, "2 L"], Float[Array, "2 L"]]:
-        """The distribution itself; its skewness overflows where a logit saturates."""
+        """Return the values 0 and 1 and their probabilities, which is the distribution itself."""
         up, down = jax.nn.sigmoid(nat[:, 0]), jax.nn.sigmoid(-nat[:, 0])
         return jnp.stack([jnp.zeros_like(up), jnp.ones_like(up)]), jnp.stack([down, up])
 
     def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
-        """Exact binary samples with the straight-through gradient, that of the mean.
+        """Draw binary samples; their gradient is that of the mean (straight-through gradient).
 
-        The gradient of $E[f(z)]$ is then exact for linear f and biased for any other: expectations
-        under `nodes` have no such bias.
+        The gradient of $E[f(z)]$ from these samples is exact if f is linear, and biased otherwise.
+        Expectations by `nodes` have no such bias.
         """
         nat = belief[:, 0]
         noise = jax.random.logistic(key, (num, self.dim), nat.dtype)

@@ -1,4 +1,4 @@
-"""The Beta family: states in the unit interval, peaked or saturated."""
+"""The Beta family: states between 0 and 1, with density peaked inside or at the ends."""
 
 import math
 from typing import ClassVar
@@ -26,17 +26,22 @@ _LEAST_SHAPE = 1e-4
 
 
 class BetaFamily(Univariate):
-    r"""Independent Beta states with shapes $\alpha$ and $\beta$.
+    r"""Independent states $z$ between 0 and 1, with Beta shapes $\alpha$ and $\beta$.
 
-    $t(z) = (\log z, \log(1-z))$, $\lambda = (\alpha - 1, \beta - 1)$,
-    $A = \log B(\alpha, \beta)$, $\mu = (\psi(\alpha) - \psi(s), \psi(\beta) - \psi(s))$
-    with $s = \alpha + \beta$, mean $m = \alpha/s$, variance $m(1-m)/(s+1)$. Shapes from 1e-3 to
-    1e6 keep their digits: with $h(x) = x - 1 - \log x$ and Stirling's remainder $r$, the log
-    density is $-\alpha h(z/m) - \beta h((1-z)/(1-m)) - \log z(1-z)
-    + \tfrac12\log(\alpha\beta/2\pi s) - r(\alpha) - r(\beta) + r(s)$, and so on.
+    The concentration is $s = \alpha + \beta$, the mean $m = \alpha/s$, and the variance
+    $m(1-m)/(s+1)$. The sufficient statistics are $t(z) = (\log z, \log(1-z))$, the natural
+    parameters $\lambda = (\alpha - 1, \beta - 1)$, the log-partition
+    $A = \log B(\alpha, \beta)$, and the mean parameters
+    $\mu = (\psi(\alpha) - \psi(s), \psi(\beta) - \psi(s))$, with the Beta function $B$ and the
+    digamma function $\psi$.
 
-    In float32 the *mean* parameters of concentrated beliefs do not determine the shapes, as for
-    `GammaFamily`.
+    Results are accurate for shapes from 1e-3 to 1e6, because large terms that cancel are removed by
+    hand. For example the log density is computed as $-\alpha h(z/m) - \beta h((1-z)/(1-m))
+    - \log z(1-z) + \tfrac12\log(\alpha\beta/2\pi s) - r(\alpha) - r(\beta) + r(s)$, with
+    $h(x) = x - 1 - \log x$ and Stirling's remainder $r$ (see `evkf.numerics.special`).
+
+    In float32 the *mean* parameters of a narrow belief do not hold enough digits to recover the
+    shapes, as for `GammaFamily`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +75,7 @@ class BetaFamily(Univariate):
     def each_kl(self, nat: Float[Array, "L K"], other: Float[Array, "L K"]) -> Vector:
         q, p, step = _unpack(nat), _unpack(other), (other - nat).T
         s_q, s_p = jnp.sum(q, 0), jnp.sum(p, 0)
-        # The determinant |q p|: while it is small, from the differences of the parameters.
+        # Determinant of the shapes q and p: if q and p are near, use their difference.
         near = jnp.all(jnp.abs(step) < 0.5 * q, 0)
         cross = jnp.where(near, p[0] * step[1] - step[0] * p[1], q[0] * p[1] - p[0] * q[1])
         cross = jnp.stack([cross, -cross])
@@ -93,9 +98,12 @@ class BetaFamily(Univariate):
         return _solve(_curvature(_unpack(nat)), grad.T).T
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        r"""Newton's method for $\psi(s) - \psi(\alpha) = -\mu_1$ and the like of $\beta$."""
+        r"""Return natural parameters by Newton's method.
+
+        It solves $\psi(s) - \psi(\alpha) = -\mu_1$ and $\psi(s) - \psi(\beta) = -\mu_2$.
+        """
         target = -mean_params.T
-        # Geometric means sum to less than one; rounding may hide it, so raise the smaller target.
+        # Geometric means sum to less than one. Rounding may hide this: raise the smaller target.
         eps = float(jnp.finfo(target.dtype).eps)
         large = jnp.exp(-jnp.max(target, 0))
         least = -jnp.log1p(-jnp.minimum((1 + 4 * eps) * large, 1 - eps))
@@ -112,7 +120,11 @@ class BetaFamily(Univariate):
         return jnp.maximum(lax.fori_loop(0, 8, improve, start), eps).T - 1
 
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
-        """Variance capped below $m(1-m)$, at $m(1-m)/(1+10^{-4})$; shapes above 1e-4."""
+        """Return natural parameters that have a given mean $m$ and variance.
+
+        The variance is at most $m(1-m)/(1+10^{-4})$. The concentration is at most one divided by
+        the rounding unit, and each shape at least 1e-4.
+        """
         mean = self.inside(mean)
         most = 1 / float(jnp.finfo(mean.dtype).eps)
         total = jnp.clip(mean * (1 - mean) / var - 1, _LEAST_SHAPE, most)
@@ -134,15 +146,19 @@ class BetaFamily(Univariate):
         return 0.0
 
     def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
-        """Ratios of Gamma draws, with the implicit gradient; never 0 or 1 even if saturated."""
+        """Draw samples $x/(x + y)$ from Gamma samples $x$ and $y$; never exactly 0 or 1.
+
+        The gradient is that of a sample at a fixed quantile (the implicit gradient).
+        """
         shapes = jnp.broadcast_to(belief + 1, (num, self.dim, 2))
         draws = log_gamma_draw(key, shapes)
         return self.inside(jax.nn.sigmoid(draws[..., 0] - draws[..., 1]))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
-        """First L entries: by sigmoid the mean; the rest: by softplus the concentration $s$.
+        """Return natural parameters of any real vector.
 
-        Both shapes are then raised by 1e-3, their lower bound.
+        The first L entries give the means $m$ by a sigmoid, the last L entries the concentrations
+        $s$ by a softplus. The shapes are $s m + 10^{-3}$ and $s (1 - m) + 10^{-3}$.
         """
         lean, total = raw[: self.dim], jax.nn.softplus(raw[self.dim :])
         shapes = jnp.stack([total * jax.nn.sigmoid(lean), total * jax.nn.sigmoid(-lean)], -1)
@@ -155,7 +171,10 @@ def _unpack(nat: Float[Array, "L 2"]) -> Float[Array, "2 L"]:
 
 
 def _saddle(shapes: Float[Array, "2 L"]) -> Vector:
-    r"""$\log B$ less its large part $a\log m + b\log(1-m)$."""
+    r"""Return $\log B(\alpha, \beta)$ minus its large part $\alpha\log m + \beta\log(1-m)$.
+
+    $B$ is the Beta function of the shapes $\alpha$ and $\beta$, and $m = \alpha/(\alpha + \beta)$.
+    """
     remainder = stirling(jnp.concatenate([shapes, jnp.sum(shapes, 0, keepdims=True)]), 0)
     return (
         0.5 * jnp.log(2 * math.pi * jnp.sum(1 / shapes, 0))
@@ -177,9 +196,10 @@ def _(primals, tangents):
 
 
 def _curvature(shapes: Float[Array, "2 L"]) -> tuple[Float[Array, "2 L"], Vector, Vector]:
-    """Diagonal, negated off-diagonal and determinant of the Fisher information.
+    """Return the diagonal, negated off-diagonal and determinant of the Fisher information.
 
-    The parts $1/x$ of the trigammas cancel in the determinant, so they are left out of it by hand.
+    The part $1/x$ of every trigamma function cancels in the determinant, so the formula of the
+    determinant leaves this part out.
     """
     total = jnp.sum(shapes, 0)
     drop = trigamma_drop(shapes, shapes[::-1])
@@ -193,7 +213,7 @@ def _curvature(shapes: Float[Array, "2 L"]) -> tuple[Float[Array, "2 L"], Vector
 def _solve(
     curvature: tuple[Float[Array, "2 L"], Vector, Vector], right: Float[Array, "2 L"]
 ) -> Float[Array, "2 L"]:
-    """$F^{-1}$ times a vector, by elimination with the exact Schur complement."""
+    """Return $F^{-1}$ times a vector, given the result of `_curvature` for the matrix $F$."""
     diagonal, off, det = curvature
     second = (diagonal[0] * right[1] + off * right[0]) / det
     return jnp.stack([(right[0] + off * second) / diagonal[0], second])

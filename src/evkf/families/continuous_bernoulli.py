@@ -1,4 +1,4 @@
-"""The continuous Bernoulli family: states in the unit interval that saturate."""
+"""The continuous Bernoulli family: states from 0 to 1, with density highest at 0 or at 1."""
 
 from typing import ClassVar
 
@@ -13,11 +13,15 @@ from evkf.types import Belief, Key
 
 
 class ContinuousBernoulliFamily(Symmetric):
-    r"""Independent continuous Bernoulli states, $q(z) = \exp(\lambda z - A(\lambda))$ on [0, 1].
+    r"""Independent states z with density $q(z) = \exp(\lambda z - A(\lambda))$ on [0, 1].
 
-    $A(\lambda) = \log((e^\lambda - 1)/\lambda)$, smooth through $\lambda = 0$, the uniform;
-    the mean is $1/(1 - e^{-\lambda}) - 1/\lambda$. The mean fixes the variance, so a belief
-    cannot be narrow inside the interval and the variance correction does not apply.
+    The log-partition is $A(\lambda) = \log((e^\lambda - 1)/\lambda)$ and the mean
+    $1/(1 - e^{-\lambda}) - 1/\lambda$. At $\lambda = 0$ the density is uniform. The mean fixes
+    the variance. So a belief is narrow only near 0 or near 1, and the variance correction does not
+    apply.
+
+    Args:
+        dim: Number of latent dimensions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -34,16 +38,20 @@ class ContinuousBernoulliFamily(Symmetric):
         return log_uniform(nat, order)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        r"""Newton's method; $|\lambda|$ is at most the reciprocal of the rounding unit."""
+        r"""Return the natural parameters of given means, by Newton's method.
+
+        Means are first clipped to at least one rounding unit from 0 and 1, so $|\lambda|$ is at
+        most about one divided by the rounding unit.
+        """
         unit = float(jnp.finfo(mean_params.dtype).epsneg)
         inner = jnp.clip(mean_params, unit, 1 - unit)
         edge = jnp.minimum(inner, 1 - inner)  # the mean at -x, x >= 0
         offset = 0.5 - edge
-        # Cohen's rational inverse of coth(y) - 1/y is right to 5 %.
+        # Cohen's rational inverse of coth(y) - 1/y has an error of at most 5 %.
         y = 2 * offset
         x = y * (3 - y**2) / (2 * edge * (1 - edge))
         for _ in range(5):
-            # Each form of the residual keeps its digits at its end of the range.
+            # The first form of the residual is accurate at small x, the second at large x.
             residual = jnp.where(
                 x < 2, offset - (log_uniform(x, 1) - 0.5), log_uniform(-x, 1) - edge
             )
@@ -51,7 +59,7 @@ class ContinuousBernoulliFamily(Symmetric):
         return jnp.where(inner > 0.5, x, -x)
 
     def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
-        """Inverse distribution function of uniform draws."""
+        """Draw samples: the inverse distribution function at uniform random numbers."""
         uniform = jax.random.uniform(key, (num, self.dim), belief.dtype)
         return _quantile(jnp.broadcast_to(belief[:, 0], uniform.shape), uniform)
 
@@ -63,7 +71,7 @@ def _quantile(nat: Float[Array, "S L"], uniform: Float[Array, "S L"]) -> Float[A
 
 
 def _edge(nat: Float[Array, "S L"], uniform: Float[Array, "S L"]) -> Float[Array, "S L"]:
-    """Distance of the quantile from the end of [0, 1] where the density is high."""
+    """Return the distance of the quantile from the end of [0, 1] where the density is highest."""
     size, mass = jnp.abs(nat), jnp.where(nat > 0, 1 - uniform, uniform)
     safe = jnp.where(size == 0, 1, size)
     bent = -jnp.log1p(mass * jnp.expm1(-safe)) / safe

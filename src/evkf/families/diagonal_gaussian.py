@@ -1,4 +1,4 @@
-"""The Gaussian family with independent dimensions."""
+"""The Gaussian family whose dimensions are independent (diagonal covariance)."""
 
 import math
 from typing import ClassVar
@@ -15,10 +15,15 @@ from evkf.types import Belief, Key, Nat, Vector
 
 
 class DiagonalGaussianFamily(Univariate):
-    r"""Independent Gaussian states with mean $m$ and variance $v$.
+    r"""Independent Gaussian states z with mean $m$ and variance $v$ in each dimension.
 
-    $t(z) = (z, z^2)$, $\lambda = (m/v, -1/2v)$, $A = \tfrac12 (m^2/v + \log v)$ with base
-    measure $(2\pi)^{-L/2}$, $\mu = (m, v + m^2)$.
+    The sufficient statistics are $t(z) = (z, z^2)$, the natural parameters
+    $\lambda = (m/v, -1/(2v))$, and the mean parameters $\mu = (m, v + m^2)$. The log-partition is
+    $A = \tfrac12 (m^2/v + \log v)$ per dimension, and the base measure of L dimensions
+    $(2\pi)^{-L/2}$.
+
+    Args:
+        dim: Number of latent dimensions, L.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,8 +52,8 @@ class DiagonalGaussianFamily(Univariate):
     def each_kl(self, nat: Float[Array, "L K"], other: Float[Array, "L K"]) -> Vector:
         step = nat - other
         excess = -step[:, 1] / nat[:, 1]
-        # The difference of the means: while it is small its value, but not its gradient, is better
-        # taken from the difference of the parameters.
+        # The difference of the means. If it is small, its value is more accurate from the
+        # difference of the natural parameters; its gradient is taken from the means in any case.
         mean, mean_o = _moments(nat)[0], _moments(other)[0]
         close = -(0.5 * step[:, 0] + mean_o * step[:, 1]) / nat[:, 1]
         shift = mean - mean_o
@@ -65,7 +70,7 @@ class DiagonalGaussianFamily(Univariate):
         return jnp.stack([grad[:, 0] / var - 2 * mean * second, second], -1)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        r"""The variance is at least the rounding error of $\mu_2 - \mu_1^2$."""
+        r"""Return natural parameters; the variance is at least the rounding error of $\mu_2$."""
         mean, second = mean_params[:, 0], mean_params[:, 1]
         info = jnp.finfo(mean.dtype)
         return _pack(mean, jnp.maximum(second - mean**2, info.eps * second + info.tiny))
@@ -92,14 +97,21 @@ class DiagonalGaussianFamily(Univariate):
         return mean + jnp.sqrt(var) * jax.random.normal(key, (num, self.dim), mean.dtype)
 
     def nodes(self, belief: Belief) -> Nodes:
-        r"""Spherical cubature in any dimension: $m \pm \sqrt{L v_l}\,e_l$, equal weights."""
+        r"""Return the $2L$ nodes of spherical cubature, for any number of dimensions L.
+
+        The nodes are $m \pm \sqrt{L v_l}\,e_l$ with unit vectors $e_l$, and have equal weights.
+        """
         mean, var = _moments(belief)
         offsets = jnp.diag(jnp.sqrt(self.dim * var))
         points = jnp.concatenate([mean + offsets, mean - offsets])
         return Nodes(points, jnp.full(2 * self.dim, 0.5 / self.dim, points.dtype))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
-        """First L entries: the mean; the rest: by softplus the root of the precision."""
+        """Return natural parameters of any real vector.
+
+        The first L entries are the means. The last L entries give the precisions (inverse
+        variances): each precision is the square of softplus(entry) + 1e-4.
+        """
         precision = (jax.nn.softplus(raw[self.dim :]) + 1e-4) ** 2
         return jnp.stack([precision * raw[: self.dim], -0.5 * precision], -1)
 

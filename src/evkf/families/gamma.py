@@ -1,4 +1,4 @@
-"""The Gamma family: positive states."""
+"""The Gamma family: positive latent states."""
 
 import math
 from typing import ClassVar
@@ -19,17 +19,25 @@ _LEAST_MEAN = 1e-12
 
 
 class GammaFamily(Univariate):
-    r"""Independent Gamma states with shape $\alpha$ and rate $\beta$.
+    r"""Independent positive states $z$, with Gamma shape $\alpha$ and rate $\beta$.
 
-    $t(z) = (\log z, z)$, $\lambda = (\alpha - 1, -\beta)$, $A = \log\Gamma(\alpha) -
-    \alpha\log\beta$, $\mu = (\psi(\alpha) - \log\beta, m)$, mean $m = \alpha/\beta$.
-    Shapes from 1e-3 to 1e6 keep their digits: with $h(x) = x - 1 - \log x$ and Stirling's
-    remainder $r$, the log density is $-\alpha h(z/m) - \log z + \tfrac12\log(\alpha/2\pi) -
-    r(\alpha)$, and so on.
+    The mean is $m = \alpha/\beta$ and the variance $\alpha/\beta^2$. The sufficient statistics are
+    $t(z) = (\log z, z)$, the natural parameters $\lambda = (\alpha - 1, -\beta)$, the
+    log-partition $A = \log\Gamma(\alpha) - \alpha\log\beta$, and the mean parameters
+    $\mu = (\psi(\alpha) - \log\beta, m)$, with the digamma function $\psi$.
 
-    In float32 the *mean* parameters of a shape above 1e5 do not hold that shape: $\log m - \mu_1
-    \approx 1/2\alpha$ drowns in the rounding of $\mu_1$. `to_nat` then returns a valid belief
-    with those mean parameters, to rounding, and a shape of at most 4e6.
+    Results are accurate for shapes from 1e-3 to 1e6, because large terms that cancel are removed by
+    hand. For example the log density is computed as $-\alpha h(z/m) - \log z +
+    \tfrac12\log(\alpha/2\pi) - r(\alpha)$, with $h(x) = x - 1 - \log x$ and Stirling's remainder
+    $r$ (see `evkf.numerics.special`).
+
+    In float32 the *mean* parameters do not hold enough digits to recover a shape above 1e5, because
+    the shape is in the small difference $\log m - \mu_1 \approx 1/(2\alpha)$. `to_nat` then returns
+    valid natural parameters that have these mean parameters, to rounding, and a shape of at most
+    4e6.
+
+    Args:
+        dim: Number of latent dimensions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,7 +75,7 @@ class GammaFamily(Univariate):
         shape, rate = _unpack(nat)
         shape_o, rate_o = _unpack(other)
         step = other - nat
-        # Ratio of the means, less one: while it is small, from the differences of the parameters.
+        # Ratio of the means, minus one: if it is small, from the differences of the parameters.
         shift, scale = -step[:, 0] / shape_o, -step[:, 1] / rate
         moved = shape * (rate_o / rate)
         near = jnp.maximum(jnp.abs(shift), jnp.abs(scale)) < 0.5
@@ -88,11 +96,14 @@ class GammaFamily(Univariate):
         return jnp.stack([first, rate / shape * (rate * grad[:, 1] - first)], -1)
 
     def each_to_nat(self, mean_params: Float[Array, "L K"]) -> Float[Array, "L K"]:
-        r"""Newton's method for $\log\alpha - \psi(\alpha) = \log\mu_2 - \mu_1$."""
+        r"""Return natural parameters by Newton's method.
+
+        It solves $\log\alpha - \psi(\alpha) = \log\mu_2 - \mu_1$ for the shape $\alpha$.
+        """
         mean = mean_params[:, 1]
         eps = float(jnp.finfo(mean.dtype).eps)
         gap = jnp.maximum(jnp.log(mean) - mean_params[:, 0], eps)
-        # Minka's start is right to 1.5 %; each form of the root is used where nothing cancels.
+        # Minka's start has an error of at most 1.5 %; each form is used where nothing cancels.
         root = jnp.sqrt((gap - 3) ** 2 + 24 * gap)
         shape = jnp.where(gap < 3, (3 - gap + root) / (12 * gap), 2 / (gap - 3 + root))
         for _ in range(4):
@@ -103,7 +114,11 @@ class GammaFamily(Univariate):
         return _pack(mean, jnp.maximum(shape, eps))
 
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
-        """Mean brought above 1e-12; variance over mean squared between rounding and 1e4."""
+        """Return natural parameters that have a given mean and variance.
+
+        The mean is raised to at least 1e-12. The variance divided by the squared mean is clipped to
+        the range from the rounding unit (1e-7 in float32) to 1e4.
+        """
         mean = jnp.maximum(mean, _LEAST_MEAN)
         most = 1 / float(jnp.finfo(mean.dtype).eps)
         return _pack(mean, jnp.clip((mean / jnp.sqrt(var)) ** 2, _LEAST_SHAPE, most))
@@ -124,13 +139,20 @@ class GammaFamily(Univariate):
         return 0.0
 
     def sample(self, belief: Belief, key: Key, num: int) -> Float[Array, "S L"]:
-        """Samples with the implicit gradient; underflow gives the least normal number."""
+        """Draw samples; a sample that underflows is the smallest positive normal number.
+
+        The gradient is that of a sample at a fixed quantile (the implicit gradient).
+        """
         shape, rate = _unpack(belief)
         draws = log_gamma_draw(key, jnp.broadcast_to(shape, (num, self.dim)))
         return self.inside(jnp.exp(draws - jnp.log(rate)))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
-        """First L entries: by softplus the mean, above 1e-4; the rest: the shape, above 1e-3."""
+        """Return natural parameters of any real vector.
+
+        The first L entries give the means, softplus(entry) + 1e-4. The last L entries give the
+        shapes, softplus(entry) + 1e-3.
+        """
         mean = jax.nn.softplus(raw[: self.dim]) + 1e-4
         return _pack(mean, jax.nn.softplus(raw[self.dim :]) + 1e-3)
 
@@ -139,7 +161,10 @@ class GammaFamily(Univariate):
         return True
 
     def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-        r"""$-\alpha \log(1 - c/\beta)$, infinite unless $c < \beta$."""
+        r"""Return the log moment-generating functions, $-\alpha \log(1 - c/\beta)$ at $c = C_{nl}$.
+
+        They are infinite unless $c < \beta$.
+        """
         shape, rate = _unpack(nat)
         ratio = C / rate
         feasible = ratio < 1
@@ -147,7 +172,7 @@ class GammaFamily(Univariate):
 
 
 def _unpack(nat: Float[Array, "L 2"]) -> tuple[Vector, Vector]:
-    """Return shape and rate."""
+    """Return the shape and the rate of each dimension."""
     return nat[:, 0] + 1, -nat[:, 1]
 
 

@@ -13,32 +13,39 @@ from evkf.numerics.linalg import cholesky, inverse_lower, solve_lower, symmetriz
 from evkf.types import Key, Matrix, Scalar, Vector
 
 MAX_TILT = 2.0
-"""Longest part of a row below the diagonal, relative to the diagonal, in `from_unconstrained`."""
+"""Bound on the Cholesky factor in `from_unconstrained`: in each row, the norm of the entries left
+of the diagonal is at most this number times the diagonal entry."""
 
 
 class GaussianBelief(NamedTuple):
-    """Mean $m$ and covariance $P$."""
+    """A Gaussian belief: mean $m$ and covariance matrix $P$."""
 
     mean: Vector
     cov: Matrix
 
 
 class GaussianNat(NamedTuple):
-    r"""Natural parameters $(P^{-1}m, -\tfrac12 P^{-1})$ (the paper misprints the first)."""
+    r"""Natural parameters of a Gaussian, $(P^{-1}m, -\tfrac12 P^{-1})$.
+
+    $m$ is the mean and $P$ the covariance. The paper misprints the first parameter.
+    """
 
     linear: Vector
     quadratic: Matrix
 
 
 class GaussianMean(NamedTuple):
-    r"""Mean parameters $(E[z], E[zz^\top])$."""
+    r"""Mean parameters of a Gaussian, $(E[z], E[zz^\top])$."""
 
     first: Vector
     second: Matrix
 
 
 class GaussianFamily(Family):
-    """Gaussian with full covariance.
+    """The Gaussian family with full covariance matrix; a belief is a `GaussianBelief`.
+
+    Args:
+        dim: Number of latent dimensions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,15 +121,16 @@ class GaussianFamily(Family):
         return GaussianBelief(mean, cov)
 
     def nodes(self, belief: GaussianBelief) -> Nodes:
-        r"""Spherical cubature: $m \pm \sqrt{L}$ times the columns of a root of P, equal weights."""
+        r"""Return the $2L$ nodes of spherical cubature, of equal weights (see `cubature`)."""
         return cubature(belief.mean, cholesky(belief.cov))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
-        """First L entries: the mean; the rest: a root of the precision, row by row.
+        """Return natural parameters of any real vector.
 
-        A row's length is the softplus of its diagonal entry; its entries below the diagonal are
-        bounded against that, so that the precision is well conditioned but for the scales of its
-        dimensions, and its inverse positive definite in float32 too, whatever the entries are.
+        The first L entries are the mean. The other entries give a Cholesky factor of the precision
+        (the inverse covariance), row by row. The norm of a row is the softplus of its diagonal
+        entry plus 1e-4. `MAX_TILT` bounds the entries left of the diagonal, so that the covariance
+        is positive definite even in float32, whatever the entries are.
         """
         mean, entries = raw[: self.dim], raw[self.dim :]
         lower = (
@@ -146,7 +154,11 @@ class GaussianFamily(Family):
 
 
 def cubature(mean: Vector, root: Matrix) -> Nodes:
-    """Return the spherical cubature rule of a Gaussian, given a root of its covariance."""
+    r"""Return the spherical cubature rule of a Gaussian: $2L$ nodes of equal weights.
+
+    The nodes are $m \pm \sqrt{L} c_i$, where $c_i$ are the columns of `root`, the Cholesky factor
+    of the covariance.
+    """
     dim = mean.shape[0]
     offsets = math.sqrt(dim) * root.T
     points = jnp.concatenate([mean + offsets, mean - offsets])

@@ -1,4 +1,4 @@
-"""The Gaussian family with low-rank covariances: a diagonal and a factor of few columns."""
+"""The Gaussian family whose covariance is a diagonal matrix plus a matrix of low rank."""
 
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +23,13 @@ Factor = Float[Array, "L R"]
 
 
 class LowRankBelief(NamedTuple):
-    r"""Mean $m$ and covariance $\text{diag}(d) + UU^\top$."""
+    r"""A Gaussian belief with mean $m$ and covariance $\text{diag}(d) + UU^\top$.
+
+    Attributes:
+        mean: $m$, (L,).
+        diagonal: $d$, (L,); variances of the part that is independent between dimensions.
+        factor: $U$, (L, R); loadings of the shared part, with R much smaller than L.
+    """
 
     mean: Vector
     diagonal: Vector
@@ -31,26 +37,34 @@ class LowRankBelief(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    r"""Inverse of $P = \text{diag}(d) + UU^\top$: $P^{-1} = \text{diag}(d)^{-1} - BB^\top$."""
+    r"""The precision $P^{-1} = \text{diag}(d)^{-1} - BB^\top$ of a low-rank covariance.
+
+    The covariance is $P = \text{diag}(d) + UU^\top$. `inverse` makes objects of this class.
+    """
 
     diagonal: Vector
-    """$d$ itself."""
+    """$d$, the diagonal part of the covariance (not inverted)."""
     factor: Factor
-    """$B$."""
+    """$B$, (L, R)."""
     log_det_root: Scalar
-    r"""$\tfrac12 \log |P|$."""
+    r"""Half the log-determinant of the covariance, $\tfrac12 \log |P|$."""
 
     def times(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
-        """$P^{-1}$ times a vector, or the columns of a matrix."""
+        """Return $P^{-1}$ times a vector or a matrix."""
         return (columns.T / self.diagonal).T - self.factor @ (self.factor.T @ columns)
 
     def var(self) -> Vector:
-        """The diagonal of $P^{-1}$."""
+        """Return the diagonal of the precision $P^{-1}$ (not the variances, which $P$ has)."""
         return 1 / self.diagonal - jnp.sum(self.factor**2, axis=1)
 
 
 def inverse(diagonal: Vector, factor: Factor) -> Inverse:
-    """Invert a covariance of low rank by Woodbury's identity, in $O(LR^2)$."""
+    """Return the inverse of a low-rank covariance by Woodbury's identity, at cost $O(LR^2)$.
+
+    Args:
+        diagonal: $d$, (L,).
+        factor: $U$, (L, R).
+    """
     scaled = factor / diagonal[:, None]
     root = cholesky(jnp.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ scaled)
     log_det = jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * jnp.sum(jnp.log(diagonal))
@@ -58,10 +72,15 @@ def inverse(diagonal: Vector, factor: Factor) -> Inverse:
 
 
 class LowRankGaussianFamily(Family):
-    r"""Gaussian with covariance $\text{diag}(d) + UU^\top$, U of `rank` columns.
+    r"""Gaussian family with covariance $\text{diag}(d) + UU^\top$, where U has R columns.
 
-    The functions that the filter uses cost $O(LR^2)$ rather than $O(L^3)$. Natural and mean
-    parameters are those of the full Gaussian, at the same cost.
+    The functions that the filter uses cost $O(LR^2)$ for L dimensions, and not $O(L^3)$ as for
+    `GaussianFamily`. Natural and mean parameters are those of `GaussianFamily`, and functions of
+    these parameters cost as much as there.
+
+    Args:
+        dim: Number of latent dimensions, L.
+        rank: R, the number of columns of U; at most `dim`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,11 +101,11 @@ class LowRankGaussianFamily(Family):
 
     @property
     def full(self) -> GaussianFamily:
-        """The family with full covariance."""
+        """The Gaussian family of the same dimensions with full covariance."""
         return GaussianFamily(self.dim)
 
     def dense(self, belief: LowRankBelief) -> GaussianBelief:
-        """Return the belief with its covariance as a matrix."""
+        """Return the same belief with the full (L, L) covariance matrix."""
         return GaussianBelief(belief.mean, self.cov(belief))
 
     def nat(self, belief: LowRankBelief) -> GaussianNat:
@@ -137,7 +156,11 @@ class LowRankGaussianFamily(Family):
         return belief.diagonal + jnp.sum(belief.factor**2, axis=1)
 
     def from_moments(self, mean: Vector, cov: Matrix) -> LowRankBelief:
-        """Keep the marginal variances; find the factor by principal factor analysis."""
+        """Return a low-rank belief with a given mean and the marginal variances of `cov`.
+
+        Principal factor analysis of the correlation matrix gives the factor. Covariances between
+        dimensions are approximate if the rank is too small for `cov`.
+        """
         var = jnp.diagonal(cov)
         scale = jnp.sqrt(var)
         correlation = cov / scale / scale[:, None]
@@ -151,7 +174,7 @@ class LowRankGaussianFamily(Family):
         return LowRankBelief(mean, share * var, factor * scale[:, None])
 
     def nodes(self, belief: LowRankBelief) -> Nodes:
-        """Return the spherical cubature rule of the full Gaussian."""
+        """Return the spherical cubature rule of the full covariance matrix, at cost $O(L^3)$."""
         return cubature(belief.mean, cholesky(self.cov(belief)))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> GaussianNat:
@@ -167,11 +190,11 @@ class LowRankGaussianFamily(Family):
 
 
 FACTOR_STEPS, LEAST_SHARE = 50, 1e-4
-"""Steps of factor analysis; the least share of a variance that is left to the diagonal."""
+"""Number of steps of factor analysis; smallest fraction of a variance that the diagonal keeps."""
 
 
 def divergence(belief: LowRankBelief, mean: Vector, other: Inverse) -> Scalar:
-    """KL divergence from a belief to the Gaussian with this mean and inverse covariance."""
+    """Return KL(belief || p) in nats, where p is the Gaussian of a given mean and precision."""
     shift = belief.mean - mean
     spread = belief.diagonal @ other.var() + jnp.sum(belief.factor * other.times(belief.factor))
     own = inverse(*belief[1:]).log_det_root
@@ -181,6 +204,12 @@ def divergence(belief: LowRankBelief, mean: Vector, other: Inverse) -> Scalar:
 def readout_var(
     C: Float[Array, "N L"], diagonal: Vector, loads: Float[Array, "N R"]
 ) -> Float[Array, " N"]:
-    """Variances of $Cz$ under a belief of low rank, given the loads $CU$."""
+    """Return the variance of each entry of $Cz$ under a low-rank belief.
+
+    Args:
+        C: Readout weights, (channels, latents).
+        diagonal: $d$ of the belief, (latents,).
+        loads: The product $CU$ with the factor of the belief, (channels, rank).
+    """
     # Not as C * C times D: XLA would keep the squares, which are as large as C.
     return jnp.sum((C * jnp.sqrt(diagonal)) ** 2, axis=1) + jnp.sum(loads**2, axis=1)

@@ -14,10 +14,14 @@ from evkf.types import Belief, Key, Matrix, Nat, Scalar, Vector
 
 
 class ProductFamily(Family):
-    r"""Independent blocks of dimensions, each with a univariate family of its own.
+    r"""Independent blocks of dimensions, where each block has its own one-dimensional family.
 
-    $q(z) = \prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$. Beliefs, natural and mean
-    parameters are tuples with one array per part; $A$, entropy and KL are sums over the parts.
+    The density is $q(z) = \prod_i q_i(z_{(i)})$ over consecutive blocks $z_{(i)}$ of the latent
+    state. Beliefs, natural parameters and mean parameters are tuples of one array for each block.
+    Log-partition, entropy and KL divergence are sums over the blocks.
+
+    Args:
+        parts: The family of each block, in order; each has its number of dimensions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,7 +52,7 @@ class ProductFamily(Family):
         return all(part.correctable for part in self.parts)
 
     def split(self, array: Float[Array, "... L"]) -> list[Float[Array, "... P"]]:
-        """Cut the last axis into the blocks of the parts."""
+        """Cut the last axis into the blocks, and return one array for each block."""
         ends = list(accumulate(part.dim for part in self.parts))[:-1]
         return jnp.split(array, ends, axis=-1)
 
@@ -65,7 +69,7 @@ class ProductFamily(Family):
         return self._map(lambda part, x: part.to_nat(x), mean_params)
 
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
-        r"""$F(\lambda)^{-1} g$, part by part."""
+        r"""Return the natural gradient $F(\lambda)^{-1} g$, block by block (see `Univariate`)."""
         return self._map(lambda part, x, g: part.natural_gradient(x, g), nat, grad)
 
     def log_partition(self, nat: Nat) -> Scalar:
@@ -106,16 +110,20 @@ class ProductFamily(Family):
         return self._map(lambda part, m, v: part.each_from_moments(m, v), *blocks)
 
     def nodes(self, belief: Belief) -> Nodes:
-        """Tensor product of all parts' two-point rules, for up to 10 dimensions.
+        """Return the tensor product of the two-point rules of all dimensions: $2^L$ nodes.
 
         Raises:
-            InputError: With more dimensions.
+            InputError: The family has more than 10 dimensions.
         """
         points, weights = zip(*self._map(lambda part, x: part.each_rule(x), belief), strict=True)
         return tensor_nodes(jnp.concatenate(points, -1), jnp.concatenate(weights, -1))
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
-        """Consecutive stretches of `raw`, one per part, each by that part's own map."""
+        """Return the natural parameters of any real vector, one array for each block.
+
+        `raw` is cut into consecutive pieces, one for each block, of length `num_raw` of the block's
+        family. The `from_unconstrained` of that family maps the piece.
+        """
         ends = list(accumulate(part.num_raw for part in self.parts))[:-1]
         stretches = jnp.split(raw, ends)
         return self._map(lambda part, x: part.from_unconstrained(x), stretches)
@@ -136,7 +144,7 @@ class ProductFamily(Family):
         return jnp.all(jnp.stack(self._map(lambda part, x: part.valid(x), belief)))
 
     def _map(self, call: Callable[..., Any], *args: Iterable[Any]) -> tuple[Any, ...]:
-        """Apply `call` to every part with its own entry of every argument."""
+        """Return `call(part, ...)` of each part, using the entry for that part of each argument."""
         return tuple(call(part, *own) for part, *own in zip(self.parts, *args, strict=True))
 
     def _sum(self, call: Callable[..., Scalar], *args: Iterable[Any]) -> Scalar:

@@ -13,10 +13,12 @@ from evkf.types import Nat, Vector
 
 
 class Symmetric(Univariate):
-    r"""A one-parameter family on [0, 1] with $t(z) = z$, symmetric under $z \to 1-z$.
+    r"""A family on [0, 1] that has one natural parameter $\lambda$ per dimension.
 
-    That is, $A(-\lambda) = A(\lambda) - \lambda$. So everything is computed at $-|\lambda|$,
-    where the mean is small and loses no digits, and mirrored.
+    The sufficient statistic is the latent state $z$ itself. Replacing $z$ by $1-z$ changes the sign
+    of $\lambda$, so the log-partition fulfils $A(-\lambda) = A(\lambda) - \lambda$. Log density,
+    entropy and KL divergence are computed at $-|\lambda|$, where the mean is small and has all
+    its digits, and then mirrored.
     """
 
     num_params: ClassVar[int] = 1
@@ -24,12 +26,18 @@ class Symmetric(Univariate):
     correctable: ClassVar[bool] = False
 
     reach: eqx.AbstractClassVar[float]
-    r"""Share of $|\lambda|$ over which $A''$ is a polynomial of low degree, to rounding."""
+    r"""Largest step of $\lambda$, divided by $|\lambda|$, for which `each_kl` integrates $A''$.
+
+    Over such a step $A''$ is a polynomial of low degree, to rounding. Steps up to 1 always count.
+    """
 
     @staticmethod
     @abstractmethod
     def cumulant(nat: Real, order: int) -> Real:
-        """The derivative of $A$ of order 0 to 3, as a ladder of `evkf.numerics.special`."""
+        """Return a derivative of the log-partition: order 0 is $A$ itself, orders 1 to 3 follow.
+
+        JAX differentiates order n to order n + 1 (a ladder of `evkf.numerics.special`).
+        """
 
     def each_log_partition(self, nat: Float[Array, "L K"]) -> Vector:
         return self.cumulant(nat[:, 0], 0)
@@ -53,11 +61,11 @@ class Symmetric(Univariate):
         return mean, var, third / safe / jnp.sqrt(safe)
 
     def natural_gradient(self, nat: Nat, grad: Nat) -> Nat:
-        # The variance of a saturated belief underflows.
+        # The variance of a belief very near 0 or 1 underflows.
         return grad / jnp.maximum(self.cumulant(nat, 2), jnp.finfo(nat.dtype).tiny)
 
     def each_from_moments(self, mean: Vector, var: Vector) -> Float[Array, "L K"]:
-        """Keeps the mean, which fixes the variance."""
+        """Return natural parameters that have a given mean; `var` is ignored: the mean fixes it."""
         return self.to_nat(mean[:, None])
 
     def each_valid(self, nat: Float[Array, "L K"]) -> Bool[Array, " L"]:
@@ -74,7 +82,7 @@ class Symmetric(Univariate):
         return 0.0
 
     def from_unconstrained(self, raw: Float[Array, " R"]) -> Nat:
-        """The natural parameters themselves: every real number is valid."""
+        """Return `raw` as natural parameters: every real number is valid."""
         return raw[:, None]
 
     @property
@@ -82,10 +90,10 @@ class Symmetric(Univariate):
         return True
 
     def log_mgf(self, nat: Nat, C: Float[Array, "N L"]) -> Float[Array, "N L"]:
-        r"""$A(\lambda + c) - A(\lambda)$, since z is its own sufficient statistic."""
+        r"""Return the log moment-generating function $A(\lambda + C_{nl}) - A(\lambda)$."""
         return self.cumulant(nat[:, 0] + C, 0) - self.cumulant(nat[:, 0], 0)
 
 
 def _fold(nat: Float[Array, "L 1"]) -> Vector:
-    r"""Sign that brings $\lambda$ to $-|\lambda|$; +1 at 0, to keep derivatives right there."""
+    r"""Return the sign s with $s\lambda = -|\lambda|$; +1 at 0, to keep derivatives right."""
     return jnp.where(nat[:, 0] > 0, -1, 1).astype(nat.dtype)

@@ -1,4 +1,4 @@
-r"""Observation models $p_\psi(y|z)$."""
+r"""Observation models $p_\psi(y|z)$: the distribution of an observation given the latent state."""
 
 import lazy_loader as lazy
 

@@ -14,15 +14,15 @@ from evkf.types import Key, Scalar
 
 
 class Bernoulli(ReadoutLikelihood):
-    r"""$y_n \in \{0, 1\}$ with odds $\Delta \exp(C_n z + b_n)$.
+    r"""Binary observations $y_n$, 1 for a spike, with odds $\Delta \exp(C_n z + b_n)$.
 
-    For short bins the probability is the Poisson rate times the bin width; with the default width
-    of 1 this is logistic regression.
+    If bins are short, the probability of a spike is about $\Delta$ times the rate
+    $\exp(C_n z + b_n)$. If $\Delta$ is 1 (the default), the model is logistic regression.
 
     Args:
-        C: Readout, (channels, latents).
-        b: Offset of the log odds, (channels,).
-        bin_width: $\Delta$.
+        C: Readout weights, (channels, latents).
+        b: Offset of the log odds, (channels,); zero when left out.
+        bin_width: $\Delta$; in seconds, rates are in spikes per second.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Observation models given by functions of the user, and joint models of several parts of y."""
+"""Observation models from functions of the user, and models of observations in several parts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,21 +18,24 @@ from evkf.types import Key, Mask, Observation, PyTree, Scalar, Vector
 
 
 class Custom(Likelihood):
-    """An observation model given by functions of z.
+    """An observation model from functions of the latent state z.
 
-    Expectations are computed by reparameterised sampling: any differentiable function can be used.
+    The filter computes expectations from samples, so `log_prob_fn` can be any function that JAX can
+    differentiate.
 
     Args:
-        log_prob_fn: `log_prob(z, y)`, one log density per channel (channels,), so that
-            single channels can be masked; or a scalar, used only if no channel is masked.
-        num_channels: The length of y.
-        params: A tree of arrays; if given, it is the first argument of every function.
-        mean_fn: `mean(z)`, the expected observation; needed for predicted observations, and by
-            filters of the Kalman type.
-        sample_fn: `sample(z, key)`; needed for simulation.
-        fill: Value in y for masked channels: any with a finite log density.
-        cov_fn: `cov(z)`, the covariance of the observation, one variance per channel or a matrix;
-            needed by filters of the Kalman type.
+        log_prob_fn: `log_prob(z, y)` returns one log density for each channel, (channels,); then
+            single channels can be masked. It may also return one number for all channels; then a
+            bin with any masked channel counts as not observed.
+        num_channels: Length of y.
+        params: Learned parameters, a JAX tree of arrays. If given, `params` is the first argument
+            of every function.
+        mean_fn: `mean(z)` returns the expected observation, (channels,). Needed to predict
+            observations, and by filters of the Kalman type.
+        sample_fn: `sample(z, key)` returns a random observation, (channels,). Needed to simulate.
+        fill: Value that replaces y in masked channels; any value of finite log density.
+        cov_fn: `cov(z)` returns the covariance of the observation: one variance for each channel,
+            or a matrix. Needed by filters of the Kalman type.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,7 +84,7 @@ class Custom(Likelihood):
         filled = jnp.where(mask, y, self.fill).astype(z.dtype)
         terms = jnp.asarray(self._with_params(self.log_prob_fn)(z, filled))
         if terms.shape not in ((), (self.num_channels,)):
-            # Broadcast against the mask, it would count once a channel.
+            # JAX would repeat this log density for every channel, and count it many times.
             raise InputError(
                 f"log densities of shape {terms.shape}",
                 "Custom.log_prob_fn",
@@ -108,14 +111,17 @@ class Custom(Likelihood):
         return self._with_params(self.sample_fn)(z, key)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """Accept anything: a density does not give its support; a class of your own can check."""
+        """Do nothing, because `log_prob_fn` does not tell which observations are possible."""
 
 
 class Joint(Likelihood):
-    """Independent models of consecutive parts of y: spikes, then LFP, then behaviour.
+    """An observation model of several parts of y, such as spikes, LFP and behaviour.
+
+    Each part is a block of consecutive channels that has its own observation model. Given the
+    latent state, the parts are independent.
 
     Args:
-        parts: The models, in the order of their channels in y.
+        parts: One observation model for each part, in the order of the channels in y.
 
     Example:
         >>> import jax.numpy as jnp
@@ -141,7 +147,7 @@ class Joint(Likelihood):
         return all(part.log_concave for part in self.parts)
 
     def split(self, array: Float[Array, "... N"]) -> list[Float[Array, "... P"]]:
-        """Cut the last axis into the parts."""
+        """Cut the last axis (channels) into the parts, and return one array for each part."""
         ends = np.cumsum([part.num_channels for part in self.parts])[:-1]
         return jnp.split(array, ends, axis=-1)
 

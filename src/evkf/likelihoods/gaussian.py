@@ -1,4 +1,4 @@
-"""The Gaussian likelihood of continuous signals, with independent or correlated noise."""
+"""The Gaussian likelihood, for continuous signals with independent or correlated noise."""
 
 import math
 from typing import ClassVar
@@ -17,13 +17,17 @@ from evkf.types import Key, Mask, Observation, Scalar, Vector
 
 
 class Gaussian(Likelihood):
-    r"""$y \sim N(Cz + b, R / \Delta)$: the conjugate model, whose update is one Kalman step.
+    r"""Signals with Gaussian noise, $y \sim N(Cz + b, R / \Delta)$.
+
+    The update of a Gaussian belief is exact: one step of the Kalman filter.
 
     Args:
-        C: Readout, (channels, latents).
-        b: Offset, (channels,).
-        noise: R for a bin of width 1: a variance, one per channel, or a full matrix.
-        bin_width: Averaging over a bin of width $\Delta$ divides the noise by it.
+        C: Readout weights, (channels, latents).
+        b: Readout offsets, (channels,); zero when left out.
+        noise: R, the noise in a bin of width 1: one variance, one variance for each channel, or a
+            full covariance matrix.
+        bin_width: $\Delta$; the variance is divided by $\Delta$, because a value is an average
+            over the bin.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,9 +66,15 @@ class Gaussian(Likelihood):
     def whiten(
         self, residual: Float[Array, "N"], readout: Float[Array, "N L"], mask: Mask
     ) -> tuple[Float[Array, "N"], Float[Array, "N L"], Scalar]:
-        """Return residual and readout in units of the noise, and its log normaliser.
+        """Return residual and readout divided by the noise, and the log normaliser of the noise.
 
-        Only observed channels count.
+        "Divided" means multiplied by the inverse Cholesky factor of the noise covariance. Masked
+        channels give zeros and do not change the log normaliser.
+
+        Args:
+            residual: Observation minus expected observation, (channels,).
+            readout: Readout weights, (channels, latents).
+            mask: True where observed, (channels,).
         """
         count = jnp.sum(mask)
         if self.independent:
@@ -73,7 +83,7 @@ class Gaussian(Likelihood):
             log_det = jnp.sum(jnp.where(mask, jnp.log(std), 0))
             white, loads = residual * weight, readout * weight[:, None]
         else:
-            # A masked channel becomes an independent one of unit variance that is not read.
+            # A masked channel is replaced by an independent channel of variance 1 and readout 0.
             both = mask[:, None] & mask[None, :]
             cov = jnp.where(both, self.noise.matrix() / self.bin_width, jnp.eye(mask.shape[0]))
             root = cholesky(cov.astype(residual.dtype))
@@ -100,4 +110,4 @@ class Gaussian(Likelihood):
         return self.mean(z) + self.noise.root() @ noise / jnp.sqrt(self.bin_width)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """Accept any finite number."""
+        """Do nothing: every finite number is possible."""

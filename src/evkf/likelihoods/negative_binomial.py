@@ -1,4 +1,4 @@
-"""The negative binomial likelihood of spike counts, which vary more than Poisson counts."""
+"""The negative binomial likelihood, for spike counts that vary more than Poisson counts."""
 
 from typing import ClassVar
 
@@ -20,13 +20,16 @@ from evkf.types import Key, Scalar
 
 
 class NegativeBinomial(ReadoutLikelihood):
-    r"""Counts with mean $\mu = \Delta\exp(C_n z + b_n)$ and variance $\mu + \mu^2 / r_n$.
+    r"""Negative binomial counts of mean $\mu$ and variance $\mu + \mu^2 / r_n$.
+
+    The mean of channel n is $\mu = \Delta\exp(C_n z + b_n)$.
 
     Args:
-        C: Readout, (channels, latents).
-        b: Offset of the log rate, (channels,).
-        dispersion: $r$, a number or one per channel; large means Poisson.
-        bin_width: $\Delta$.
+        C: Readout weights, (channels, latents).
+        b: Offset of the log rate, (channels,); zero when left out.
+        dispersion: $r$, a positive number, or one for each channel; for large r the counts are
+            nearly Poisson.
+        bin_width: $\Delta$; in seconds, the rate $\exp(C_n z + b_n)$ is in spikes per second.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,7 +60,7 @@ class NegativeBinomial(ReadoutLikelihood):
         return y * log_rate - (y + r) * jax.nn.softplus(log_rate - self.log_dispersion)
 
     def each_constant(self, y: Channels) -> Channels:
-        r"""$\log\Gamma(y+r) - \log\Gamma(r) - y\log r$, by Stirling's series at large r."""
+        r"""Return $\log\Gamma(y+r) - \log\Gamma(r) - y\log r$; by Stirling's series if r > 30."""
         r = jnp.exp(self.log_dispersion) * jnp.ones_like(y)
         large = r > 30
         direct_r, series_r = jnp.where(large, 1, r), jnp.where(large, r, 30)

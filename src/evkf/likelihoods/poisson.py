@@ -22,15 +22,16 @@ LINKS = ("exp", "softplus")
 
 
 class Poisson(ReadoutLikelihood):
-    r"""$y_n \sim \text{Poisson}(\Delta\, g(C_n z + b_n))$, g exponential or softplus.
+    r"""Poisson counts, $y_n \sim \text{Poisson}(\Delta\, g(C_n z + b_n))$.
 
+    The link g maps the readout $C_n z + b_n$ to the rate of channel n.
     Paper: eq:vdp_generative_model (whose printed expected log-likelihood drops b; see the errata).
 
     Args:
-        C: Readout, (channels, latents).
-        b: Offset in the link's argument, (channels,).
-        bin_width: $\Delta$, so that rates are per unit of time.
-        link: "exp" or "softplus".
+        C: Readout weights, (channels, latents).
+        b: Readout offsets, (channels,); zero when left out.
+        bin_width: $\Delta$; in seconds, rates are in spikes per second.
+        link: g, "exp" or "softplus".
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,12 +81,14 @@ class Poisson(ReadoutLikelihood):
         return Site(y * (a + log_bin) - rate, y - rate, -rate)
 
     def each_start(self, site: Site, a: Channels, v: Channels, y: Channels) -> Site:
-        """Expand about a narrower belief; if the count is far, use the chord to the count.
+        """Return a first `Site` whose Newton step moves the log rate about to the count.
 
-        The posterior is narrower than a wide prediction, which inflates the expected rate by
-        $e^{v/2}$. A Newton step from a rate of 1 towards 10,000 counts would move the log rate by
-        10,000, and one from a rate of $e^{50}$ towards no counts by only 1; the chord of the
-        exponential moves it to the count.
+        With the exponential link two changes are made; with the softplus link `site` is returned.
+        First, the variance v is cut to 0.3, because a wide prediction increases the expected rate
+        by the factor $e^{v/2}$. Second, if the count is far from the rate, slope and curvature come
+        from the chord of the exponential between the rate and the count. A Newton step would move
+        the log rate by 10,000 if the rate is 1 and the count 10,000, and by only 1 if the rate is
+        $e^{50}$ and the count 0.
         """
         if self.link != "exp":
             return site
@@ -103,7 +106,7 @@ class Poisson(ReadoutLikelihood):
 
 
 def log_softplus(a: Float[Array, "..."]) -> Float[Array, "..."]:
-    """log(softplus(a)), which tends to a for very negative a."""
+    """Return log(softplus(a)), accurate also at very negative a, where the result is about a."""
     low = a < -15
     tail = a - 0.5 * jnp.exp(jnp.minimum(a, 0))
     return jnp.where(low, tail, jnp.log(jax.nn.softplus(jnp.where(low, 0.0, a))))

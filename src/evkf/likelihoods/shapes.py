@@ -1,7 +1,7 @@
-"""Check of observation models, by tracing them when a model is made.
+"""Check the shapes that an observation model returns, when a `Model` is made.
 
-A log density of a wrong shape would not fail: broadcast against the mask, it would count once a
-channel.
+The check traces the functions with JAX and computes no values. Without this check, a log density of
+a wrong shape would raise no error: JAX would repeat it for every channel and count it many times.
 """
 
 import jax
@@ -17,11 +17,11 @@ from evkf.numerics.quadrature import LEVELS
 
 
 def check_likelihood(likelihood: Likelihood, dim: int) -> None:
-    """Refuse anything but an observation model of a given number of latents.
+    """Raise InputError if the input is not an observation model of `dim` latents.
 
     Args:
-        likelihood: The input to check.
-        dim: Number of latents of the model.
+        likelihood: The observation model to check; each part of a `Joint` is checked.
+        dim: Number of latent dimensions of the model.
 
     Example:
         >>> from evkf.likelihoods import Poisson
@@ -48,8 +48,8 @@ def check_likelihood(likelihood: Likelihood, dim: int) -> None:
             f"readout C of shape {C.shape} for {dim} latents", name, f"let C have {dim} columns"
         )
     if type(part).__module__.startswith("evkf.") and not isinstance(part, Custom):
-        return  # those of this package fit, and tracing takes time
-    # Leaves that cannot be compiled, and NaN, with which every bin would fall back.
+        return  # the models of this package are right, and tracing takes time
+    # Find leaves that cannot be compiled, and NaN, which would make every update fail.
     for path, leaf in jax.tree_util.tree_leaves_with_path(part):
         where = type(part).__name__ + jax.tree_util.keystr(path)
         text = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "USOMm"
@@ -74,7 +74,10 @@ def check_likelihood(likelihood: Likelihood, dim: int) -> None:
 
 
 def _check_each(part: ReadoutLikelihood, y: Array, key: Array) -> None:
-    """Refuse methods that mix up channels, or a kernel that does not take quadrature nodes."""
+    """Raise InputError if an `each_` method returns a wrong shape.
+
+    The kernel must also accept readouts at many quadrature nodes, (nodes, channels).
+    """
     num, v = len(y), jnp.ones_like(y)
     nodes = LEVELS[0] + (num == LEVELS[0])  # so that no mixture of the axes has the right shape
     per, log = "one number per channel", "one log density per channel"
@@ -98,9 +101,16 @@ def _check_method(
     what: str,
     needed: bool = True,
 ) -> None:
-    """Refuse a method that fails, or whose result has another shape.
+    """Raise InputError if a method fails or returns a wrong shape.
 
-    A method that only some filters need may raise `InputError` or `NotImplementedError`.
+    Args:
+        part: The observation model.
+        method: Name of the method.
+        args: Arguments that the method is called with.
+        wanted: The shapes that are right; None in this list allows the method to return None.
+        what: Words for the right result, for the error.
+        needed: If False, the method may raise `InputError` or `NotImplementedError`, because only
+            some filters need it.
     """
     where = f"{type(part).__name__}.{method}"
     try:

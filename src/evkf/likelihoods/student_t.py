@@ -1,4 +1,4 @@
-"""The Student-t likelihood of continuous signals with outliers."""
+"""The Student-t likelihood, for continuous signals that have outliers."""
 
 from functools import cache
 from typing import ClassVar
@@ -17,14 +17,17 @@ from evkf.types import Key, Scalar
 
 
 class StudentT(ReadoutLikelihood):
-    r"""$y_n = C_n z + b_n + s_n \epsilon$ with $\epsilon$ Student-t of `df` degrees of freedom.
+    r"""Signals with Student-t noise, $y_n = C_n z + b_n + s_n \epsilon$.
+
+    The noise $\epsilon$ has the Student-t distribution of `df` degrees of freedom.
 
     Args:
-        C: Readout, (channels, latents).
-        b: Offset, (channels,).
-        df: Degrees of freedom; the variance is infinite at 2 and below.
-        scale: $s$, a number or one per channel, for a bin of width 1.
-        bin_width: Averaging over a bin of width $\Delta$ divides the scale by $\sqrt\Delta$.
+        C: Readout weights, (channels, latents).
+        b: Readout offsets, (channels,); zero when left out.
+        df: Degrees of freedom, above 0; the variance is infinite if `df` is 2 or less.
+        scale: Scale of the noise in a bin of width 1, a positive number or one for each channel.
+        bin_width: $\Delta$; the scale $s$ is `scale` divided by $\sqrt\Delta$, because a value is
+            an average over the bin.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,14 +69,14 @@ class StudentT(ReadoutLikelihood):
         return normaliser - jnp.log(self.each_scale()) * jnp.ones_like(y)
 
     def each_mean(self, a: Channels) -> Channels:
-        """Return the centre, which is the mean if one exists (`df` above 1)."""
+        """Return the centre of the distribution; this is the mean if `df` is above 1."""
         return a
 
     def each_var(self, a: Channels) -> Channels:
-        r"""$s^2\nu/(\nu - 2)$; if `df` is 2 or less, see below.
+        r"""Return the variance $s^2\nu/(\nu - 2)$, where $\nu$ is `df`.
 
-        There the variance is infinite. It is replaced by that of the normal distribution with the
-        same central interval of 90 %.
+        If `df` is 2 or less, the true variance is infinite. Then return the variance of the normal
+        distribution that has the same central interval of 90 %.
         """
         heavy = self.df <= 2
         finite = self.df / jnp.where(heavy, 1, self.df - 2)
@@ -85,11 +88,14 @@ class StudentT(ReadoutLikelihood):
         return a + self.each_scale() * jax.random.t(key, self.df, a.shape, a.dtype)
 
     def check(self, ys: np.ndarray, mask: np.ndarray, where: str) -> None:
-        """Accept any finite number."""
+        """Do nothing: every finite number is possible."""
 
 
 @cache
 def _heavy_tails() -> tuple[np.ndarray, np.ndarray]:
-    """Log ratio of the 95 % quantiles of Student-t and normal, by 1 / df, for df from 0.1 to 2."""
+    """Return a grid of 1 / df, and the log ratio of the 95 % quantiles of Student-t and normal.
+
+    The grid covers df from 0.1 to 2.
+    """
     inverse = np.geomspace(0.5, 10, 64)
     return inverse, np.log(stdtrit(1 / inverse, 0.95) / ndtri(0.95))

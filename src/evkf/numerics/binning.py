@@ -1,4 +1,4 @@
-"""Binning: spike times to counts, samples to means, intervals to masks, and checks of these."""
+"""Binning: turn spike times into counts, samples into means, and intervals into masks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,23 +9,25 @@ from numpy.typing import ArrayLike
 from evkf.errors import InputError
 
 EDGE = 1e-6
-"""Tolerance of times at the edge of a bin, in bins. Rounding of a time of days costs some 1e-8 of a
-bin of 1 ms; the clock of a rig ticks every 1e-2."""
+"""Tolerance of a time at the edge of a bin, as a fraction of the bin width. For comparison: in bins
+of 1 ms, a time of some days is rounded by about 1e-8 of a bin, and the clock of a rig has ticks of
+about 1e-2 of a bin."""
 ROUNDING = 8 * np.finfo(float).eps
-"""The tolerance relative to the times, for clocks that began long ago."""
+"""Tolerance of a time as a fraction of the time itself, for clocks that began long ago."""
 
 
 def check_bin_width(bin_width: float) -> None:
-    """Raise an error if a bin width is not a finite number above zero."""
+    """Raise InputError if a bin width in seconds is not a finite number above zero."""
     if not (np.isfinite(bin_width) and bin_width > 0):
         raise InputError(f"bin_width = {bin_width}", "bin_width", "pass seconds above zero")
 
 
 def bin_index(times: ArrayLike, start: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
-    """Return the bin of every time, counted from `start`; negative before it.
+    """Return the index of the bin that each time falls in; negative for times before `start`.
 
-    Bin k holds the times from start + k · bin_width up to the next edge, which is not in it; a time
-    within rounding of an edge counts as on the edge.
+    Bin k holds times from start + k · bin_width (included) to start + (k + 1) · bin_width (not
+    included). A time that differs from an edge only by rounding counts as on the edge. All times
+    and `bin_width` are in seconds.
 
     Example:
         >>> int(0.3 // 0.1), bin_index(np.array([0.3, 0.2999, -0.01]), 0.0, 0.1)
@@ -37,7 +39,7 @@ def bin_index(times: ArrayLike, start: ArrayLike, bin_width: float) -> Int[np.nd
 
 
 def whole_bins(start: ArrayLike, stop: ArrayLike, bin_width: float) -> Int[np.ndarray, "..."]:
-    """Return the number of whole bins between two times.
+    """Return the number of whole bins between two times; times and `bin_width` are in seconds.
 
     Example:
         >>> whole_bins(0.1, np.array([0.3, 0.39]), 0.1).tolist()
@@ -49,7 +51,13 @@ def whole_bins(start: ArrayLike, stop: ArrayLike, bin_width: float) -> Int[np.nd
 def bin_spikes(
     times: Sequence[Float[np.ndarray, " S"]], start: float, bin_width: float, num_bins: int
 ) -> Int[np.ndarray, "T N"]:
-    """Count the spikes of every unit in every bin from `start` on.
+    """Count the spikes of each unit in each bin, and return an array (bins, units).
+
+    Args:
+        times: Spike times in seconds and in order, one array for each unit.
+        start: Time of the start of the first bin, in seconds.
+        bin_width: In seconds.
+        num_bins: Number of bins; spikes outside these bins are left out.
 
     Example:
         >>> bin_spikes([np.array([0.0, 0.15, 0.16]), np.array([0.29, 0.3])], 0.0, 0.05, 6)[2:].T
@@ -68,14 +76,15 @@ def bin_trials(
     lengths: Int[np.ndarray, " K"],
     bin_width: float,
 ) -> Int[np.ndarray, " T"]:
-    """Count the spikes of one unit in every bin of trials laid end to end.
+    """Count the spikes of one unit in each bin of all trials.
 
-    Trials may overlap in time.
+    Return one count for each bin, the bins of all trials concatenated. Trials may overlap in time;
+    spikes outside all trials are left out.
 
     Args:
-        times: In seconds and in order, as `check_spike_times` checks.
-        starts: Begin of the first bin of every trial.
-        lengths: Bins of every trial.
+        times: Spike times in seconds and in order (see `check_spike_times`).
+        starts: Time of the start of each trial, in seconds.
+        lengths: Number of bins of each trial.
         bin_width: In seconds.
 
     Example:
@@ -83,7 +92,7 @@ def bin_trials(
         >>> bin_trials(times, np.array([0.0, 0.2]), np.array([2, 1]), 0.1).tolist()
         [0, 1, 2]
     """
-    # one more bin on either side: spikes outside are left out by their index
+    # Take spikes of one more bin on each side; those outside are left out by their index.
     first = np.searchsorted(times, starts - bin_width)
     last = np.searchsorted(times, starts + (lengths + 1) * bin_width)
     found = last - first
@@ -102,17 +111,17 @@ def check_spike_times(
     first: int = 0,
     after: float = -np.inf,
 ) -> None:
-    """Raise an error if spike times are not finite, not in order, or outside the session.
+    """Raise InputError if spike times are not finite, not in order, or outside the session.
 
     Args:
-        times: Of one unit, in seconds.
-        where: File and unit, for the message.
-        session: Begin and end.
-        first: Index of the first of these spikes, if they are a part of all.
-        after: Time of the spike before.
+        times: Spike times of one unit, in seconds.
+        where: Name of file and unit in the error.
+        session: Start and end of the session in seconds; no limits by default.
+        first: Index of `times[0]` among all spikes of the unit, if `times` are only a part.
+        after: Time of the spike before `times[0]`, if `times` are only a part.
 
     Raises:
-        InputError: With the first wrong spike.
+        InputError: The error names the first wrong spike.
 
     Example:
         >>> check_spike_times(np.array([0.1, 0.3, 0.2]), "file.nwb: spike times of unit 7")
@@ -153,15 +162,16 @@ def resample(
     starts: Float[np.ndarray, " T"],
     bin_width: float,
 ) -> Float[np.ndarray, "T ..."]:
-    """Return samples as one row a bin: the mean within it, else interpolated at its middle.
+    """Return the value of a sampled signal in each bin, one row for each bin.
 
-    A bin without samples that lies more than a bin width before the first or after the last sample
-    is NaN.
+    The value is the mean of the samples in the bin. If the bin has no sample, the value is
+    interpolated linearly at the middle of the bin. The value is NaN if that middle is more than a
+    bin width before the first or after the last sample.
 
     Args:
-        times: Of the samples, in order.
-        values: One row a sample.
-        starts: Begin of every bin, in any order.
+        times: Times of the samples in seconds, in order.
+        values: One row (or one number) for each sample.
+        starts: Time of the start of each bin in seconds, in any order.
         bin_width: In seconds.
 
     Example:
@@ -172,7 +182,7 @@ def resample(
     first = np.searchsorted(times, starts - EDGE * bin_width)
     last = np.searchsorted(times, starts + (1 - EDGE) * bin_width)
     flat = np.asarray(values, float).reshape(len(times), -1)
-    # one more row, because the end of the last bin may be the end of the samples
+    # Add a row, because the end of the last bin may be the end of the samples.
     padded = np.concatenate([flat, np.zeros((1, flat.shape[1]))])
     sums = np.add.reduceat(padded, np.stack([first, last], axis=1).ravel(), axis=0)[::2]
     found = last - first
@@ -186,7 +196,12 @@ def resample(
 
 
 def check_samples(times: np.ndarray, values: np.ndarray, where: str) -> None:
-    """Raise an error if samples are not numbers, not finite or not in order.
+    """Raise InputError if samples of a signal are not finite numbers or their times not in order.
+
+    Args:
+        times: Times of the samples in seconds, one or more.
+        values: One row (or one number) for each sample.
+        where: Name of the signal in the error.
 
     Example:
         >>> check_samples(np.array([0.0, 1.0]), np.array([2.0, 3.0]), "hand")
@@ -208,7 +223,9 @@ def check_samples(times: np.ndarray, values: np.ndarray, where: str) -> None:
 
 
 def merged(intervals: Float[np.ndarray, "W 2"]) -> Float[np.ndarray, "V 2"]:
-    """Return intervals in order, those that touch or overlap joined.
+    """Return intervals sorted by start, where intervals that touch or overlap are joined.
+
+    Each row is the start and the end of an interval, in seconds.
 
     Example:
         >>> merged(np.array([[2.0, 3.0], [0.0, 1.0], [1.0, 1.5]])).tolist()
@@ -226,7 +243,12 @@ def merged(intervals: Float[np.ndarray, "W 2"]) -> Float[np.ndarray, "V 2"]:
 def inside(
     starts: Float[np.ndarray, " T"], bin_width: float, intervals: Float[np.ndarray, "V 2"]
 ) -> Bool[np.ndarray, " T"]:
-    """Return True for bins within one of the `merged` intervals.
+    """Return, for each bin, True if the whole bin lies within one interval.
+
+    Args:
+        starts: Time of the start of each bin, in seconds.
+        bin_width: In seconds.
+        intervals: Start and end of each interval in seconds, as `merged` returns.
 
     Example:
         >>> inside(np.array([0.0, 0.1, 0.2]), 0.1, np.array([[0.1, 0.3]])).tolist()
@@ -240,7 +262,14 @@ def inside(
 
 
 def find_width(arrays: Mapping[str, np.ndarray], source: str, given: float | None) -> float:
-    """Return the width of a bin in seconds; file and argument must agree.
+    """Return the bin width in seconds, from the argument `given` or from a file.
+
+    Raise InputError if the bin width is not known, or if file and argument differ.
+
+    Args:
+        arrays: Arrays of the file; `bin_width` (seconds) and `bin_ms` (milliseconds) are read.
+        source: Name of the file in the error.
+        given: Bin width in seconds that the user passed; None if the user passed none.
 
     Example:
         >>> find_width({"bin_ms": np.array(5)}, "day1.npz", None)
@@ -273,7 +302,15 @@ as bin_width or --bin-width
 def check_counts(
     counts: np.ndarray, masks: np.ndarray, source: str, place: Callable[[int, int], str]
 ) -> None:
-    """Raise an error if observed counts are negative or not whole; it names the first place.
+    """Raise InputError if an observed count is negative or not a whole number.
+
+    The error names the first such count.
+
+    Args:
+        counts: Counts, (bins, units).
+        masks: True where observed, (bins, units). Other entries are not checked.
+        source: Name of the file in the error.
+        place: Function that returns the name of an entry in the error, given bin and unit index.
 
     Example:
         >>> check_counts(np.array([[0.5]]), np.ones((1, 1), bool), "day1.npz", "[{}, {}]".format)

@@ -1,4 +1,7 @@
-"""Checks of input: numbers, arrays and names, refused by an `InputError`."""
+"""Checks of input (numbers, arrays, names), which raise InputError.
+
+In all functions, `where` or `name` is the name of the argument in the error.
+"""
 
 import operator
 from collections.abc import Collection, Iterable
@@ -13,7 +16,7 @@ from evkf.errors import InputError
 
 
 def real_numbers(value: ArrayLike, where: str) -> np.ndarray:
-    """Return input as an array of real numbers; refuse complex numbers, text and objects."""
+    """Return input as a NumPy array; raise InputError for complex numbers, text and objects."""
     array = np.asarray(value)
     if array.dtype.kind not in "buif":
         raise InputError(f"{where} of type {array.dtype}", where, "pass real numbers")
@@ -21,7 +24,10 @@ def real_numbers(value: ArrayLike, where: str) -> np.ndarray:
 
 
 def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> Array:
-    """Check and convert a finite array; None in the shape stands for any length."""
+    """Return input as a JAX array; raise InputError if not finite or of another shape.
+
+    None in `shape` allows any length of that axis.
+    """
     array = real_numbers(value, where)
     fits = array.ndim == len(shape) and all(
         want is None or want == have for want, have in zip(shape, array.shape, strict=True)
@@ -35,12 +41,14 @@ def read_array(value: ArrayLike, shape: tuple[int | None, ...], where: str) -> A
 
 
 def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array:
-    """Check and convert positive numbers, broadcast to a shape.
+    """Return positive numbers as a JAX array of a given shape.
+
+    Raise InputError if a number is not finite or not above zero, or if the shape is wrong.
 
     Args:
-        value: A number, or an array of that shape.
+        value: One number, which is repeated, or an array of shape `shape`.
         shape: Shape of the result.
-        where: Name of the argument in an error.
+        where: Name of the argument in the error.
 
     Example:
         >>> read_positive(0.5, (2,), "noise")
@@ -61,7 +69,7 @@ def read_positive(value: ArrayLike, shape: tuple[int, ...], where: str) -> Array
 
 
 def check_whole(value: Any, least: int, name: str) -> None:
-    """Refuse input that is not a whole number, or is too small.
+    """Raise InputError if a value is not a whole number, or is smaller than `least`.
 
     Example:
         >>> check_whole(2, 1, "latents")
@@ -75,7 +83,9 @@ def check_whole(value: Any, least: int, name: str) -> None:
 
 
 def check_even(value: Any, name: str) -> None:
-    """Refuse input that is not an even number, two or more: draws come in antithetic pairs.
+    """Raise InputError if a value is not an even whole number, two or more.
+
+    Numbers of samples must be even, because samples are drawn in pairs of opposite sign.
 
     Example:
         >>> check_even(64, "num_samples")
@@ -85,7 +95,9 @@ def check_even(value: Any, name: str) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """Refuse numbers that are not positive and finite; keywords are their names.
+    """Raise InputError if a number is not finite and above zero.
+
+    Each argument is a number to check; its keyword is the name of the number in the error.
 
     Example:
         >>> check_positive(rate=0.01)
@@ -96,7 +108,9 @@ def check_positive(**values: float) -> None:
 
 
 def check_positive_whole(**values: Any) -> None:
-    """Refuse input that is not a whole number, one or more; keywords are the names.
+    """Raise InputError if a value is not a whole number, one or more.
+
+    Each argument is a value to check; its keyword is the name of the value in the error.
 
     Example:
         >>> check_positive_whole(window=10, steps=1)
@@ -106,7 +120,7 @@ def check_positive_whole(**values: Any) -> None:
 
 
 def check_choice(value: str, choices: Collection[str], where: str) -> None:
-    """Refuse a value that is none of the choices of an argument.
+    """Raise InputError if a value is not one of the choices.
 
     Example:
         >>> check_choice("relu", ("exp", "softplus"), "link")
@@ -119,7 +133,9 @@ def check_choice(value: str, choices: Collection[str], where: str) -> None:
 
 
 def first_of(names: Iterable[Any], most: int = 5) -> str:
-    """List the first few names in a sentence.
+    """Return the first `most` names as text, separated by commas.
+
+    The text ends in an ellipsis if there are more names.
 
     Example:
         >>> first_of([3, 5]), first_of("abcdefgh")
@@ -130,7 +146,13 @@ def first_of(names: Iterable[Any], most: int = 5) -> str:
 
 
 def check_known(kind: str, name: str, names: Collection[str], where: str) -> None:
-    """Refuse a name that does not exist.
+    """Raise InputError if a name is not one of the known names.
+
+    Args:
+        kind: What the name belongs to, for the error, such as "column".
+        name: The name to check.
+        names: All known names.
+        where: File or argument, for the error.
 
     Example:
         >>> check_known("column", "goal", ["target", "reward"], "day1.npz: trials")

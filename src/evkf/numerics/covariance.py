@@ -1,4 +1,7 @@
-"""Covariances in unconstrained parameters, so that gradient steps keep them positive definite."""
+"""Covariance matrices stored as unconstrained numbers.
+
+Any values of these numbers give a positive definite matrix, so gradient steps cannot break it.
+"""
 
 from abc import abstractmethod
 from typing import Self
@@ -16,39 +19,43 @@ from evkf.types import Matrix, Scalar, Vector
 
 
 class Covariance(eqx.Module):
-    """A positive definite matrix, parameterised by its Cholesky factor."""
+    """A covariance matrix $P$, stored by its lower Cholesky factor $R$ with $P = R R^T$."""
 
     @abstractmethod
     def root(self) -> Matrix:
-        """Lower Cholesky factor."""
+        """Return the lower Cholesky factor of the covariance."""
 
     @abstractmethod
     def matrix(self) -> Matrix:
-        """The matrix itself."""
+        """Return the covariance matrix."""
 
     @abstractmethod
     def var(self) -> Vector:
-        """Variances: the diagonal of the matrix."""
+        """Return the variances, the diagonal of the covariance matrix."""
 
     @abstractmethod
     def log_det_root(self) -> Scalar:
-        """Log-determinant of the Cholesky factor, half that of the matrix."""
+        """Return the log-determinant of the Cholesky factor, half that of the covariance."""
 
     @abstractmethod
     def whiten(self, columns: Float[Array, "L ..."]) -> Float[Array, "L ..."]:
-        """The inverse Cholesky factor times a vector or the columns of a matrix."""
+        """Return the inverse of the Cholesky factor times a vector or a matrix."""
 
     @abstractmethod
     def relative_trace(self, other: Matrix) -> Scalar:
-        """Trace of the inverse times another covariance."""
+        """Return the trace of the inverse of this covariance times another covariance."""
 
     @abstractmethod
     def widened(self, log_factor: Scalar) -> Self:
-        """Multiply all standard deviations by a factor, given by its logarithm."""
+        """Return this covariance with all standard deviations multiplied by exp(`log_factor`)."""
 
 
 class DiagonalCovariance(Covariance):
-    """Independent components, parameterised by log standard deviations."""
+    """A diagonal covariance (independent components).
+
+    Attributes:
+        log_std: Logarithms of the standard deviations, (L,).
+    """
 
     log_std: Vector
 
@@ -75,7 +82,13 @@ class DiagonalCovariance(Covariance):
 
 
 class FullCovariance(Covariance):
-    """Any covariance, parameterised by its Cholesky factor with the diagonal in logarithms."""
+    """Any covariance matrix, stored by its lower Cholesky factor.
+
+    Attributes:
+        log_diagonal: Logarithms of the diagonal of the Cholesky factor, (L,).
+        lower: Matrix that has the entries of the Cholesky factor below the diagonal, (L, L). Its
+            other entries are ignored.
+    """
 
     log_diagonal: Vector
     lower: Float[Array, "L L"]
@@ -104,13 +117,13 @@ class FullCovariance(Covariance):
 
 
 def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Covariance:
-    """Read a covariance: a variance for all, a vector of variances, or a full matrix.
+    """Return input as a `Covariance`; raise InputError if it is no covariance of `dim` components.
 
     Args:
-        value: A positive number, (dim,) positive numbers, a (dim, dim) positive definite matrix, or
-            a `Covariance` already.
-        dim: The number of components.
-        where: Name of the argument in an error.
+        value: One variance for all components, (dim,) variances, a (dim, dim) positive definite
+            matrix, or a `Covariance`, which is returned unchanged.
+        dim: Number of components.
+        where: Name of the argument in the error.
 
     Example:
         >>> as_covariance(0.01, 2, "noise").var()
@@ -147,7 +160,11 @@ def as_covariance(value: "ArrayLike | Covariance", dim: int, where: str) -> Cova
 
 
 def positive_root(matrix: np.ndarray, where: str) -> np.ndarray:
-    """Return the Cholesky factor of an input matrix; refuse one that is not a covariance."""
+    """Return the lower Cholesky factor of a matrix.
+
+    Raise InputError if the matrix is not finite, symmetric and positive definite. `where` is the
+    name of the matrix in the error.
+    """
     if not np.all(np.isfinite(matrix)):
         raise InputError("covariance with NaN or infinite entries", where, "pass finite numbers")
     if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-8 * np.abs(matrix).max()):

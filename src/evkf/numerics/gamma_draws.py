@@ -1,4 +1,4 @@
-"""Gamma draws whose gradient is accurate at every shape."""
+"""Gamma samples whose gradient is accurate for every shape."""
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ _QUANTILE = (
 
 
 def log_gamma_draw(key: Key, shape_param: Real) -> Real:
-    """Log of one Gamma($a$, 1) draw per entry of $a$, differentiable in $a$.
+    """Return the log of one sample from Gamma($a$, 1) for each entry $a$ of `shape_param`.
 
-    The draws are `jax.random.loggamma`; the gradient is the implicit one at a fixed quantile, like
-    JAX's, but accurate also where the draw itself underflows, and in constant time at large $a$.
+    The samples are those of `jax.random.loggamma`. The gradient by $a$ is that of a sample at a
+    fixed quantile (the implicit gradient), as in JAX. Other than in JAX, the gradient is accurate
+    even if the sample underflows, and takes no longer to compute at large $a$ than at small $a$.
     """
     return _attach(
         shape_param,
@@ -43,7 +44,7 @@ def _(primals, tangents):
     slope = lax.random_gamma_grad(plain, draw) / draw  # pyright: ignore[reportCallIssue]
     # As x -> 0 the distribution function is x^a / Gamma(a + 1).
     slope = jnp.where(tiny, (digamma(shape_param + 1) - log_draw) / shape_param, slope)
-    # At large shapes by `_QUANTILE`.
+    # At large shapes, use the expansion of `_QUANTILE`.
     excess = jnp.expm1(log_draw - jnp.log(shape_param))
     safe, one = jnp.where(excess == 0, 1, excess), jnp.ones_like(excess)
     chord = jnp.where(excess == 0, 1, jnp.sqrt(2 * log_gap(one, one + safe, safe)) / jnp.abs(safe))

@@ -1,4 +1,4 @@
-"""Settings of JAX for streams on a CPU, made before it computes anything."""
+"""Settings of JAX that make one small step at a time fast on a CPU."""
 
 import os
 
@@ -9,18 +9,21 @@ from evkf.errors import InputError
 
 OPTION = "xla_backend_extra_options"
 SMALL_LOOP = "xla_cpu_small_while_loop_byte_threshold=131072"
-"""Makes XLA compile a loop over little memory as one kernel; other versions of XLA ignore it."""
+"""Option by which XLA compiles a loop over little memory as one kernel; some versions of XLA ignore
+this option."""
 
 _prepared = False
 
 
 def low_latency() -> None:
-    """Prepare this process for streams on a CPU; call it first, before JAX computes anything.
+    """Make filtering one bin at a time fast on a CPU; call this before JAX computes anything.
 
-    Programs are run by the calling thread, because waking another thread costs more than a small
-    step, and small loops are compiled as one kernel. Both settings hold for everything that JAX
-    runs in this process on a CPU; results are the same but for rounding. A second call does
-    nothing.
+    JAX then runs programs in the calling thread, because waking another thread takes longer than a
+    small step. Small loops are compiled as one kernel. Both settings hold for everything that JAX
+    runs on a CPU in this process. Results change only by rounding. A second call does nothing.
+
+    Raises:
+        InputError: JAX has computed something already.
 
     Example:
         >>> import evkf
@@ -41,7 +44,7 @@ def low_latency() -> None:
 
 
 def with_small_loops(flags: str) -> str:
-    """Add `SMALL_LOOP` to the flags of XLA, unless they set it already.
+    """Return the flags of XLA with `SMALL_LOOP` added, unless that option is set already.
 
     Example:
         >>> with_small_loops("--a=1 --xla_backend_extra_options=b=2").split()[1]

@@ -1,7 +1,7 @@
-"""Small dense linear algebra for positive definite matrices, with closed forms for tiny sizes.
+"""Linear algebra of small positive definite matrices.
 
-LAPACK calls cost microseconds on matrices of a few entries; up to size 3 the factorisations are
-written out, so that XLA fuses them with their surroundings.
+A call of LAPACK costs microseconds even for a matrix of a few entries. So factorisations up to size
+3 are written out entry by entry, and XLA compiles them together with the code around them.
 """
 
 from functools import reduce
@@ -19,66 +19,70 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 UNROLL = 3
 FEW = 16
-"""Largest number of entries that are reduced one by one."""
+"""Largest number of entries that are summed one by one (see `total`)."""
 
 Tree = TypeVar("Tree")
 
 
 def tree_where(condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
-    """Select one of two trees of the same structure; leaves that they share stay as they are."""
+    """Return tree `yes` if the condition is true, else tree `no`; both have the same structure.
+
+    A leaf that is the same object in both trees is returned as it is.
+    """
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no)
 
 
 def shapes(tree: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
-    """Return the structure of a tree, and shape and type of every leaf."""
+    """Return the structure of a JAX tree, and a list of shape and dtype of each leaf."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
 def total(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """Sum all entries.
+    """Return the sum of all entries.
 
-    A few entries are added one by one: XLA prepares memory for every reduction in every call, which
-    at these sizes costs more than the sum.
+    Up to 16 entries are added one by one, because XLA prepares memory for every `jnp.sum` in every
+    call, which takes longer than so short a sum.
     """
     return reduce(add, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.sum(values)
 
 
 def total_of_many(values: Float[Array, " N"]) -> Float[Array, ""]:
-    """Sum a long vector by a matrix product, which needs no memory prepared (see `total`)."""
+    """Return the sum of a long vector, by a matrix product: faster than `jnp.sum` (see `total`)."""
     return (jnp.stack([values, values]) @ jnp.ones_like(values))[0]
 
 
 def any_true(values: Bool[Array, "..."]) -> Bool[Array, ""]:
-    """True if any entry is true; computed like `total`."""
+    """Return True if any entry is true; up to 16 entries are compared one by one (see `total`)."""
     return reduce(or_, jnp.ravel(values)) if 0 < values.size <= FEW else jnp.any(values)
 
 
 def all_finite(*trees: PyTree) -> Bool[Array, ""]:
-    """True if every number of every tree is finite."""
+    """Return True if every number of every tree is finite."""
     return ~any_true(~jnp.isfinite(ravel_pytree(trees)[0]))
 
 
 def symmetrize(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Average a matrix with its transpose."""
+    """Return the average of a matrix and its transpose, which is symmetric."""
     return 0.5 * (matrix + matrix.T)
 
 
 def factorisable(cov: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Make a covariance symmetric, and raise it if rounding has cost it its Cholesky factor.
+    """Return a covariance made symmetric and, if needed, with a larger diagonal.
 
-    It is raised only then, by enough to keep the factor in the next bins (256 L units of rounding,
-    relative to itself): jitter in every bin would add up to unwanted process noise.
+    If rounding has made the (L, L) matrix not positive definite, the diagonal is multiplied by
+    1 + 256 L eps, where eps is the rounding unit. Otherwise the diagonal stays as it is, because a
+    small increase in every bin would add up to unwanted process noise.
     """
     cov = symmetrize(cov)
     relative = 256 * cov.shape[-1] * jnp.finfo(cov.dtype).eps
     raised = cov * (1 + relative * jnp.eye(cov.shape[-1], dtype=cov.dtype))
-    # A pivot that fails makes all later ones NaN: the last one tests them all.
+    # A pivot that fails makes all later pivots NaN, so a test of the last pivot is enough.
     return jnp.where(cholesky(cov)[-1, -1] > 0, cov, raised)
 
 
 def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Lower Cholesky factor; NaN where the matrix is not positive definite."""
+    """Return the lower Cholesky factor; some entries are NaN if not positive definite."""
     size = matrix.shape[-1]
     if size > UNROLL:
         return lapack_cholesky(matrix, symmetrize_input=False)
@@ -88,7 +92,7 @@ def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
         row: list[Any] = []
         for j in range(i):
             dot = sum(row[k] * rows[j][k] for k in range(j))
-            # Products of reciprocals, which XLA fuses; a quotient that is used twice it does not.
+            # Multiply by a reciprocal: XLA fuses this, but not a quotient that is used twice.
             row.append((matrix[i, j] - dot) * pivots[j])
         pivot = matrix[i, i] - sum(x * x for x in row)
         pivots.append(lax.rsqrt(pivot))
@@ -98,7 +102,7 @@ def cholesky(matrix: Float[Array, "L L"]) -> Float[Array, "L L"]:
 
 
 def inverse_lower(root: Float[Array, "L L"]) -> Float[Array, "L L"]:
-    """Inverse of a lower triangular matrix."""
+    """Return the inverse of a lower triangular matrix."""
     size = root.shape[-1]
     if size > UNROLL:
         return triangular_solve(root, jnp.eye(size, dtype=root.dtype), left_side=True, lower=True)
@@ -114,7 +118,7 @@ def inverse_lower(root: Float[Array, "L L"]) -> Float[Array, "L L"]:
 
 
 def diagonal(matrix: Float[Array, "L L"]) -> Float[Array, " L"]:
-    """The diagonal of a matrix."""
+    """Return the diagonal of a square matrix."""
     size = matrix.shape[-1]
     if size <= UNROLL:
         return jnp.stack([matrix[i, i] for i in range(size)])
@@ -124,7 +128,7 @@ def diagonal(matrix: Float[Array, "L L"]) -> Float[Array, " L"]:
 def inverse_positive(
     matrix: Float[Array, "L L"],
 ) -> tuple[Float[Array, "L L"], Float[Array, ""]]:
-    """Inverse and log-determinant of a positive definite matrix; by cofactors up to size 3."""
+    """Return the inverse and the log-determinant of a positive definite matrix."""
     size = matrix.shape[-1]
     if size > UNROLL:
         root = cholesky(matrix)
@@ -151,7 +155,13 @@ def inverse_positive(
 def solve_lower(
     root: Float[Array, "L L"], right: Float[Array, "L ..."], transposed: bool = False
 ) -> Float[Array, "L ..."]:
-    """Solve `root @ x = right`, or with `root.T`, for a vector or the columns of a matrix."""
+    """Return the solution x of `root @ x = right`.
+
+    Args:
+        root: Lower triangular matrix, (L, L).
+        right: A vector (L,), or a matrix whose columns are solved for.
+        transposed: If True, solve `root.T @ x = right`.
+    """
     size = root.shape[-1]
     if size <= UNROLL:
         inverse = inverse_lower(root)
@@ -177,7 +187,7 @@ def pack(matrix: Float[Array, "... L L"]) -> Float[Array, "... D"]:
 
 
 def unpack(vector: Float[Array, " D"], size: int) -> Float[Array, "L L"]:
-    """Return the symmetric matrix whose lower triangle is the vector."""
+    """Return the (size, size) symmetric matrix whose lower triangle, row by row, is the vector."""
     rows, columns = np.tril_indices(size)
     index = np.zeros((size, size), int)
     index[rows, columns] = index[columns, rows] = np.arange(len(rows))

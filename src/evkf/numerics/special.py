@@ -1,11 +1,16 @@
-r"""Special functions that stay accurate where the textbook forms cancel.
+r"""Special functions that are accurate where the usual formulas lose their digits.
 
-At extreme parameters, families need small differences of large numbers: $\log\Gamma(10^6)$ is
-1.3e7, while a divergence between two such Gammas may be 1e-7. So the large parts are always removed
-by hand (Stirling's formula, $r - 1 - \log r$), and the rest is a sum of terms of one sign.
+At extreme parameters, families need small differences of large numbers. For example
+$\log\Gamma(10^6)$ is 1.3e7, while the KL divergence between two Gammas of such shape may be 1e-7.
+So the large parts are removed by hand (by Stirling's formula and $r - 1 - \log r$), and the rest
+is computed as a sum of terms of one sign.
 
-Functions with an `order` argument are derivative ladders: `f(x, n)` is the n-th derivative for n up
-to 3, each accurate on its own, and JAX differentiates `f(x, n)` to `f(x, n + 1)`.
+Functions that have an argument `order` are called ladders here: `f(x, n)` returns the n-th
+derivative at x, for n from 0 (the function itself) to 3. Each derivative has its own accurate
+formula, and JAX differentiates `f(x, n)` to `f(x, n + 1)`.
+
+"Accurate relative to itself" means that the relative error is near the rounding error, even if the
+value is tiny.
 """
 
 import math
@@ -29,7 +34,8 @@ _BERNOULLI = [
     *(8615841276005 / 14322, -7709321041217 / 510, 2577687858367 / 6),
     -26315271553053477373 / 1919190,
 ]
-r"""Bernoulli numbers $B_2, B_4, \dots, B_{36}$, correctly rounded (SciPy's lose four digits)."""
+r"""Bernoulli numbers $B_2, B_4, \dots, B_{36}$, correctly rounded; those of SciPy lose four
+digits."""
 
 
 def _double(x: Real) -> bool:
@@ -37,7 +43,7 @@ def _double(x: Real) -> bool:
 
 
 def horner(x: Real, coefficients: list[float]) -> Real:
-    """Polynomial with the given coefficients, lowest first."""
+    """Return the polynomial at x, given its coefficients, lowest power first."""
     total = jnp.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = total * x + c
@@ -45,7 +51,7 @@ def horner(x: Real, coefficients: list[float]) -> Real:
 
 
 def _ladder(body: Ladder) -> Ladder:
-    """Make the derivative of each order the next order, instead of that of the formula."""
+    """Return the ladder `body`, such that JAX differentiates order n < 3 to order n + 1."""
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def ladder(x: Real, order: int) -> Real:
@@ -65,19 +71,19 @@ def _ladder(body: Ladder) -> Ladder:
 
 
 def _atanh_gap(square: Real) -> Real:
-    r"""$\operatorname{atanh}(y)/y - 1$ as a function of $y^2 \le 1/9$."""
+    r"""Return $\operatorname{atanh}(y)/y - 1$, given $y^2 \le 1/9$."""
     num = 17 if _double(square) else 8
     return square * horner(square, [1 / (2 * k + 3) for k in range(num)])
 
 
 @jax.custom_jvp
 def log_gap(x: Real, y: Real, excess: Real) -> Real:
-    r"""$h(y/x)$ with $h(r) = r - 1 - \log r$: never negative, accurate relative to itself.
+    r"""Return $h(y/x)$ with $h(r) = r - 1 - \log r$: never negative, accurate relative to itself.
 
     Args:
-        x: A positive number; gradients flow through it and y.
-        y: Another.
-        excess: $y/x - 1$, which callers have more accurately than the rounded ratio.
+        x: A positive number. JAX differentiates by x and y only, not by `excess`.
+        y: A positive number.
+        excess: $y/x - 1$, which callers can compute more accurately than the rounded $y/x$ gives.
 
     Example:
         >>> x, step = jnp.float32(1.0), jnp.float32(1e-4)
@@ -98,7 +104,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def relative_entropy(x: Real, y: Real, excess: Real) -> Real:
-    r"""$x\log(x/y) - x + y = x h(y/x)$; arguments as for `log_gap`."""
+    r"""Return $x\log(x/y) - x + y = x h(y/x)$; arguments and $h$ as for `log_gap`."""
     return x * log_gap(x, y, excess)
 
 
@@ -116,9 +122,16 @@ def _(primals, tangents):
 
 @_ladder
 def stirling(x: Real, order: int) -> Real:
-    r"""$r(x) = \log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2$ for $x > 0$."""
-    # r(x) - r(x + 1) is positive, so shifting up to where the asymptotic series holds adds terms
-    # of one sign only, at any x: no branch and no cancellation.
+    r"""Return a derivative of Stirling's remainder $r$, the error of Stirling's formula.
+
+    The remainder is $r(x) = \log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2$.
+
+    Args:
+        x: Positive numbers.
+        order: 0 returns $r(x)$; 1, 2 and 3 return its first, second and third derivative.
+    """
+    # The asymptotic series is accurate at x + 8. The differences r(x) - r(x + 1) that are added
+    # to get back to x are all positive, so nothing cancels and no branch is needed.
     shifted = x[..., None] + jnp.arange(_SHIFT, dtype=x.dtype)
     inverse = 1 / (shifted * (shifted + 1))
     if order < 2:
@@ -141,18 +154,18 @@ def stirling(x: Real, order: int) -> Real:
 
 
 def digamma(x: Real) -> Real:
-    r"""$\psi(x)$ for $x > 0$."""
+    r"""Return the digamma function $\psi(x)$, the derivative of $\log\Gamma$, for $x > 0$."""
     return jnp.log(x) - 0.5 / x + stirling(x, 1)
 
 
 def trigamma(x: Real) -> Real:
-    r"""$\psi'(x)$ for $x > 0$, a sum of positive terms."""
+    r"""Return the trigamma function $\psi'(x)$ for $x > 0$, as a sum of positive terms."""
     return (1 + 0.5 / x) / x + stirling(x, 2)
 
 
 @jax.custom_jvp
 def digamma_rise(x: Real, step: Real) -> Real:
-    r"""$\psi(x + d) - \psi(x)$ for $x, d > 0$, accurate relative to itself."""
+    r"""Return $\psi(x + d) - \psi(x)$ for $x, d > 0$, where $d$ is `step`; accurate if small."""
     end = x + step
     return jnp.log1p(step / x) + 0.5 * step / x / end + rise(stirling, x, end, step, x / 3)
 
@@ -166,7 +179,7 @@ def _(primals, tangents):
 
 
 def trigamma_drop(x: Real, step: Real) -> Real:
-    r"""Decrease of $\psi'(x) - 1/x$ from $x$ to $x + d > x > 0$, accurate relative to itself."""
+    r"""Return how much $\psi'(x) - 1/x$ falls from $x$ to $x + d$, where $d > 0$ is `step`."""
     end = x + step
     rational = 0.5 * step / x / end * (1 / x + 1 / end)
     return rational - rise(lambda v, order: stirling(v, order + 1), x, end, step, x / 3)
@@ -176,7 +189,10 @@ def trigamma_drop(x: Real, step: Real) -> Real:
 
 
 def _quadrature(f: Ladder, base: Real, step: Real, moment: int) -> Real:
-    r"""$\int_0^1 (1-t)^k f''(b + t d)\,dt$ with $k$ the moment, by Gauss–Legendre."""
+    r"""Return $\int_0^1 (1-t)^k f''(b + t d)\,dt$ by Gauss–Legendre quadrature.
+
+    $b$ is `base`, $d$ is `step` and $k$ is `moment`.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(8 if _double(base) else 4)
     t = jnp.asarray(0.5 * (1 + nodes), base.dtype)
     w = jnp.asarray(0.5 * weights * (0.5 * (1 - nodes)) ** moment, base.dtype)
@@ -184,13 +200,15 @@ def _quadrature(f: Ladder, base: Real, step: Real, moment: int) -> Real:
 
 
 def rise(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> Real:
-    """$f'(e) - f'(b)$; within `radius` as the integral of $f''$, in which nothing cancels.
+    """Return $f'(e) - f'(b)$, accurate relative to itself.
+
+    If `step` is below `radius`, the integral of $f''$ is used, in which nothing cancels.
 
     Args:
-        f: A ladder.
+        f: A ladder: `f(x, n)` is the n-th derivative.
         base: $b$.
         end: $e$.
-        step: $e - b$, which callers have more accurately than the rounded difference.
+        step: $e - b$, which callers can compute more accurately than the rounded $e$ and $b$ give.
         radius: At most a third of the distance from $b$ to the nearest singularity of f.
     """
     direct = f(end, 1) - f(base, 1)
@@ -199,9 +217,9 @@ def rise(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def bregman(f: Ladder, base: Real, end: Real, step: Real, radius: Real | float) -> Real:
-    """$f(e) - f(b) - (e - b) f'(b)$, accurate relative to itself; arguments as for `rise`.
+    """Return $f(e) - f(b) - (e - b) f'(b)$, accurate relative to itself; arguments as for `rise`.
 
-    Gradients flow through `base` and `end`.
+    This is the Bregman divergence of f. JAX differentiates by `base` and `end`, not by `step`.
     """
     direct = f(end, 0) - f(base, 0) - step * f(base, 1)
     return jnp.where(jnp.abs(step) < radius, step**2 * _quadrature(f, base, step, 1), direct)
@@ -220,10 +238,14 @@ def _(f, primals, tangents):
 
 @_ladder
 def log_uniform(x: Real, order: int) -> Real:
-    r"""$\log\int_0^1 e^{xz}\,dz = \log((e^x - 1)/x)$, smooth through 0."""
+    r"""Return a derivative of $A(x) = \log\int_0^1 e^{xz}\,dz = \log((e^x - 1)/x)$.
+
+    $A$ is the log-partition of the continuous Bernoulli family, and is smooth at 0. `order` 0
+    returns $A(x)$; 1, 2 and 3 return its first, second and third derivative.
+    """
     size = jnp.abs(x)
     small = size < 2
-    # Both branches are evaluated, each kept where it is finite. First the order-th derivative of
+    # Both branches are computed, at arguments where they are finite. First, the derivative of
     # x / 2 + sum_k B_2k x^2k / (2k (2k)!).
     near = jnp.where(small, x, 0)
     first = max(1, (order + 1) // 2)
@@ -254,7 +276,7 @@ def log_uniform(x: Real, order: int) -> Real:
 
 @_ladder
 def softplus(x: Real, order: int) -> Real:
-    r"""$\log(1 + e^x)$."""
+    r"""Return a derivative of $\log(1 + e^x)$; `order` 0 returns the function itself."""
     if order == 0:
         return jax.nn.softplus(x)
     up, down = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)

@@ -1,4 +1,4 @@
-"""Trials laid end to end: checks of their arrays, and the bins of every trial."""
+"""Arrays in which the bins of all trials are concatenated: checks, and the bins of each trial."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,14 @@ from evkf.errors import InputError
 from evkf.numerics.checks import real_numbers
 
 Lengths = Sequence[int] | np.ndarray
-"""Number of bins of every trial."""
+"""Number of bins of each trial."""
 
 
 def read_bins(value: ArrayLike, where: str) -> Float[np.ndarray, "T N"]:
-    """Check and convert a finite array with one row a bin to float64.
+    """Return an array of one row per bin as float64.
+
+    Raise InputError if the array is not (bins, columns), is empty, or has values that are not
+    finite. `where` is the name of the array in the error.
 
     Example:
         >>> read_bins([[1, 0], [2, 1]], "counts").dtype
@@ -30,7 +33,7 @@ def read_bins(value: ArrayLike, where: str) -> Float[np.ndarray, "T N"]:
 
 
 def read_counts(value: ArrayLike, where: str = "counts") -> Float[np.ndarray, "T N"]:
-    """Check and convert counts as `read_bins` does; none may be negative.
+    """Return counts as `read_bins` does; also raise InputError if any count is negative.
 
     Example:
         >>> read_counts([[1, 0]]).tolist()
@@ -44,7 +47,11 @@ def read_counts(value: ArrayLike, where: str = "counts") -> Float[np.ndarray, "T
 
 
 def slices(lengths: Lengths, bins: int) -> list[slice]:
-    """Slice of all bins that every trial takes.
+    """Return, for each trial, the slice of its bins in the concatenated arrays.
+
+    Args:
+        lengths: Number of bins of each trial, one or more.
+        bins: Number of bins of all trials; InputError is raised if `lengths` have another sum.
 
     Example:
         >>> slices((2, 3), 5)
@@ -59,7 +66,7 @@ def slices(lengths: Lengths, bins: int) -> list[slice]:
 
 
 def bins_of(lengths: Lengths) -> np.ndarray:
-    """Index of every bin within its trial.
+    """Return, for each bin, its index within the trial, from 0 on.
 
     Example:
         >>> bins_of((2, 3)).tolist()
@@ -71,15 +78,16 @@ def bins_of(lengths: Lengths) -> np.ndarray:
 def aligned(
     values: np.ndarray, trials: Sequence[slice], shifts: np.ndarray
 ) -> tuple[int, Float[np.ndarray, "K B"]]:
-    """Align trials to an event: one row a trial, NaN where it has no bins.
+    """Align trials to an event, and return one row for each trial.
 
     Args:
-        values: One value a bin.
-        trials: Slice of the bins of every trial, as `slices` gives them.
-        shifts: Bin of the event in every trial.
+        values: One value for each bin, the bins of all trials concatenated.
+        trials: Slice of the bins of each trial, as `slices` returns.
+        shifts: Index of the bin of the event within each trial.
 
     Returns:
-        The first column's bin relative to the event, and the rows.
+        The bin of the first column, counted from the event (usually negative), and the array
+        (trials, columns), NaN where a trial has no bin.
 
     Example:
         >>> first, rows = aligned(np.arange(5.0), slices((2, 3), 5), np.array([0, 1]))
