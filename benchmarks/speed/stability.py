@@ -70,7 +70,7 @@ def measure(L: int, N: int, bins: int, seed: int, say: Say) -> list[dict[str, An
     rows = []
     for first in range(0, bins, CHUNK):
         zs, ys = simulate(model, jax.random.fold_in(key, first), CHUNK, z0=z)
-        state, (belief, info) = scan_filter(filter, model, ys, state=state, first=first)
+        state, (belief, info, _) = scan_filter(filter, model, ys, state=state, first=first)
         z, status = zs[-1], np.asarray(info.status)
         leaves = [np.asarray(leaf).reshape(CHUNK, -1) for leaf in belief]
         finite = np.isfinite(np.concatenate(leaves, axis=1)).all(axis=1)

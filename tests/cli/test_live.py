@@ -74,7 +74,7 @@ def test_a_session_from_end_to_end(tmp_path: Path):
         assert not {"counts", "masks"} & set(found.files)  # as the help says
     plan = Plan.read(folder)
     exported = recall_recording(folder, plan, parts(plan, folder))
-    assert before < exported.began < datetime.now(UTC)
+    assert before < exported.notes.began < datetime.now(UTC)
 
 
 @pytest.mark.parametrize(

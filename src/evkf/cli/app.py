@@ -56,7 +56,7 @@ Examples:
 
 
 class Entry(NamedTuple):
-    """Where to import a command from, and its line in the list of commands."""
+    """Module and function of a command, and its line in the list of commands."""
 
     place: str
     """Module of `evkf.cli` and function in that module, as `module:function`."""
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
     kind: str | None = None
     """Class of the command as `module:class`; None for the class that Typer uses."""
     argument: str | None = None
-    """If not None, `function(argument)` returns the function of the command."""
+    """Argument of `function`, which then returns the function of the command; None for none."""
 
 
 COMMANDS = {

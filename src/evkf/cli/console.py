@@ -1,4 +1,4 @@
-"""What commands share: options, output files, results, progress, reading recordings and models."""
+"""Options, files, results and progress of commands; recordings and models as they read them."""
 
 import functools
 import inspect
@@ -33,22 +33,19 @@ from evkf.errors import InputError
 if TYPE_CHECKING:
     from evkf.recordings.units import UnitModel
 FELL_SHORT = 1
-"""Exit code of a command that worked, but whose result missed a check or a target."""
+"""Exit code of a command whose result fell short of a check or a target."""
 LINE_S = 5.0
-"""Least seconds between lines of progress, where output is not a terminal."""
+"""Seconds between lines of progress."""
 EXTRAS = {
     ".safetensors": ("storage", "safetensors"),
     ".nwb": ("nwb", "pynwb", "h5py"),
     **dict.fromkeys(HDF5, ("hdf5", "h5py")),
 }
-"""By ending of a file: optional dependency group of evkf (extra) and packages it needs."""
+"""Extra and packages that files of an ending need."""
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
-    """Use the values in a TOML file as defaults of the options of a command; return the file.
-
-    Raise InputError if the file has a key that is not an option.
-    """
+    """Take options that are not given from a TOML file."""
     if file is None:
         return None
     try:
@@ -134,7 +131,7 @@ LeaveOut = Annotated[list[str] | None, typer.Option(metavar="NAME", help=SKIP)]
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """Options for reading a recording in `evkf fit`."""
+    """Options of reading a recording, of `evkf fit`."""
 
     bin_width: BinWidth = None
     align: Annotated[
@@ -158,14 +155,14 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class ModelReadingOptions(ReadingOptions):
-    """Options for reading a recording in `evkf filter`, `score` and `plot`, which take a model."""
+    """Options of reading a recording for a model, of `evkf filter`, `score` and `plot`."""
 
     bin_width: ModelWidth = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a command for its output (`--force`, `--quiet`, `--json`), and `--config`."""
+    """Options of the result of a command, and its configuration file."""
 
     force: Force = False
     quiet: Quiet = False
@@ -173,27 +170,26 @@ class Run:
     config: Config = None
 
     def start(self, outputs: Sequence[Path], *inputs: Path) -> Console:
-        """Raise InputError if an output cannot be written; return the console to print to."""
+        """Check that all outputs can be written; return the console for people."""
         check_free([*outputs, *json_target(self.json_file, *inputs, *outputs)], self.force)
         return console(self.quiet, self.json_file)
 
     def emit(self, result: dict) -> None:
-        """Write a result to the file of `--json`, or print it for `--json -`."""
+        """Write a result to the file of `--json`, or print it."""
         emit(self.json_file, result)
 
 
 @dataclass(frozen=True)
 class RunJson(Run):
-    """Options of a command that writes no file except that of `--json`."""
+    """Options of a command that writes no file but that of --json."""
 
     force: ForceJson = False
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command in which each dataclass parameter is replaced by its fields.
+    """Make a command whose parameters of settings become one option a field.
 
-    Typer makes an option of every parameter of a function. Commands keep options that they share
-    in dataclasses, such as `Run`.
+    Typer takes options as parameters; commands share them as dataclasses.
     """
     hints = get_type_hints(command, include_extras=True)
     grouped: dict[str, list[str]] = {}
@@ -229,7 +225,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def flatten(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a command by name: its arguments, and the fields of dataclasses."""
+    """Return the options of a command by name, from its arguments."""
     options: dict[str, Any] = {}
     for name, value in given.items():
         options |= vars(value) if is_dataclass(value) else {name: value}
@@ -237,7 +233,7 @@ def flatten(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_free(paths: Iterable[Path], force: bool) -> None:
-    """Raise InputError if a file exists and `force` is False, or if a folder is not writable."""
+    """Raise an error for files that exist, unless forced, and for places that are not writable."""
     for path in paths:
         if path.exists() and not force:
             raise InputError("file exists", str(path), "pass --force to overwrite it")
@@ -248,7 +244,7 @@ def check_free(paths: Iterable[Path], force: bool) -> None:
 
 
 def claim(paths: Iterable[Path], force: bool) -> None:
-    """Check, just before writing, that files are free (`check_free`), and make their folders."""
+    """Check files just before writing, and make their folders."""
     paths = list(paths)
     check_free(paths, force)
     for path in paths:
@@ -256,7 +252,7 @@ def claim(paths: Iterable[Path], force: bool) -> None:
 
 
 def check_ending(path: Path, endings: Sequence[str]) -> None:
-    """Raise InputError if the ending of a file is not allowed, or needs a missing package."""
+    """Raise an error for a file whose format is unknown or cannot be written here."""
     if path.suffix not in endings:
         remedy = f"end it in {', '.join(endings)}"
         raise InputError(f"a file named {path.name!r}", str(path), remedy)
@@ -265,19 +261,19 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
 
 
 def to_json(value: dict) -> str:
-    """Return a dictionary as text in strict JSON; NaN and infinite numbers become null."""
+    """Return strict JSON: numbers that are not finite become null."""
     return json.dumps(finite(value), indent=2, allow_nan=False)
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write a JSON file and its folder; an existing file is replaced only when all is written."""
+    """Write a JSON file, in place of an existing one; it is complete or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, overwrite=True) as part:
         part.write_text(to_json(value) + "\n", encoding="utf-8")
 
 
 def result_files(out: Path, name: str, figures: Iterable[str]) -> list[Path]:
-    """Return the paths of the files that `write_results` writes."""
+    """Return the files of `write_results`."""
     drawn = [out / f"{figure}.{end}" for figure in figures for end in ("png", "svg")]
     return [out / f"{name}.json", out / f"{name}.md", *drawn]
 
@@ -285,10 +281,7 @@ def result_files(out: Path, name: str, figures: Iterable[str]) -> list[Path]:
 def write_results(
     out: Path, name: str, result: dict, text: str, figures: Mapping[str, Any], force: bool
 ) -> None:
-    """Write a result as JSON, a text about the result as Markdown, and figures as PNG and SVG.
-
-    If an error occurs while files are written, no file appears.
-    """
+    """Write a result as JSON, a page about it, and figures by name: all files or none."""
     files = result_files(out, name, figures)
     claim(files, force)
     with ExitStack() as stack:
@@ -300,24 +293,18 @@ def write_results(
 
 
 def verdict(missed: Iterable[str], judged: bool) -> str:
-    """Return a text with one line for each missed target, or a line that none is missed.
-
-    `judged` is False if the run has no targets.
-    """
+    """Return the missed targets of a result in words, one a line."""
     lines = "\n".join(f"missed: {words}" for words in missed)
     return lines or ("all targets met" if judged else "no targets for this run")
 
 
 def config_file(out: Path) -> Path:
-    """Return the path of the file with the options of a run: the output with .config.json added."""
+    """Return the name of the configuration file beside an output."""
     return out.with_name(f"{out.name}.config.json")
 
 
 def json_target(file: Path | None, *others: Path) -> list[Path]:
-    """Return a list of the file of `--json`; empty without the option or for `--json -`.
-
-    Raise InputError if that file is one of the others, which the command reads or writes.
-    """
+    """Return the file named by `--json`, if any; it must be none of the others."""
     if file is None or str(file) == "-":
         return []
     if file.resolve() in {other.resolve() for other in others}:
@@ -326,7 +313,7 @@ def json_target(file: Path | None, *others: Path) -> list[Path]:
 
 
 def result(command: str, options: Mapping[str, Any], **found: Any) -> dict[str, Any]:
-    """Return the result of a command for `--json`: its name, options, findings and versions."""
+    """Return the result of a command for `--json`: options, findings and versions."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, list):
@@ -338,7 +325,7 @@ def result(command: str, options: Mapping[str, Any], **found: Any) -> dict[str, 
 
 
 def emit(file: Path | None, result: dict) -> None:
-    """Write a result to the file of `--json`, or print it for `--json -`."""
+    """Write a result to the file of `--json`, or print it."""
     for path in json_target(file):
         write_json(path, result)
     if str(file) == "-":
@@ -346,10 +333,7 @@ def emit(file: Path | None, result: dict) -> None:
 
 
 def console(quiet: bool, json_file: Path | None) -> Console:
-    """Return the console to print messages to.
-
-    That is standard output, or standard error if `--json -` prints the result to standard output.
-    """
+    """Return the console for people: standard error if standard output is for a program."""
     return Console(
         quiet=quiet, stderr=str(json_file) == "-", highlight=False, markup=False, soft_wrap=True
     )
@@ -363,7 +347,7 @@ def note(say: Console, text: str) -> None:
 
 @contextmanager
 def noting(say: Console) -> Iterator[None]:
-    """Collect the warnings given in a block, and print them as notes after the block."""
+    """Print warnings as notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NwbWarning)
         yield
@@ -372,7 +356,7 @@ def noting(say: Console) -> Iterator[None]:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number and the word for what is counted, in the plural if the number is not 1.
+    """Return a number of things in words.
 
     Example:
         >>> counted(1, "trial"), counted(20, "trial")
@@ -383,10 +367,7 @@ def counted(number: int, what: str) -> str:
 
 @contextmanager
 def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows progress, as a bar in a terminal, else as lines of text.
-
-    The function takes the number of steps that are done, and the number of all steps or None.
-    """
+    """Show progress, by a function of the numbers done and of all, as a bar or as lines."""
     columns = (
         TextColumn(text),
         BarColumn(bar_width=30),
@@ -410,12 +391,7 @@ def progress_bar(say: Console, text: str) -> Iterator[Callable[[int, int | None]
 def read_settings(
     options: ReadingOptions, bin_width: float | None = None, **settings: Any
 ) -> Reading:
-    """Return the settings for reading a recording that the options of a command give.
-
-    Args:
-        options: Options of the command.
-        bin_width: In seconds, if the option is not given.
-        settings: Other fields of `Reading`.
+    """Return the settings of reading for options, with a default bin width and other fields.
 
     Example:
         >>> read_settings(ReadingOptions(units=["area=M1", "area=PMd", "quality=good"])).units
@@ -443,19 +419,18 @@ def read_settings(
 
 
 def read_noting(say: Console, file: Path, reading: Reading) -> Recording:
-    """Return the recording in a file, and print a note for each `NwbWarning`."""
+    """Read a recording; print notes of what had to be left out."""
     with noting(say):
         return open_recording(file, reading)
 
 
 def load_model(file: Path, *, learner: bool = True, spikes: bool = False) -> "UnitModel":
-    """Return the model in a file that `evkf fit` wrote.
+    """Return a model of `evkf fit`.
 
     Args:
-        file: Ends in .safetensors.
-        learner: False to read the model without its estimator (needed for learning), which is
-            faster than reading both.
-        spikes: True to raise InputError if the model is one of continuous signals.
+        file: The file.
+        learner: False to read it without its estimator, which is faster.
+        spikes: True to raise an error for a model of continuous signals.
     """
     from evkf.recordings.units import UnitModel
 
@@ -474,10 +449,7 @@ def load_model(file: Path, *, learner: bool = True, spikes: bool = False) -> "Un
 def open_to_judge(
     say: Console, file: Path, model_file: Path, options: ReadingOptions, behaviour: str | None
 ) -> tuple["UnitModel", Recording, Reading]:
-    """Return a model, a recording to judge it on, and the settings with which that was read.
-
-    Raise InputError if the model is one of continuous signals, or has other units.
-    """
+    """Return a model of spikes, a recording of its units, and the settings of reading it."""
     from evkf.recordings.units import check_units
 
     model = load_model(model_file, learner=False, spikes=True)
@@ -489,13 +461,13 @@ def open_to_judge(
 
 
 def cut_of_trials(reading: Reading, file: Path) -> dict[str, Any]:
-    """Return the settings that cut an NWB session into trials; empty for another format."""
+    """Return how trials of an NWB file are cut, to be kept with a model; else nothing."""
     window = None if reading.window is None else list(reading.window)
     return {"align": reading.align, "window": window} if file.suffix == ".nwb" else {}
 
 
 def describe_trials(align: str | None, window: Sequence[float] | None) -> str:
-    """Return a phrase that says which part of an NWB session a trial is.
+    """Return in words which part of an NWB session a trial is.
 
     Example:
         >>> describe_trials("go", (-0.2, 0.6)), describe_trials("go", None)
@@ -509,7 +481,7 @@ def describe_trials(align: str | None, window: Sequence[float] | None) -> str:
 
 
 def note_trials(say: Console, reading: Reading, model: "UnitModel", file: Path) -> None:
-    """Print a note if the model was fitted to trials with another `align` or `window`."""
+    """Print a note if the model was fitted to trials that were cut in another way."""
     here = cut_of_trials(reading, file)
     then = {name: x for name, x in (model.fitted or {}).items() if name in here}
     if then in ({}, here):

@@ -42,7 +42,7 @@ DEFAULT_OUT = Path("out/reproduce")
 
 
 class RunSize(NamedTuple):
-    """How much of an experiment is run: trials and methods."""
+    """Size of a run of an experiment: trials and methods."""
 
     quick: bool
     trials: int

@@ -1,7 +1,7 @@
-"""Write estimates and recordings to NWB files, and read estimates from them.
+"""Estimates and recordings in NWB files, which are complete under their name or not there.
 
-`write_nwb` writes estimates and annotations, `read_estimates` and `read_annotations` read them, and
-`recording_to_nwb` writes a recording. A file appears under its name only when it is complete.
+`write_nwb` writes estimates, `read_estimates` and `read_annotations` read them, and
+`recording_to_nwb` writes a recording itself.
 """
 
 import os
@@ -25,17 +25,17 @@ from evkf.errors import InputError
 PREDICTION, SOURCE_TIMES, MARKS = "prediction_", "source_times", "marks"
 TRIAL, FRESH = "trial", "fresh"
 BEFORE = "before the bin was seen"
-"""Words in the description of the series "rates" that mark the rates as predictions."""
+"""Words of the description of rates that are predictions."""
 NOT_KNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Begin of the session that is written to a new file if the begin is not known."""
+"""Begin of a session in new files, where it is not known."""
 
 
 class Mark(NamedTuple):
-    """A moment that the operator marked in a live session.
+    """A moment marked by the operator.
 
     Attributes:
-        time: In seconds of the session.
-        text: What the operator wrote.
+        time: Seconds.
+        text: Label.
     """
 
     time: float
@@ -43,15 +43,15 @@ class Mark(NamedTuple):
 
 
 class Annotations(NamedTuple):
-    """What is written to a file besides estimates.
+    """Additions to estimates in an NWB file.
 
     Attributes:
-        predictions: Predictions of other quantities by name, such as decoded behaviour, with one
-            row for each bin.
-        source_times: Time of each bin in seconds on the clock of the sender of the bins; NaN where
-            not known.
+        predictions: Predictions of other quantities, such as decoded behaviour, one row a bin, by
+            name.
+        source_times: Stamps of the bins on the clock of their source in seconds; NaN where not
+            known.
         marks: Marked moments, in the order of time.
-        began: Date and time of second 0 with the time zone, for a new file; None if not known.
+        began: Time of second 0 with its zone, for a new file.
     """
 
     predictions: Mapping[str, Float[np.ndarray, "T ..."]] | None = None
@@ -69,25 +69,23 @@ def write_nwb(
     into: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write estimates to an NWB file, as a processing module (a group of results) named "evkf".
+    """Write estimates to an NWB file, as a processing module "evkf".
 
-    If the recording was read from an NWB file, the estimates are added to a copy of that file. Else
-    the estimates and the trials are written to a new file. To add the estimates to the source file
-    itself, pass the name of the source as `path` and `overwrite=True`. A temporary file is written,
-    validated and then renamed to `path`; if an error occurs, all files stay as they were. If trials
-    overlap or are not in the order of time, time stamps decrease between trials, and an
-    `NwbWarning` is given.
+    They are added to a copy of the file that the recording was read from; a recording from
+    elsewhere gets a new file, with its trials. To add them to the source itself, pass its name as
+    `path` and `overwrite=True`. A copy beside `path` is written, validated, and then moved into
+    place: a failure leaves everything as it was. Where windows of trials overlap, or trials are out
+    of order, time stamps step back from one to the next, with an `NwbWarning`.
 
     Args:
         path: File to write, a name that ends in .nwb.
         recording: The filtered recording.
-        estimates: Estimates of the bins of the recording. If `rates` is None, as after a live
-            session, the series "rates" holds `predicted` divided by the bin width.
-        notes: Predictions, source times and marks to write as well; none by default.
-        into: NWB file to copy and add to, in place of the file that the recording was read from. A
-            trial gets the id of the row with the same begin and end in the trials table of this
-            file. If a trial has no such row, no ids of trials are written.
-        overwrite: True to replace an existing file, and estimates that an earlier run added.
+        estimates: Estimates of its bins. Without `rates` but with `predicted`, as from a live
+            session, the series "rates" has the predictions per second.
+        notes: Additions.
+        into: The NWB file to add to a copy of, in place of the recording's source. Trials get the
+            ids of those in its table that begin and end with them; none if some are not there.
+        overwrite: True to replace an existing file, and estimates of an earlier run within it.
 
     Example:
         >>> import tempfile
@@ -149,15 +147,7 @@ def write_nwb(
 
 
 def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool = False) -> None:
-    """Raise InputError if `write_nwb` could not add estimates to the source of a recording.
-
-    Commands call this function before they filter. A source that is not an NWB file is accepted.
-
-    Args:
-        path: File to write.
-        recording: The recording to filter.
-        overwrite: True to replace estimates in the source.
-    """
+    """Raise the error of `write_nwb` for a source that it cannot copy, before filtering."""
     source = _find_source(recording, None)
     if source is not None:
         with nwb_module("h5py").File(source) as file:
@@ -165,7 +155,7 @@ def check_source(path: str | os.PathLike, recording: Recording, overwrite: bool 
 
 
 def check_unfiltered(path: str | os.PathLike) -> None:
-    """Raise InputError if an NWB file has estimates that evkf wrote earlier."""
+    """Raise an error if a file has estimates of an earlier run."""
     with open_nwb(path) as file:
         if f"processing/{MODULE}" in file:
             what = f"results of evkf are in {Path(path).name} already"
@@ -173,7 +163,7 @@ def check_unfiltered(path: str | os.PathLike) -> None:
 
 
 def read_estimates(path: str | os.PathLike) -> Estimates:
-    """Return the estimates in an NWB file that `write_nwb` wrote.
+    """Read the estimates that `write_nwb` wrote.
 
     Example:
         >>> read_estimates("nowhere.nwb")
@@ -214,7 +204,7 @@ def read_estimates(path: str | os.PathLike) -> Estimates:
 
 
 def read_annotations(path: str | os.PathLike) -> Annotations:
-    """Return the annotations (predictions, source times, marks) that `write_nwb` wrote.
+    """Read the annotations that `write_nwb` wrote.
 
     Example:
         >>> read_annotations("nowhere.nwb")
@@ -251,18 +241,17 @@ def recording_to_nwb(
 ) -> None:
     """Write a recording, such as a simulated one, as an NWB file with units, trials and behaviour.
 
-    Counts become spike times inside their bins. `read_nwb` returns the same observed counts and
-    masks if the bin width is the same and the trials are aligned to "start_time" or the session is
-    a single trial. Ids of units that are text are written to a column "unit_name", from which
-    `read_nwb` takes them as ids. The unit column "electrode_group" is written as "group_name".
+    Counts become spike times within their bins: read with the same bin width, aligned to
+    "start_time" or as one session, observed counts and masks are the same again. Ids of units that
+    are text go to a column "unit_name", from which they are read as ids again; electrode groups go
+    to "group_name".
 
     Args:
         path: File to write, a name that ends in .nwb.
-        recording: Recording of whole counts. Trials must be in the order of time, must not overlap
-            and must begin at 0 or later.
-        seed: Seed for random times of the spikes in a bin. By default they are evenly spaced.
+        recording: Recording of whole counts, with trials in order that begin at 0 or later.
+        seed: Seed to spread the spikes of a bin at random; evenly by default.
         overwrite: True to replace an existing file.
-        began: Date and time of second 0 of the recording with the time zone; None if not known.
+        began: Time of second 0 of the recording with its zone, if known.
 
     Example:
         >>> import tempfile
@@ -297,14 +286,14 @@ def recording_to_nwb(
 
 @contextmanager
 def _writing(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Path]:
-    """Yield a temporary path. After the block, validate that file and rename it to `path`."""
+    """Yield a temporary file, validated and moved to `path` after the block."""
     given = Path(path)
     if given.suffix != ".nwb":
         raise InputError(f"a file named {given.name!r}", str(path), "end it in .nwb")
     with replacing(given, overwrite) as part:
         yield part
         errors = nwb_module("pynwb").validate(path=str(part))
-        # errors that the source already had are accepted
+        # an older source may have errors of its own
         ours = [error for error in errors if new or f"processing/{MODULE}" in str(error)]
         if ours:
             what = f"{len(ours)} errors of the NWB schema, such as {ours[0]}"
@@ -312,7 +301,7 @@ def _writing(path: str | os.PathLike, overwrite: bool, new: bool) -> Iterator[Pa
 
 
 def _new_file(recording: Recording, began: datetime | None) -> Any:
-    """Return a new NWB file object that has a description of its origin, and the trials."""
+    """Return an NWB file with nothing but its origin and the trials."""
     source = Path(recording.source).name
     unknown = "" if began else "; when it began is not known"
     file = nwb_module("pynwb").NWBFile(
@@ -335,7 +324,7 @@ def _new_file(recording: Recording, began: datetime | None) -> Any:
 
 
 def _as_column(values: np.ndarray) -> dict[str, Any]:
-    """Return arguments for pynwb's `add_column`; an array of arrays becomes a ragged column."""
+    """Return arguments of `add_column`; arrays of arrays become ragged columns."""
     if values.dtype != object:
         return {"data": values.tolist()}
     return {
@@ -353,11 +342,7 @@ def _make_series(
     description: str,
     comment: str,
 ) -> Any:
-    """Return a pynwb time series with one sample for each bin.
-
-    If there are gaps between trials, time stamps are stored with the first series, and later series
-    refer to them. `shared` holds the first series; it is empty before the first call.
-    """
+    """Return a series of one sample a bin; uneven times are stored once, with the first series."""
     if recording.gap_free:
         even = {"starting_time": recording.start_times[0], "rate": 1 / recording.bin_width}
     else:
@@ -376,7 +361,7 @@ def _make_series(
 
 
 def _find_source(recording: Recording, into: str | os.PathLike | None) -> Path | None:
-    """Return the path of the NWB file to copy: `into`, else the source; None if not NWB."""
+    """Return the NWB file to add to a copy of, if there is one."""
     given = Path(recording.source if into is None else into)
     if into is None and given.suffix != ".nwb":
         return None
@@ -385,10 +370,7 @@ def _find_source(recording: Recording, into: str | os.PathLike | None) -> Path |
 
 
 def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
-    """Raise InputError if a copy would break links to other files, or if estimates exist.
-
-    Estimates in the source raise no error if `overwrite` is True.
-    """
+    """Raise an error for links that a copy would break, and for earlier estimates."""
     h5py = nwb_module("h5py")
 
     def look(name: str, link: Any) -> tuple[str, str] | None:
@@ -396,7 +378,7 @@ def _check_copy(file: Any, source: Path, path: Path, overwrite: bool) -> None:
         return (name, link.filename) if relative else None
 
     if source.parent != path.resolve().parent:
-        # paths in links are relative to the folder of the file, so a copy elsewhere breaks them
+        # links to other files are relative to the folder of the file that has them
         found = file.visititems_links(look)
         if found is not None:
             remedy = f"write to the same folder, {source.parent}"
@@ -414,10 +396,7 @@ def _add_estimates(
     notes: Annotations,
     trial_ids: np.ndarray | None,
 ) -> None:
-    """Add the processing module that holds the estimates and notes to an NWB file object.
-
-    `trial_ids` are the ids of the trials in the trials table of the file; None if not known.
-    """
+    """Add the processing module; `trial_ids` are those of the file's trials table, if known."""
     description = f"Latent states and rates, filtered by evkf {version()}."
     module = file.create_processing_module(MODULE, description)
     columns = f"Columns are units {', '.join(map(str, recording.units['id'].tolist()))}."
@@ -467,14 +446,14 @@ def _add_estimates(
 
 
 def _add_units(file: Any, recording: Recording, counts: np.ndarray, seed: int | None) -> None:
-    """Add the units table to an NWB file object: spike times, observed intervals and columns."""
+    """Add the units table: spike times within the bins, observed intervals and columns."""
     rng = None if seed is None else np.random.default_rng(seed)
     begins, fresh, width = recording.times, recording.fresh, recording.bin_width
     ids = recording.units["id"]
     numbered = ids.dtype.kind in "iu"
     for unit in range(recording.num_units):
         count, mask = counts[:, unit], recording.masks[:, unit]
-        # intervals of observed bins; an interval ends with its trial
+        # runs of observed bins, none across the beginning of a trial
         first = mask & (fresh | np.concatenate([[True], ~mask[:-1]]))
         last = mask & np.concatenate([fresh[1:] | ~mask[1:], [True]])
         file.add_unit(
@@ -493,10 +472,7 @@ def _add_units(file: Any, recording: Recording, counts: np.ndarray, seed: int | 
 def _place_spikes(
     begins: np.ndarray, count: np.ndarray, bin_width: float, rng: np.random.Generator | None
 ) -> np.ndarray:
-    """Return sorted spike times in seconds, strictly inside their bins.
-
-    Spikes of a bin are evenly spaced, or uniformly random if `rng` is given.
-    """
+    """Return times of spikes within their bins, off the edges."""
     if rng is None:
         rank = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         part = (rank + 0.5) / np.repeat(count, count)

@@ -1,8 +1,8 @@
-"""`EVKF`, an estimator with NumPy arrays in and out, which follows the conventions of scikit-learn.
+"""`EVKF`, the estimator for people with arrays: NumPy in, NumPy out, by scikit-learn's conventions.
 
-`EVKF` combines warm-up (finding a first readout), online learning, filter, smoother, forecast and
-storage. `evkf.learning.CompiledLearner` learns from streams, `evkf.learning.Learner` and
-`evkf.learning.pretrain` from recordings.
+It joins the parts of the library: a first readout, the online learner, filter, smoother, forecast
+and storage. Everything that it learns is done by `evkf.learning.CompiledLearner` (streams) and
+`evkf.learning.Learner` (recordings).
 """
 
 import os
@@ -50,36 +50,33 @@ DEFAULT_LEARNING = Learning()
 
 
 class EVKF(TransformerMixin, BaseEstimator):
-    """Infer latent states and learn dynamics from neural activity, offline or online.
+    """States and dynamics behind the activity of a population, learned offline or as it comes.
 
-    Observations are arrays (bins, neurons), or lists of such trials. Every trial starts from the
-    learned initial belief about the latent state. `fit` forgets what was learned before.
-    `partial_fit` and `learn_one` go on from what was learned before. If these two start with
-    nothing learned, and the likelihood was chosen by name, the first bins are kept until a readout
-    (weights and offsets of the likelihood) can be estimated. Then the kept bins are learned from.
-    The number of inputs is that of the first data. Computation is in the precision that JAX is set
-    to, float32 by default.
+    Observations are (bins, neurons), or a list of such trials; every trial starts from the learned
+    initial state. `fit` starts anew; `partial_fit` and `learn_one` go on from what was learned
+    before. There, the first bins are kept until a readout can be found from them, and are learned
+    from then. The number of inputs is that of the first data. Numbers have the precision that JAX
+    is set to, as a rule float32.
 
     Args:
-        latents: Number of latent dimensions L.
-        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian" to estimate the
-            readout from the first bins; or an object of `evkf.likelihoods` with a known readout.
-        dynamics: "mlp" for a network that starts as a random walk; or an object of `evkf.dynamics`.
-        bin_width: Width of a bin, in seconds as a rule. Rates are expected counts per bin divided
-            by this width. The offsets of a count likelihood chosen by name are logarithms of such
-            rates.
-        learning: Settings of learning. Each field is also a parameter, such as `learning__rate`.
-        seed: Seed of all random numbers.
+        latents: Latent dimensions.
+        likelihood: "poisson", "negative_binomial", "bernoulli" or "gaussian", whose readout is
+            found; or one of `evkf.likelihoods`, whose readout is known.
+        dynamics: "mlp", a network that starts as a random walk; or one of `evkf.dynamics`.
+        bin_width: Width of a bin, in seconds as a rule. Rates are expected counts divided by it;
+            offsets of a likelihood by name are logarithms of such rates.
+        learning: Settings of learning; its fields are also parameters such as `learning__rate`.
+        seed: Seed of all randomness.
 
     Attributes:
         n_features_in_: Number of neurons.
-        bins_missing_: Number of bins still needed until there is a readout. Until then there is no
+        bins_missing_: Bins still to come until there is a readout; until then there is no
             `state_`, `model_` or `estimate_`.
-        learner_: The `Learner`, which holds the settings of filter and learning.
-        state_: Present state of the learner, a `LearnerState`.
-        model_: The model with the present parameters.
-        estimate_: Estimate of the latent state after the last bin, as `Estimates`.
-        evidence_: Evidence for the dynamics, a `MonitorInfo`; only with `Learning(watch=True)`.
+        learner_: The learner.
+        state_: Its present state, a `LearnerState`.
+        model_: The present model.
+        estimate_: The present state, as the last row of `Estimates`.
+        evidence_: Evidence for the dynamics, a `MonitorInfo`, with `Learning(watch=True)`.
 
     Example:
         >>> import numpy as np
@@ -111,11 +108,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         self.bin_width, self.learning, self.seed = bin_width, learning, seed
 
     def set_params(self, **params: Any) -> Self:
-        """Change parameters for the next `fit`, and return the estimator itself.
-
-        Args:
-            params: New values by name. A field of `learning` has a name such as `learning__rate`.
-        """
+        """Change parameters, for the next `fit`; `learning__rate` and the like among them."""
         nested = {k: v for k, v in params.items() if k.startswith("learning__")}
         super().set_params(**{k: v for k, v in params.items() if k not in nested})
         if nested:
@@ -136,16 +129,14 @@ class EVKF(TransformerMixin, BaseEstimator):
         inputs: Any = None,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
-        """Forget what was learned before, learn from a recording, and return the estimator itself.
+        """Learn from a recording, and forget what was learned before.
 
         Args:
             X: Observations, (bins, neurons), or a list of trials.
             y: Not used.
-            masks: True where observed, of the shape of X, or (bins,) for whole bins; all observed
-                when left out. If X is a list, a list with one array for each trial.
-            inputs: Inputs, (bins, inputs); left out if the dynamics take no inputs. If X is a list,
-                a list with one array for each trial.
-            progress: Function that is called after every pass with the number of passes done.
+            masks: True where observed, as X or (bins,) for whole bins; a list for a list.
+            inputs: (bins, inputs); a list for a list.
+            progress: Called after every pass with the number of passes done.
         """
         assembly = self._begin(X, inputs).assembly
         trials = read_trials(assembly.model, X, masks, inputs)
@@ -153,10 +144,9 @@ class EVKF(TransformerMixin, BaseEstimator):
         return self
 
     def partial_fit(self, X: Any, y: None = None, *, masks: Any = None, inputs: Any = None) -> Self:
-        """Go on learning bin by bin, and return the estimator itself.
+        """Go on learning, bin by bin; see `fit` for the arguments.
 
-        For the arguments see `fit`. If X is an array, its first bin follows the last bin observed
-        before. If X is a list, every trial begins at the learned initial belief.
+        An array goes on where the last one ended; every trial of a list begins anew.
         """
         fitted = self._fitted or self._begin(X, inputs)
         self._learn(fitted, read_trials(fitted.assembly.model, X, masks, inputs, follows=True))
@@ -170,12 +160,12 @@ class EVKF(TransformerMixin, BaseEstimator):
         inputs: ArrayLike | None = None,
         fresh: bool = False,
     ) -> None:
-        """Observe one bin, then take the gradient steps that are due.
+        """Observe one bin, and learn.
 
         Args:
             x: Observations, (neurons,).
-            mask: True where observed, (neurons,); all observed when left out.
-            inputs: Input of the bin, (inputs,); required if the dynamics take inputs.
+            mask: True where observed, (neurons,).
+            inputs: The input, (inputs,).
             fresh: True if the bin is the first of a trial.
         """
         if np.ndim(x) != 1:
@@ -187,13 +177,11 @@ class EVKF(TransformerMixin, BaseEstimator):
         self._learn(fitted, read_bin(fitted.assembly.model, x, mask, inputs, fresh))
 
     def prepare(self, neurons: int, inputs: int = 0) -> Self:
-        """Compile the functions that `learn_one` needs, and return the estimator itself.
-
-        The first bin of a stream then does not wait for the compilation.
+        """Compile everything that a stream needs, so that its first bin does not wait for it.
 
         Args:
-            neurons: Number of neurons.
-            inputs: Length of the input vector of a bin; 0 without inputs.
+            neurons: Neurons of a bin.
+            inputs: Length of its input.
         """
         check_whole(neurons, 1, "neurons")
         check_whole(inputs, 0, "inputs")
@@ -205,14 +193,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         return self
 
     def _begin(self, X: Any, inputs: Any) -> FittedState:
-        """Return a `FittedState` before the first bin, without changing the estimator.
-
-        Raise `InputError` if X has no columns or a parameter of the estimator is invalid.
-
-        Args:
-            X: Observations, whose columns give the number of neurons.
-            inputs: Inputs, whose columns give the number of inputs; None for no inputs.
-        """
+        """Return the state of an estimator that has seen nothing, for data of these widths."""
         neurons = count_columns(X)
         if not neurons:
             what = f"0 feature(s) (shape={np.shape(X)}) while a minimum of 1 is required"
@@ -232,7 +213,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         return live
 
     def _learn(self, fitted: FittedState, trials: Trials) -> None:
-        """Observe bins and learn from these bins; during the warm-up, only keep the bins."""
+        """Observe bins and learn from them; during the warm-up keep them."""
         live = fitted.live or self._compile(fitted)
         if fitted.warming:
             kept = [*fitted.kept, trials]
@@ -255,20 +236,18 @@ class EVKF(TransformerMixin, BaseEstimator):
         masks: Any = None,
         inputs: Any = None,
     ) -> Any:
-        """Return `Estimates` of every bin, or a list of them for a list; nothing is learned.
+        """Return `Estimates` of every bin; nothing is learned.
 
-        Every array, like every trial of a list, begins at the learned initial belief. If an array
-        continues a recording, the estimates of its first bins are therefore less certain than those
-        of a filter that goes on.
+        Every array begins at the initial state, as trials do, also one that goes on where another
+        ended: its first bins then are less certain than they could be.
 
         Args:
-            X: Observations, (bins, neurons), or a list of trials.
-            given: "past" to filter: each bin is estimated from this bin and all earlier bins of its
-                trial; rates and one-step predictions are returned too. "all" to smooth: each bin is
-                estimated from all bins of its trial; rates are returned too. If the likelihood
-                defines no mean, rates and predictions are left out.
-            masks: True where observed; see `fit`.
-            inputs: Inputs; see `fit`.
+            X: Observations, (bins, neurons), or a list of trials, which gives a list.
+            given: "past" to filter: of every bin given all up to it, with rates and one-step
+                predictions. "all" to smooth: of every bin given all of its trial, with rates.
+                A likelihood without a mean has neither rates nor predictions.
+            masks: As in `fit`.
+            inputs: As in `fit`.
         """
         try:
             _check_mean(self.model_)
@@ -284,17 +263,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         masks: Any = None,
         inputs: Any = None,
     ) -> Any:
-        """Return filtered latent states or rates of every bin; nothing is learned.
-
-        Each bin is estimated from this bin and all earlier bins of its trial.
-
-        Args:
-            X: Observations, (bins, neurons), or a list of trials, for which a list is returned.
-            output: "latents" for means of the latent state, (bins, latents); "rates" for expected
-                counts divided by the bin width, or expected signals, (bins, neurons).
-            masks: True where observed; see `fit`.
-            inputs: Inputs; see `fit`.
-        """
+        """Return filtered means (bins, latents), or rates (bins, neurons); see `infer`."""
         check_choice(output, ("latents", "rates"), "output")
         if output == "latents":
             return _pick(self._infer(X, masks, inputs, rates=False), "mean")
@@ -302,18 +271,13 @@ class EVKF(TransformerMixin, BaseEstimator):
         return _pick(self._infer(X, masks, inputs), "rates")
 
     def smooth(self, X: Any, *, masks: Any = None, inputs: Any = None) -> Any:
-        """Return smoothed means of the latent states, (bins, latents); nothing is learned.
-
-        Each bin is estimated from all bins of its trial. For a list of trials, return a list. For
-        the arguments see `infer`.
-        """
+        """Return smoothed means (bins, latents); see `infer`."""
         return _pick(self._infer(X, masks, inputs, "all", rates=False), "mean")
 
     def score(self, X: Any, y: None = None, *, masks: Any = None, inputs: Any = None) -> float:
-        """Return the mean of the bound $L_t$ over observed bins, in nats per bin; higher is better.
+        """Return the mean of the bound $L_t$, in nats per observed bin; more is better.
 
-        $L_t$ is a lower bound on the log-probability of a bin given the earlier bins of its trial.
-        Nothing is learned. For the arguments see `fit`.
+        It measures how well bins are predicted from those before them.
         """
         given = self._arguments(X, masks, inputs)
         seen = given[2].masks.any(axis=1)
@@ -330,19 +294,17 @@ class EVKF(TransformerMixin, BaseEstimator):
         inputs: Any = None,
         inputs_ahead: ArrayLike | None = None,
     ) -> Forecast:
-        """Return predictions of latent states and observations in the next bins, in order of time.
+        """Return states and expected observations of the next bins, the nearest first.
 
         Args:
             horizon: Number of bins to predict.
-            X: A recording (bins, neurons), after whose last bin the prediction begins. When left
-                out, the prediction begins after the last bin that was learned from.
-            masks: True where X was observed; see `fit`.
-            inputs: Inputs of X; see `fit`.
-            inputs_ahead: Inputs of the bins to predict, (horizon, inputs).
+            X: A recording (bins, neurons) from whose end to predict; when left out, from now.
+            masks: Of X, as in `fit`.
+            inputs: Of X, as in `fit`.
+            inputs_ahead: Of the bins to come, (horizon, inputs).
 
         Returns:
-            A `Forecast` of NumPy arrays. Among its fields are `mean` and `cov` of the latent state,
-            and `rate`, the expected observation of a bin (for spikes, counts per bin).
+            A `Forecast` of NumPy arrays: `mean`, `cov`, `rate` (expected counts of a bin) and more.
         """
         if X is None:
             filter, model, belief = self.learner_.filter, self.model_, self.state_.filter.belief
@@ -357,13 +319,12 @@ class EVKF(TransformerMixin, BaseEstimator):
         return Forecast(*jax.tree.map(np.array, tuple(ahead)))
 
     def forecast_one(self, inputs: ArrayLike | None = None) -> Float[np.ndarray, " N"]:
-        """Return the expected observation of the next bin, (neurons,); nothing is learned.
+        """Return the expected observation of the next bin; nothing is changed.
 
-        For spikes, these are expected counts per bin. During the warm-up, return the mean of each
-        neuron over the bins so far; NaN for a neuron that was never observed.
+        Until there is a readout, the mean of the bins so far; NaN where nothing was observed.
 
         Args:
-            inputs: Input of the next bin, (inputs,); required if the dynamics take inputs.
+            inputs: Its input, (inputs,).
         """
         fitted = self._begun
         if not fitted.warming:
@@ -375,27 +336,18 @@ class EVKF(TransformerMixin, BaseEstimator):
         return np.where(count, kept.ys.sum(axis=0) / np.maximum(count, 1), np.nan)
 
     def freeze(self, *parts: str) -> Self:
-        """Stop learning the named parts of the model, and return the estimator itself.
-
-        Args:
-            parts: Names among `learner_.parts`; all parts if no name is given.
-        """
+        """Stop learning parts of the model; all, if none is named."""
         return self._change(lambda state: self.learner_.freeze(state, *parts))
 
     def thaw(self, *parts: str) -> Self:
-        """Learn the named parts of the model again, and return the estimator itself.
-
-        Args:
-            parts: Names among `learner_.parts`; all parts if no name is given.
-        """
+        """Learn parts of the model again; all, if none is named."""
         return self._change(lambda state: self.learner_.thaw(state, *parts))
 
     @property
     def estimate_(self) -> Estimates:
-        """Mean (L,) and covariance (L, L) of the latent state, and bound $L_t$, at the last bin.
+        """Mean (L,) and covariance (L, L) of the present state, and the bound of the last bin.
 
-        The bound is NaN if it was not computed: after training in several passes, after loading,
-        and before the first bin.
+        The bound is NaN where none was computed: after several passes, and after loading.
         """
         fitted = self._begun
         nowcast = self._nowcast(np.zeros(fitted.assembly.model.dynamics.num_inputs))
@@ -406,10 +358,7 @@ class EVKF(TransformerMixin, BaseEstimator):
 
     @property
     def evidence_(self) -> MonitorInfo:
-        """Evidence that the learned dynamics predict, and that the dynamics have changed.
-
-        `NotFitted` is raised unless `Learning(watch=True)` was set and bins were observed.
-        """
+        """Evidence that the dynamics are worth something, and that they have changed."""
         fitted = self._begun
         evidence = fitted.evidence
         if fitted.live is not None and fitted.result is not None:
@@ -426,30 +375,30 @@ class EVKF(TransformerMixin, BaseEstimator):
 
     @property
     def bins_missing_(self) -> int:
-        """Number of bins still needed until there is a first readout; 0 once learning has begun."""
+        """Bins still to come until there is a first readout; 0 once learning has begun."""
         return self._begun.missing
 
     @property
     def learner_(self) -> Learner:
-        """The `Learner`, which holds the settings of filter and learning."""
+        """The learner."""
         return self._begun.assembly.learner
 
     @property
     def state_(self) -> LearnerState:
-        """Present state of the learner; `NotFitted` is raised until the warm-up is over."""
+        """State of the learner; there is none until the warm-up is done."""
         return learner_state(self._begun.current)
 
     @property
     def model_(self) -> Model:
-        """Model with the present parameters; `NotFitted` is raised until the warm-up is over."""
+        """The present model."""
         return self.state_.model
 
     def save(self, path: str | os.PathLike, note: dict[str, Any] | None = None) -> None:
-        """Write parameters, and everything learned, to a .safetensors file that `load` can read.
+        """Write everything to a .safetensors file, from which `load` goes on.
 
         Args:
-            path: Path of the file.
-            note: A dictionary that JSON can hold, which is stored in the file too; None for none.
+            path: The file.
+            note: Anything that JSON can hold, to be kept with it.
         """
         save_fitted(path, self._begun, note)
 
@@ -460,14 +409,13 @@ class EVKF(TransformerMixin, BaseEstimator):
         likelihood: Likelihood | None = None,
         dynamics: Dynamics | None = None,
     ) -> Self:
-        """Return the estimator in a file that `save` wrote, in this version or in version 1.
+        """Read a file that `save` wrote, of this version or of version 1.
 
         Args:
-            path: Path of the file.
-            likelihood: If the saved estimator was made with a likelihood object, an object of the
-                same kind and size; else None. The object's numbers are not used, because the file
-                has them.
-            dynamics: The same for a dynamics object.
+            path: The file.
+            likelihood: If the constructor was given one, one of that kind and size. Its numbers
+                are not used: all are in the file.
+            dynamics: The same for dynamics.
         """
         fitted = load_fitted(path, {"likelihood": likelihood, "dynamics": dynamics})
         loaded = cls(**fitted.assembly.settings)
@@ -495,7 +443,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         return self._fitted
 
     def _change(self, change: Callable[[LearnerState], LearnerState]) -> Self:
-        """Replace the learner's state by `change(state)`, and return the estimator itself."""
+        """Change the state of the learner."""
         fitted = self._begun
         state = fitted.current
         changed = with_learner_state(state, change(learner_state(state)))
@@ -506,11 +454,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         return self
 
     def _nowcast(self, inputs: ArrayLike | None) -> Nowcast:
-        """Return the present latent state, and the expected observation of the next bin.
-
-        Args:
-            inputs: Input of the next bin, (inputs,); None only if the dynamics take no inputs.
-        """
+        """Return the state now, and the expected observation of the next bin."""
         fitted = self._begun
         size = fitted.assembly.model.dynamics.num_inputs
         if inputs is None and size:
@@ -522,7 +466,7 @@ class EVKF(TransformerMixin, BaseEstimator):
         return _compiled_nowcast(self.learner_, self.state_, u)
 
     def _arguments(self, X: Any, masks: Any, inputs: Any) -> tuple[Any, Model, Trials, Any]:
-        """Check a recording, and return filter, model, trials and JAX random key."""
+        """Return filter, model, checked trials and key."""
         model, assembly = self.model_, self._begun.assembly
         return assembly.learner.filter, model, read_trials(model, X, masks, inputs), assembly.key
 
@@ -541,12 +485,12 @@ _compiled_nowcast = jax.jit(compute_nowcast)
 
 
 def _check_mean(model: Model) -> None:
-    """Raise `InputError` if the likelihood defines no mean, such as `Custom` without `mean_fn`."""
+    """Refuse a model whose likelihood states no expected observations."""
     jax.eval_shape(model.likelihood.mean, jnp.zeros(model.family.dim))
 
 
 def _pick(estimates: Any, name: str) -> Any:
-    """Return a field of `Estimates`; for a list of `Estimates`, a list of this field."""
+    """Return a field of estimates, or of each of a list of them."""
     if isinstance(estimates, list):
         return [getattr(each, name) for each in estimates]
     return getattr(estimates, name)

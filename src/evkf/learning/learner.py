@@ -1,8 +1,8 @@
-"""The online learner: a filter, a ring (buffer of past bins), and gradient steps on a loss.
+"""The online learner: a filter, a ring of past bins, and gradient steps on a loss.
 
-`observe` filters a bin and returns the estimate. `learn` takes gradient steps on windows
-(consecutive bins) of the ring. The two are separate so that an estimate never waits for learning: a
-live session calls `learn` in the time that remains until the next bin. Paper: alg:evkf.
+`observe` takes in a bin and gives the estimate; `learn` takes gradient steps on windows of the
+ring. They are separate so that an estimate never waits for learning: a live session calls `learn`
+in the time that is left of a bin. Paper: alg:evkf.
 """
 
 from functools import cache
@@ -44,9 +44,7 @@ from evkf.parameters import PARTS, Free, Thawed, bound_noise, free, split, thawe
 from evkf.types import Belief, Count, Input, Key, Mask, Observation, Scalar
 
 RISE = 30
-"""Gradient steps over which the learning rate of a stream rises to its largest value. The first
-steps have few bins to learn from.
-"""
+"""Steps in which the learning rate of a stream rises: the first have few bins to learn from."""
 
 
 @cache
@@ -57,14 +55,14 @@ def adam(
     clip: float = 1.0,
     warm_up: int = 0,
 ) -> optax.GradientTransformation:
-    """Return Adam with clipped gradients and a learning rate that falls as a half cosine.
+    """Return Adam with clipped gradients and a rate that may rise, falls as a cosine, then stays.
 
     Args:
         rate: The largest learning rate.
-        decay: Number of steps until the learning rate has fallen to its last value, where it stays.
-        floor: The last learning rate as a fraction of `rate`.
-        clip: Largest norm of a gradient; longer gradients are scaled down to this norm.
-        warm_up: Number of steps over which the learning rate first rises linearly; 0 for none.
+        decay: Steps until the last one is reached.
+        floor: The last rate as a share of the largest.
+        clip: Largest norm of a gradient.
+        warm_up: Steps in which the rate rises first.
 
     Example:
         >>> from evkf.learning import Learner
@@ -80,44 +78,37 @@ def adam(
 
 
 EARLY_DOUBT, MOST_DOUBT = 0.8, 0.1
-"""Largest fractions of the noise variance that are attributed to overfitting. The first limits the
-number of dynamics parameters per latent divided by the bins ever observed, which is large early in
-a stream. The second limits the same number divided by the bins in use in the ring. The larger of
-the two fractions is used.
+"""Bounds on the share of the noise that is put down to fitting: early in a stream, when a network
+follows the few bins there are; and later, for one with more numbers than it uses.
 """
 
 
 class LearnerState(NamedTuple):
-    """Everything a learner keeps between bins: a tree of arrays, which can be stored in a file."""
+    """The state of a learner, a tree of arrays that can be stored and restored as it is."""
 
     free: Free
-    """Parameters of the model in use: the running average over the gradient steps."""
+    """The learned model: the running average over the gradient steps."""
     raw: Float[Array, " D"]
-    """Learned parameters after the last gradient step, not averaged, as one vector."""
+    """The learned numbers after the last gradient step."""
     filter: State
-    """State of the filter after the last bin."""
     ring: Ring
-    """Buffer of the last bins."""
     optimiser: PyTree
-    """Internal state of the optimiser."""
     gradient: Float[Array, " D"]
-    """Sum of the gradients since the last step; used only without replay (`ring=0`)."""
+    """Sum of the gradients since the last step, without replay."""
     thawed: Thawed
-    """For each part of the model, True if the part is learned now."""
     gauge: Float[Array, "L N"]
-    """Basis of the gauge (fixed latent coordinates, `evkf.learning.gauge`); empty if not held."""
+    """Basis in which the coordinates are held; empty if they are not."""
     doubt: Scalar
-    """Log of the factor that multiplies the learned standard deviation of the dynamics' noise."""
+    """Log of the factor by which learned dynamics widen the noise's standard deviation."""
     steps: Count
-    """Number of gradient steps so far, including those skipped because of non-finite numbers."""
+    """Gradient steps tried."""
     fresh: Bool[Array, ""]
-    """True if the next bin begins a trial, even if `observe` is called with `fresh=False`."""
+    """True if the next bin begins a trial, whatever `observe` is given."""
     key: Array
-    """Data of the JAX random key."""
 
     @property
     def model(self) -> Model:
-        """The model used for filtering: the averaged parameters, with the noise times e^doubt."""
+        """The model in use: the learned one, with noise widened by the doubt about it."""
         model = self.free.build()
         if not isinstance(model.dynamics, GaussianDynamics):
             return model
@@ -126,7 +117,7 @@ class LearnerState(NamedTuple):
 
     @property
     def bin_key(self) -> Key:
-        """JAX random key for filtering the next bin."""
+        """Randomness for filtering the next bin."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.key), self.ring.count)
 
 
@@ -134,12 +125,10 @@ class LearnInfo(NamedTuple):
     """Diagnostics of a learning step.
 
     Attributes:
-        loss: The loss before the step in nats per bin, without terms that depend only on the
-            observations; NaN if no step was taken.
-        grad_norm: Norm of the gradient before clipping; 0 if no step was taken.
-        skipped: True if loss or gradient was not finite, so that no parameter was changed.
-        windows: Positions in the ring of the first bins of the replayed windows; -1 if no step was
-            taken.
+        loss: The loss before the step, without terms of the data alone; NaN where none was taken.
+        grad_norm: Norm of its gradient before clipping.
+        skipped: True if loss or gradient were not finite, so that nothing was changed.
+        windows: Positions in the ring where the replayed windows begin; -1 where none was taken.
     """
 
     loss: Scalar
@@ -149,36 +138,31 @@ class LearnInfo(NamedTuple):
 
 
 class LearnTrace(NamedTuple):
-    """Beliefs and diagnostics of filtering and learning; the first axis of every array is time."""
+    """Beliefs and diagnostics of filtering and learning, time first."""
 
     belief: Belief
-    """Belief about the latent state after each bin."""
     info: Info
-    """Diagnostics of each filter step."""
     learned: LearnInfo
-    """Diagnostics of the learning after each bin."""
 
 
 class Learner(eqx.Module):
     """An online learner of any part of a model.
 
     Args:
-        filter: The filter that infers the latent states.
+        filter: The filter that infers the states.
         loss: "elbo", "kl", "natural" or "natural_literal" (see `evkf.learning.losses`).
-        parts: Parts of the model to learn: "dynamics", "noise", "readout", "observation", "prior".
-        optimiser: Any optax optimiser. It receives all learned parameters as one vector.
-        ring: Number of past bins kept for replay. 0 means no replay: every bin is used once,
-            gradients are summed, and every `every` bins one step is taken with the mean gradient
-            (Algorithm 1 of the paper).
-        num_windows: Number of windows (consecutive past bins) replayed in a gradient step.
-        window: Number of bins in a window.
-        every: Number of bins from one call of `learn` that takes steps to the next.
-        steps: Number of gradient steps in such a call; without a ring, 1.
-        average: Weight of the newest parameters in the running average that is used for filtering;
-            1 means no averaging. Early in learning the weight is larger. The average varies less
-            than the parameters after each step, so the learning rate need not fall to zero, and
-            learning can follow a change of the dynamics.
-        min_std: Smallest standard deviation of every learned noise.
+        parts: What is learned: "dynamics", "noise", "readout", "observation", "prior".
+        optimiser: Any optax optimiser; it sees the learned numbers as one vector.
+        ring: Bins kept for replay; 0 means no replay: every bin is used once, gradients are
+            gathered, and a step is taken with their mean every `every` bins (Algorithm 1).
+        num_windows: Windows replayed per gradient step.
+        window: Bins in a window.
+        every: Bins between learning.
+        steps: Gradient steps each time.
+        average: Share of a gradient step in the running average that is used for filtering; 1
+            means none. The average is steadier than the steps, so that their rate need not fall
+            and a change of the dynamics is followed.
+        min_std: Floor of every learned noise, as a standard deviation.
 
     Example:
         >>> import jax
@@ -223,13 +207,11 @@ class Learner(eqx.Module):
         check_positive(min_std=self.min_std)
 
     def init(self, model: Model, key: Key | None = None) -> LearnerState:
-        """Return the learner's state before the first bin.
-
-        Raise `InputError` if the model's beliefs have low rank, or if it has nothing to learn.
+        """The state before the first bin.
 
         Args:
-            model: The model to start from.
-            key: JAX random key, for filters and likelihoods that sample; seed 0 when left out.
+            model: Where learning starts.
+            key: Randomness, for filters and likelihoods that sample.
         """
         if isinstance(model.family, LowRankGaussianFamily):
             raise InputError(
@@ -269,17 +251,7 @@ class Learner(eqx.Module):
         u: Input | None = None,
         fresh: Bool[Array, ""] | bool = False,
     ) -> tuple[LearnerState, Info]:
-        """Filter one bin, store the bin in the ring, and return the new state and diagnostics.
-
-        No parameter is learned.
-
-        Args:
-            state: The learner's state before the bin.
-            y: Observations, (N,).
-            mask: True where observed, (N,); all observed when left out.
-            u: Input, (inputs,); zeros when left out.
-            fresh: True if the bin is the first of a trial.
-        """
+        """Filter one bin and push it to the ring; `fresh` is True for the first bin of a trial."""
         model = state.model
         begins = jnp.asarray(fresh) | state.fresh
         before = tree_where(begins, self.filter.init(model), state.filter)
@@ -287,8 +259,7 @@ class Learner(eqx.Module):
         dtype = state.ring.bins.y.dtype
         mask = jnp.ones(y.shape, bool) if mask is None else mask
         u = jnp.zeros(model.dynamics.num_inputs, dtype) if u is None else u
-        # Where the bound is not finite, the filter did not use the observation. Mask the bin for
-        # learning too.
+        # The filter cannot use an observation without a finite bound; learning leaves it out too.
         used = mask & jnp.isfinite(info.elbo)
         stored = Bins(jnp.where(used, y, 0).astype(dtype), used, u, begins, after.belief)
         usual = jnp.any(used) & (info.status == 0)
@@ -298,15 +269,7 @@ class Learner(eqx.Module):
         return state._replace(free=tree, filter=after, ring=ring, fresh=fresh), info
 
     def learn(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
-        """Take the gradient steps that are due; return the new state and diagnostics.
-
-        With a ring, the diagnostics are those of the last step. If no step is due, or the ring does
-        not hold enough bins for a window, the state is returned unchanged. Without a ring, the
-        gradient of the last bin is also added to the sum for the next step.
-
-        Args:
-            state: The learner's state after `observe`.
-        """
+        """Take the gradient steps that are due."""
         if not self.ring:
             return self._gather(state)
 
@@ -320,11 +283,7 @@ class Learner(eqx.Module):
         return state, info
 
     def no_step(self, state: LearnerState) -> LearnInfo:
-        """Return the diagnostics of a bin without a gradient step: loss NaN, gradient norm 0.
-
-        Args:
-            state: The learner's state, which gives the number type.
-        """
+        """Return the diagnostics of a bin in which no gradient step was due."""
         nan = jnp.asarray(jnp.nan, state.gradient.dtype)
         nowhere = jnp.full(self.num_windows if self.ring else 1, -1, jnp.int32)
         return LearnInfo(nan, jnp.zeros_like(nan), jnp.asarray(False), nowhere)
@@ -337,7 +296,7 @@ class Learner(eqx.Module):
         u: Input | None = None,
         fresh: Bool[Array, ""] | bool = False,
     ) -> tuple[LearnerState, tuple[Info, LearnInfo]]:
-        """Call `observe`, then `learn`; return the new state, and the diagnostics of each."""
+        """Observe, then learn."""
         state, info = self.observe(state, y, mask, u, fresh)
         state, learned = self.learn(state)
         return state, (info, learned)
@@ -345,15 +304,9 @@ class Learner(eqx.Module):
     def relearn(
         self, state: LearnerState, keep: Count | int, when: Bool[Array, ""] | bool = True
     ) -> LearnerState:
-        """Return a state for learning anew after a change of the dynamics.
+        """Forget all but the last `keep` bins and restart the optimiser, after a change.
 
-        All but the last `keep` bins of the ring are forgotten, and the optimiser restarts. The
-        parameters are kept.
-
-        Args:
-            state: The learner's state.
-            keep: Number of bins to keep.
-            when: If False, the state is returned unchanged.
+        The parameters stay where they are. Nothing is done if `when` is False.
         """
         when = jnp.asarray(when)
         ring, start = forget(state.ring, keep), self.optimiser.init(state.raw)
@@ -363,17 +316,11 @@ class Learner(eqx.Module):
         )
 
     def freeze(self, state: LearnerState, *parts: str) -> LearnerState:
-        """Return a state in which the named parts are not learned; all parts if no name is given.
-
-        Raise `InputError` if a name is not among the `parts` of this learner.
-        """
+        """Stop learning the named parts; all, if none is named."""
         return self._set_thawed(state, parts, False)
 
     def thaw(self, state: LearnerState, *parts: str) -> LearnerState:
-        """Return a state in which the named parts are learned again; all if no name is given.
-
-        Raise `InputError` if a name is not among the `parts` of this learner.
-        """
+        """Learn the named parts again; all, if none is named."""
         return self._set_thawed(state, parts, True)
 
     def _set_thawed(self, state: LearnerState, parts: tuple[str, ...], value: bool) -> LearnerState:
@@ -394,22 +341,16 @@ class Learner(eqx.Module):
         fresh: ArrayLike | None = None,
         learns: ArrayLike | None = None,
     ) -> tuple[LearnerState, LearnTrace]:
-        """Observe and learn from a recording, bin by bin.
+        """Observe and learn from a recording bin by bin, and return the state to go on from.
 
         Args:
-            state: The learner's state before the first bin: `init(model)`, or the state that an
-                earlier call returned.
-            ys: Observations, (bins, channels). Raise `InputError` for NaN that is not masked.
-            masks: True where observed, (bins, channels), or (bins,) for whole bins; all observed
-                when left out.
-            us: Inputs, (bins, inputs); required if the dynamics take inputs.
-            fresh: True where a trial begins, (bins,). The first bin of a new state always begins a
-                trial.
-            learns: True for bins after which `learn` is called, (bins,), as the journal (log) of a
-                live session records them; all bins when left out.
-
-        Returns:
-            The state after the last bin, and a `LearnTrace` of all bins.
+            state: State before the first bin: `init(model)`, or what an earlier call returned.
+            ys: Observations, (bins, channels). NaN is refused unless its entry is masked.
+            masks: True where observed, (bins, channels), or (bins,) for whole bins.
+            us: Inputs, (bins, inputs).
+            fresh: True where a trial begins, (bins,). The first bin ever is one.
+            learns: True for bins after which `learn` is called, (bins,), as the journal of a live
+                session records them; all when left out.
         """
         bins = read_bins(state.model, ys, masks, us, fresh)
         num = len(bins[0])
@@ -420,14 +361,7 @@ class Learner(eqx.Module):
         return _scan(self, state, bins, turns)
 
     def replay_step(self, state: LearnerState, window: Window) -> tuple[LearnerState, LearnInfo]:
-        """Take a gradient step on windows; return the new state and diagnostics.
-
-        The beliefs of the replayed bins are replaced in the ring by those that the loss computed.
-
-        Args:
-            state: The learner's state.
-            window: Windows to replay, with a leading axis.
-        """
+        """Take a gradient step on replayed windows, and refresh their beliefs in the ring."""
         (value, beliefs), grad = self._gradient(state, window)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
         beliefs = tree_where(sound, beliefs, window.bins.belief)
@@ -436,11 +370,7 @@ class Learner(eqx.Module):
         return state, LearnInfo(value, jnp.linalg.norm(grad), ~sound, window.slots[:, 0])
 
     def _gather(self, state: LearnerState) -> tuple[LearnerState, LearnInfo]:
-        """Learn without replay (Algorithm 1 of the paper); return the new state and diagnostics.
-
-        The gradient of the last bin is added to a sum. Every `every` bins, a step is taken with the
-        mean gradient.
-        """
+        """Add the gradient of the last bin; step along their mean when one is due (Algorithm 1)."""
         window = newest_window(state.ring)
         (value, _), grad = self._gradient(state, window)
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad))
@@ -470,10 +400,7 @@ class Learner(eqx.Module):
     def _apply(
         self, state: LearnerState, grad: Array, sound: Bool[Array, ""]
     ) -> tuple[LearnerState, Bool[Array, ""]]:
-        """Return the state after a gradient step, and True if the step was taken.
-
-        The step is not taken if `sound` is False or a parameter would become non-finite.
-        """
+        """Take a step if all of it is finite; return the state, and True if the step was taken."""
         learned, rest = split(state.free, self.parts)
         flat, unravel = ravel_pytree(learned)
         moves, before = thawed_vector(learned, state.thawed), _raw(learned, state)
@@ -485,7 +412,7 @@ class Learner(eqx.Module):
         moved = eqx.apply_updates(unravel(before), change)
         raw = ravel_pytree(bound_noise(moved, self.min_std))[0]
         sound = sound & jnp.all(jnp.isfinite(raw))
-        # The first steps are large, so a larger weight lets the average leave the start sooner.
+        # The first steps go far: their average must not hold on to the start.
         share = jnp.maximum(self.average, 10 / (10 + state.steps)).astype(flat.dtype)
         average = eqx.combine(unravel(flat + share * moves * (raw - flat)), rest)
         tree, raw, optimiser = tree_where(
@@ -495,13 +422,12 @@ class Learner(eqx.Module):
         return state._replace(free=tree, raw=raw, optimiser=optimiser, doubt=doubt), sound
 
     def _doubt(self, learned: Free, state: LearnerState) -> Scalar:
-        """Return the log of the factor that multiplies the learned noise's standard deviation.
+        """Return the log factor by which the noise is widened.
 
-        As in a regression, p parameters fitted to n bins reduce the variance of the residuals by a
-        fraction s = p / n, and increase the variance of predictions by the same fraction. The log
-        factor is artanh(s). It stays as it was (initially zero) unless dynamics and noise are both
-        learned, bins are replayed, and the loss is "elbo". The other losses use the stored beliefs,
-        which would already contain the wider noise.
+        p numbers fitted to n bins take a share p/n of the variance from the residuals, as in a
+        regression, and add as much to the variance of a prediction. There is no doubt where noise
+        is not learned, where bins are used once, or where a loss holds the beliefs, in which it
+        would find the wider noise.
         """
         fitted = self.ring and self.loss == "elbo" and {"dynamics", "noise"} <= set(self.parts)
         if not fitted:
@@ -523,15 +449,7 @@ def read_bins(
     us: ArrayLike | None,
     fresh: ArrayLike | None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Check a recording and return observations, masks, inputs and trial starts as JAX arrays.
-
-    Args:
-        model: The model, which gives the numbers of channels and inputs.
-        ys: Observations, (bins, channels).
-        masks: True where observed, (bins, channels) or (bins,); all observed when None.
-        us: Inputs, (bins, inputs); None if the dynamics take no inputs.
-        fresh: True where a trial begins, (bins,).
-    """
+    """Check a recording; return observations, masks, inputs and trial starts."""
     observed, seen = read_observations(model, ys, masks)
     num = len(observed)
     return observed, seen, read_inputs(model, us, num), read_fresh(fresh, num)
@@ -555,8 +473,5 @@ def _scan(
 
 
 def _raw(learned: Free, state: LearnerState) -> Float[Array, " D"]:
-    """Return the parameters from which the next gradient step starts, as one vector.
-
-    These are the parameters after the last step; for frozen parameters, the averages in use.
-    """
+    """Numbers from which the next step starts; frozen ones have no value but the one in use."""
     return jnp.where(thawed_vector(learned, state.thawed) > 0, state.raw, ravel_pytree(learned)[0])

@@ -50,7 +50,7 @@ settled."""
 
 
 class MonitorState(NamedTuple):
-    """What the monitor keeps between bins."""
+    """State of the monitor between bins."""
 
     walk: State
     """State of the filter with the random walk."""

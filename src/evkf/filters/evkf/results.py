@@ -17,7 +17,7 @@ from evkf.types import Belief, Nat, Scalar, Vector
 
 
 class AdditiveCross(NamedTuple):
-    r"""What the expected log transition $E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})]$ needs.
+    r"""Terms of the expected log transition $E_q E_{q_{t-1}}[\log p(z_t|z_{t-1})]$.
 
     For dynamics $z_t = f(z_{t-1}) + \text{noise}$ with Gaussian noise of covariance Q. Expectations
     over $q_{t-1}$ are weighted sums over nodes (points that represent $q_{t-1}$).
@@ -30,7 +30,7 @@ class AdditiveCross(NamedTuple):
 
 
 class NaturalCross(NamedTuple):
-    r"""What the expected log transition needs, for any family.
+    r"""Terms of the expected log transition for any family.
 
     It is $\langle E[\lambda_\theta], \mu \rangle - E[A(\lambda_\theta)]$ plus a constant.
     Expectations over $q_{t-1}$ are weighted sums over nodes (points that represent $q_{t-1}$).
@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When an iterative update stops.
+    """Stopping rule of an iterative update.
 
     Attributes:
         max_evaluations: Largest number of evaluations of gradient and curvature.

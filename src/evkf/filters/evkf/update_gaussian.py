@@ -46,7 +46,7 @@ from evkf.types import Key, Mask, Matrix, Observation, Scalar
 NEAR = 0.3
 """Relative residual below which steps are extrapolated (Anderson's method)."""
 SETTLED = 1e-3
-"""When at most this many nats can still be gained by moving the mean, the next residual is
+"""Nats left to gain by moving the mean: at or below this number, the next residual is
 predicted from the last two residuals.
 """
 

@@ -38,7 +38,7 @@ LEFT = 1e-3
 iterations.
 """
 NEAR = 0.3
-"""When a step gains fewer nats than this, the gain of the step after it can be predicted."""
+"""Nats: below this gain of a step, the gain of the step after it can be predicted."""
 TINY = 1e-6
 """Smallest variance along a column of U in units of D, so that no column becomes zero."""
 
@@ -94,7 +94,7 @@ class LowRankOptimum(NamedTuple):
 
 
 class Information(NamedTuple):
-    r"""What the observation says at a belief: the sums over channels.
+    r"""Sums over the channels of an observation at a belief.
 
     Attributes:
         value: Expected log-likelihood, in nats.

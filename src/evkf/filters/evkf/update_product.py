@@ -52,7 +52,7 @@ class NewtonPoint(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What one iteration passes to the next.
+    """Values that one iteration passes to the next.
 
     Attributes:
         point: The best iterate so far.

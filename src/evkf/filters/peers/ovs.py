@@ -58,7 +58,7 @@ class BackwardKernel(NamedTuple):
 
 
 class BinContext(NamedTuple):
-    """What stays constant while the belief of one bin is optimised.
+    """Values that stay constant while the belief of one bin is optimised.
 
     Attributes:
         model: The state-space model.
