@@ -26,6 +26,10 @@ import numpy as np
 from closing import close
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from revision import worktree  # noqa: E402 - tools is no package
+
 MOST_RATIO, LEAST_FASTER = 1.03, 1.5
 ROUNDS, QUICK_ROUNDS = 7, 2
 BLOCKS, QUICK_BLOCKS = 30, 5
@@ -201,19 +205,6 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.quantile(np.median(draws, axis=1), [0.05, 0.95])
     return float(np.median(ratios)), float(low), float(high)
-
-
-@contextlib.contextmanager
-def worktree(revision: str) -> Iterator[Path]:
-    """A revision checked out for a while."""
-    with tempfile.TemporaryDirectory(prefix="evkf-before-") as folder:
-        tree = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", tree, revision], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", tree], check=True)
 
 
 def main() -> int:

@@ -19,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from revision import worktree
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 0.5
@@ -171,19 +173,6 @@ def entered(tree: Path, path: str) -> list[str]:
 def modules(functions: list[str]) -> list[str]:
     """Return the modules of functions."""
     return sorted({name.partition(":")[0] for name in functions})
-
-
-@contextlib.contextmanager
-def worktree(revision: str) -> Iterator[Path]:
-    """A revision checked out for a while."""
-    with tempfile.TemporaryDirectory(prefix="evkf-before-") as folder:
-        tree = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", tree, revision], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", tree], check=True)
 
 
 def main() -> int:

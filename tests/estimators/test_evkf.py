@@ -121,7 +121,7 @@ def test_not_fitted():
 
 
 def test_needs_no_extra_to_be_imported():
-    code = "import sys, evkf; print({'xarray', 'safetensors'} & {*sys.modules})"
+    code = "import sys, evkf; evkf.EVKF(); print({'xarray', 'safetensors'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -61,9 +61,6 @@ COLUMNS = {
     "roughness": ("roughness, truth 1", 2),
 }
 """Heading and number of decimals of each column. Gaussian dynamics have no KL."""
-PARTS = ("", "_corner", "_inside")
-"""Suffixes of log q: its mean over all states, over the states in a corner, and over all other
-states."""
 CLAIMED = {
     "log_q": "the highest log q",
     "kl": "the lowest KL",
